@@ -54,6 +54,7 @@ NODE_ROOMS = (
     "replication",
     "choices",
     "client_port_config",
+    "cluster_nodes",
     "cluster_config",
     "tls_settings",
     "config",
@@ -78,6 +79,7 @@ NODE_ROOMS = (
     "cluster",
     "node",
     "api",
+    "processes",
 )
 # Libraries that one module of a package alone may import, so that what they promise is read in one place.
 ONLY_IN = {

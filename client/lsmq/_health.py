@@ -87,6 +87,8 @@ def problems(cluster: ClusterInfo, said: Mapping[str, Readiness]) -> list[Proble
     found += [problem for node in nodes for problem in _silent(node, said[node.id])]
     found += [Problem(f"node {node.id}", reason, _HELP) for node in nodes for reason in said[node.id].reasons]
     found += _behind(cluster)
+    remedy = "They are moved apart by themselves once a node on another host is there: lsmq node list"
+    found += [Problem(f"shard {shard.id}", shard.misplaced, remedy) for shard in cluster.shards if shard.misplaced]
     found += [Problem(f"node {node.id}", warning, _HELP) for node in nodes for warning in said[node.id].warnings]
     return found
 

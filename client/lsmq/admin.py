@@ -25,13 +25,16 @@ class NodeInfo:
     shards_led: int
     replicas: int
     problems: tuple[str, ...] = ()
+    host: str | None = None
+    rack: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
     """A shard. ``adding`` are replicas being filled, ``target`` those it is to have when a move is done. ``problem``
-    says why nobody leads it and what helps; None while all is well. A ``pinned`` shard was placed by people: the
-    cluster moves it only away from nodes that are gone or draining."""
+    says why nobody leads it and what helps, ``misplaced`` what is wrong with where its replicas are; None while all is
+    well. A ``pinned`` shard was placed by people: the cluster moves it only away from nodes that are gone or
+    draining."""
 
     id: int
     leader: str | None
@@ -42,6 +45,7 @@ class ShardInfo:
     target: tuple[str, ...]
     problem: str | None = None
     pinned: bool = False
+    misplaced: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +64,16 @@ class ClusterInfo:
     def from_dict(cls, fields: Mapping[str, Any]) -> ClusterInfo:
         nodes = tuple(
             NodeInfo(
-                **{name: node[name] for name in NodeInfo.__dataclass_fields__ if name != "problems"},
-                problems=tuple(node.get("problems", ())),
+                node["id"],
+                node["url"],
+                node["voter"],
+                node["state"],
+                node["alive"],
+                node["shards_led"],
+                node["replicas"],
+                tuple(node.get("problems", ())),
+                node.get("host"),
+                node.get("rack"),
             )
             for node in fields["nodes"]
         )
@@ -76,6 +88,7 @@ class ClusterInfo:
                 tuple(shard["target"]),
                 shard.get("problem"),
                 shard.get("pinned", False),
+                shard.get("misplaced"),
             )
             for shard in fields["shards"]
         )

@@ -20,6 +20,7 @@ from typing import Any
 from .balance import Move, Moves, Situation, first_moves, plan
 from .election import Progress
 from .liveness import FailureDetector
+from .placement import fits_beside
 from .reassignment import MOVES_AT_ONCE, Step, beginning
 from .state import ClusterState, NodeState
 
@@ -95,6 +96,7 @@ class Balancer:
             loads=self._loads,
             even=timing.even,
             even_leaders=timing.even_leaders,
+            fits=fits_beside(state, detector.alive),
         )
 
     def _shard_sizes(self, state: ClusterState) -> dict[int, int]:

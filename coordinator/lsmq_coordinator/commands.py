@@ -35,7 +35,9 @@ from .command_fields import (
     with_entry,
 )
 from .pieces import Pieces
+from .placement import places_of
 from .state import (
+    MAX_LABEL_BYTES,
     MAX_NAME_BYTES,
     MAX_NODES,
     MAX_OPTIONS_BYTES,
@@ -120,7 +122,10 @@ def _batch(state: ClusterState, command: Command) -> Change:
 
 
 def _bootstrap(state: ClusterState, command: Command) -> Change:
-    """``settings``, ``nodes``; optional ``shards``: replicas and first leader of each, else placed evenly."""
+    """``settings``, ``nodes``; optional ``shards``: replicas and first leader of each, else placed evenly.
+
+    A node may have ``state`` ``draining``: it is given no replicas, and only votes.
+    """
     if state.bootstrapped:
         raise Refused("already_bootstrapped", f"the cluster {state.settings.cluster!r} was founded before")
     fields = command["settings"]
@@ -131,7 +136,10 @@ def _bootstrap(state: ClusterState, command: Command) -> Change:
         number(fields["min_in_sync"], "min_in_sync", 1, MAX_REPLICAS),
         number(fields["segment_bytes"], "segment_bytes", 1, MAX_SEGMENT_BYTES),
     )
-    nodes = {id: _node(id, entry, bool(entry.get("voter", True))) for id, entry in command["nodes"].items()}
+    nodes = {
+        id: replace(_node(id, entry, bool(entry.get("voter", True))), state=NodeState(entry.get("state", "active")))
+        for id, entry in command["nodes"].items()
+    }
     number(len(nodes), "number of nodes", 1, MAX_NODES)
     if not settings.min_in_sync <= settings.replicas <= len(nodes):
         raise Refused(
@@ -140,7 +148,10 @@ def _bootstrap(state: ClusterState, command: Command) -> Change:
             f"above the number of nodes ({len(nodes)})",
         )
     given = command.get("shards") or {}
-    placed = election.place_replicas(sorted(nodes), settings.shards, settings.replicas)
+    holding = {id: node for id, node in nodes.items() if node.state is NodeState.ACTIVE}
+    placed = election.place_replicas(
+        sorted(holding), settings.shards, settings.replicas, places=places_of(holding.values())
+    )
     shards = {}
     for id in range(settings.shards):
         replicas = members(given.get(id, {}).get("replicas", placed[id]), "replicas", set(nodes))
@@ -156,6 +167,7 @@ def _bootstrap(state: ClusterState, command: Command) -> Change:
 def _register_node(state: ClusterState, command: Command) -> Change:
     """``node``, ``url``, ``internal_url``, ``life``: a start of a node makes itself known, with its addresses.
 
+    ``host``, ``rack``: its labels, if it has any.
     ``former``: the life before it, which the leader of the control plane found to be over.
     """
     id = text(command["node"], "node", MAX_NAME_BYTES)
@@ -362,4 +374,6 @@ def _with_node_state(state: ClusterState, command: Command, wanted: NodeState) -
 def _node(id: str, fields: Mapping[str, Any], voter: bool) -> Node:
     text(id, "node id", MAX_NAME_BYTES)
     url = text(fields["url"], "url", MAX_URL_BYTES)
-    return Node(id, url, text(fields["internal_url"], "internal_url", MAX_URL_BYTES), voter)
+    host, rack = (text(fields[name], name, MAX_LABEL_BYTES) if fields.get(name) else "" for name in ("host", "rack"))
+    internal_url = text(fields["internal_url"], "internal_url", MAX_URL_BYTES)
+    return Node(id, url, internal_url, voter, host=host, rack=rack)

@@ -10,8 +10,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import IntFlag
+from types import MappingProxyType
 from typing import NamedTuple
 
+from .placement import Places, choose, may_replace, place_of
 from .state import UNCLAIMED, ClusterState, Shard
 
 
@@ -189,16 +191,28 @@ def _even_out(state: ClusterState, choices: Mapping[int, list[str]], counts: Map
 
 
 def place_replicas(
-    nodes: Sequence[str], shards: int, replicas: int, leaders: Sequence[str] = ()
+    nodes: Sequence[str],
+    shards: int,
+    replicas: int,
+    leaders: Sequence[str] = (),
+    places: Places = MappingProxyType({}),
 ) -> dict[int, tuple[str, ...]]:
     """Replicas for ``shards`` shards, the first of each its first leader.
 
-    No two nodes differ by more than one replica, nor by more than one first replica. The other replicas are
-    staggered, so that the load of a node that fails falls on many. ``leaders`` says who leads first instead, in turn;
-    replicas are then as even as that allows.
+    No two replicas of a shard share a host, and they are as even over the racks as that allows; ``places`` says where
+    nodes are, each on a host of its own where it does not. No two nodes differ by more than one first replica, and
+    without labels by no more than one replica. The other replicas are staggered, so that the load of a node that fails
+    falls on many. ``leaders`` says who leads first instead, in turn; replicas are then as even as that allows. Raises
+    ``ValueError`` where that cannot be.
     """
     if not 1 <= replicas <= len(nodes):
         raise ValueError(f"{replicas} replicas do not fit on {len(nodes)} nodes")
+    hosts = {place_of(places, node).host for node in nodes}
+    if replicas > len(hosts):
+        raise ValueError(
+            f"{replicas} replicas do not fit on {len(hosts)} hosts ({', '.join(sorted(hosts))}): no two replicas of a "
+            "shard may lie on one host"
+        )
     if not set(leaders) <= set(nodes):
         raise ValueError(f"the first leaders {list(leaders)} must be some of {list(nodes)}")
     count, turns = len(nodes), leaders or nodes
@@ -209,21 +223,36 @@ def place_replicas(
         stagger = 1 + shard // count
         turn = [nodes[(shard + stagger + step) % count] for step in range(count)]
         while len(chosen) < replicas:
-            free = [node for node in turn if node not in chosen]
-            chosen.append(min(free, key=held.__getitem__))
-            held[chosen[-1]] += 1
-    _even_followers(placed, held)
+            node = choose(places, turn, chosen, held.__getitem__)
+            assert node is not None, "there are as many hosts as replicas"
+            chosen.append(node)
+            held[node] += 1
+    _even_followers(placed, held, places)
     return {shard: tuple(chosen) for shard, chosen in placed.items()}
 
 
-def _even_followers(placed: Mapping[int, list[str]], held: dict[str, int]) -> None:
-    """Move followers from nodes that hold most to nodes that hold least, until they differ by one at most."""
-    while True:
-        most = max(held, key=held.__getitem__)
-        least = min(held, key=held.__getitem__)
-        movable = [chosen for chosen in placed.values() if most in chosen[1:] and least not in chosen]
-        if held[most] - held[least] <= 1 or not movable:
-            return
-        movable[0][movable[0].index(most)] = least
-        held[most] -= 1
-        held[least] += 1
+def _even_followers(placed: Mapping[int, list[str]], held: dict[str, int], places: Places) -> None:
+    """Move followers from nodes that hold more to nodes that hold less, until they differ by one or none may go.
+
+    Each move makes the sum of squares of what is held less, so it ends.
+    """
+    while (move := _evening_move(placed, held, places)) is not None:
+        chosen, source, target = move
+        chosen[chosen.index(source)] = target
+        held[source] -= 1
+        held[target] += 1
+
+
+def _evening_move(
+    placed: Mapping[int, list[str]], held: Mapping[str, int], places: Places
+) -> tuple[list[str], str, str] | None:
+    """A follower, by its shard's replicas, that may go from a node to one that holds at least two less."""
+    falling = sorted(held, key=lambda node: -held[node])
+    for source in falling:
+        for target in reversed(falling):
+            if held[source] - held[target] <= 1:
+                break
+            for chosen in placed.values():
+                if source in chosen[1:] and may_replace(places, chosen, source, target):
+                    return chosen, source, target
+    return None

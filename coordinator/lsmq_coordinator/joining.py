@@ -27,10 +27,12 @@ async def join(
     internal_url: str,
     founding: Mapping[str, Any] | None = None,
     *,
+    host: str = "",
+    rack: str = "",
     waits: Callable[[str], None] = lambda why: None,
 ) -> ClusterState:
-    """Returns once the cluster is founded and knows this life of the node, under these addresses; waits as long as that
-    takes. Until then the node holds no lease.
+    """Returns once the cluster is founded and knows this life of the node, under these addresses and labels; waits as
+    long as that takes. Until then the node holds no lease.
 
     ``founding``, given to voters, is :func:`~.founding.founding_command`: whoever leads the control plane while nothing
     is founded yet submits it. Raises ``InvalidRequest`` when the cluster refuses: a founding that cannot be, or a
@@ -42,7 +44,7 @@ async def join(
             return state
         try:
             if state.bootstrapped:
-                register = register_command(client.node, url, internal_url, client.life)
+                register = register_command(client.node, url, internal_url, client.life, host, rack)
                 await _submit(client, register, ("not_bootstrapped", "stale"))  # Stale: another one was first.
             elif founding is not None and client.leader == client.node:
                 await _submit(client, {**founding, "request_id": runtime.token_hex(16)}, ("already_bootstrapped",))

@@ -6,6 +6,7 @@ from typing import Any
 
 from .election import leader_counts
 from .heartbeats import HeartbeatAnswer
+from .placement import places_of, problem
 from .state import ClusterState, Node
 
 _SILENCE = (
@@ -23,8 +24,10 @@ def overview(
     none for so long that leases are over.
 
     A node is drained when it is ``draining`` and has no ``replicas``. A shard moves while it has a ``target``; of
-    that, ``adding`` are still to catch up. ``problem`` says why nobody leads it and what helps; None while all is well.
+    that, ``adding`` are still to catch up. ``problem`` says why nobody leads it and what helps, ``misplaced`` what is
+    wrong with where its replicas are, or are to be; None while all is well.
     """
+    places = places_of(state.nodes.values())
     held = dict.fromkeys(state.nodes, 0)
     for shard in state.shards.values():
         for replica in shard.replicas:
@@ -45,6 +48,8 @@ def overview(
             "clock_ms": None if told is None or (ms := told.clocks_ms.get(node.id)) is None else round(ms, 1),
             "shards_led": led[node.id],
             "replicas": held[node.id],
+            "host": node.host or None,
+            "rack": node.rack or None,
         }
 
     return {
@@ -64,6 +69,7 @@ def overview(
                 "target": list(shard.target),
                 "pinned": shard.pinned,
                 "problem": silence if told is None else told.leaderless.get(shard.id),
+                "misplaced": problem(places, shard.wanted),
                 "revived": [revival._asdict() for revival in shard.revivals],
             }
             for shard in (state.shards[id] for id in sorted(state.shards))

@@ -10,7 +10,8 @@ plane takes the next one from the state alone, so a move can be interrupted anyw
 
 At most so many shards are filled at once as the caller says, and while moves are paused none begins to be.
 A replica in sync is dropped only while as many as the target names stay in sync: a move never lowers the redundancy.
-Draining nodes have their replicas moved to those that hold least.
+Draining nodes have their replicas moved to those that hold least, on hosts that have none of the shard, and replicas
+that came to share a host, or a rack without need, are moved apart (:mod:`~.placement`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from .balance import Move
+from .placement import Places, better_places, choose, places_of
 from .state import ClusterState, NodeState, Shard
 
 #: Shards that are filled at once in the whole cluster, where nothing else is said.
@@ -33,7 +35,7 @@ def next_steps(state: ClusterState, alive: Set[str], at_once: int = MOVES_AT_ONC
     At most one a shard. Each may be refused when the state has changed meanwhile. At most ``at_once`` shards are
     filled.
     """
-    targets = {} if state.moves_paused else drain_targets(state)
+    targets = {} if state.moves_paused else {**better_places(state, alive), **drain_targets(state)}
     filling = _Filling(state, at_once)
     steps: list[Step] = []
     for id in sorted(state.shards):
@@ -124,10 +126,11 @@ def handover(shard: Shard, candidate: str) -> Step:
 def drain_targets(state: ClusterState) -> dict[int, tuple[str, ...]]:
     """New targets for shards that should have a replica on a node that is draining or gone.
 
-    Each such replica goes to the active node that holds least, best to one that still has it; where there is none it
-    stays. The preferred leader stays the same, or becomes the node that is preferred least.
+    Each such replica goes to the active node that holds least, of those on other hosts than the rest and in the least
+    crowded rack; best to one that still has it. Where there is none it stays. The preferred leader stays the same, or
+    becomes the node that is preferred least.
     """
-    active = state.active_nodes()
+    active, places = state.active_nodes(), places_of(state.nodes.values())
     held, preferred = dict.fromkeys(active, 0), dict.fromkeys(active, 0)
     for shard in state.shards.values():
         for node in shard.wanted:
@@ -138,7 +141,7 @@ def drain_targets(state: ClusterState) -> dict[int, tuple[str, ...]]:
     targets = {}
     for id in sorted(state.shards):
         shard = state.shards[id]
-        target = _drained(shard, held)
+        target = _drained(shard, held, places)
         if target == shard.wanted:
             continue
         if shard.wanted[0] not in held:
@@ -151,17 +154,19 @@ def drain_targets(state: ClusterState) -> dict[int, tuple[str, ...]]:
     return targets
 
 
-def _drained(shard: Shard, held: dict[str, int]) -> tuple[str, ...]:
+def _drained(shard: Shard, held: dict[str, int], places: Places) -> tuple[str, ...]:
     """The shard's replicas with those on nodes that are not active (not in ``held``) replaced, in place."""
     target = list(shard.wanted)
     for node in shard.wanted:
         if node in held:
             continue
         place = target.index(node)
-        free = [other for other in held if other not in target]
-        if free:
-            target[place] = min(free, key=lambda other: (other not in shard.replicas, held[other], other))
-            held[target[place]] += 1
+        others = [*target[:place], *target[place + 1 :]]
+        free = (other for other in held if other not in target)
+        chosen = choose(places, free, others, lambda other: (other not in shard.replicas, held[other], other))
+        if chosen is not None:
+            target[place] = chosen
+            held[chosen] += 1
         elif node not in shard.replicas:
             # It was to go to a node that takes nothing any more: what is there stays.
             target[place : place + 1] = [other for other in shard.replicas if other not in target][:1]

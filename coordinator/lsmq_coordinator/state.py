@@ -34,6 +34,7 @@ MAX_QUEUES = 16_000_000
 MAX_RANGES = 16_384
 MAX_NAME_BYTES = 255
 MAX_URL_BYTES = 1_024
+MAX_LABEL_BYTES = 255
 MAX_OPTIONS_BYTES = 16_384
 REMEMBERED_RESULTS = 1_000
 MAX_RIGHT_KEY_BYTES = 512
@@ -62,6 +63,7 @@ class Node:
     """A process that may hold replicas. ``url`` is for clients, ``internal_url`` for other nodes.
 
     ``life`` is the start of the process that registered last, empty before the first: it alone may hold a lease.
+    ``host`` and ``rack`` are labels, empty where there are none: see :mod:`~.placement`.
     """
 
     id: str
@@ -70,20 +72,26 @@ class Node:
     voter: bool
     state: NodeState = NodeState.ACTIVE
     life: str = ""
+    host: str = ""
+    rack: str = ""
 
     def to_dict(self) -> dict[str, Any]:
+        """Labels stand there where there are any: without, the bytes are those of releases that know of none."""
+        labels = {name: label for name, label in (("host", self.host), ("rack", self.rack)) if label}
         return {
             "url": self.url,
             "internal_url": self.internal_url,
             "voter": self.voter,
             "state": self.state.value,
             "life": self.life,
+            **labels,
         }
 
     @classmethod
     def from_dict(cls, id: str, fields: Mapping[str, Any]) -> Node:
         state = NodeState(fields["state"])
-        return cls(id, fields["url"], fields["internal_url"], fields["voter"], state, fields["life"])
+        labels = fields.get("host", ""), fields.get("rack", "")
+        return cls(id, fields["url"], fields["internal_url"], fields["voter"], state, fields["life"], *labels)
 
 
 class Member(NamedTuple):

@@ -8,10 +8,9 @@ ever. A node that is not among them joins as one that does not vote.
 from __future__ import annotations
 
 import re
-import tomllib
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from lsmq_coordinator.liveness import LivenessTiming
 from lsmq_coordinator.overseer import OverseerTiming
 from lsmq_coordinator.raft_terms import RaftTiming
 from lsmq_coordinator.resigning import ResignTiming
+from lsmq_node.cluster_nodes import Founder, Voter, check_label, check_nodes, check_url, read_nodes
 from lsmq_node.replication.control import Timings
 from lsmq_node.settings import KIB, MIB, InvalidConfig, check_ranges, convert, plain, setting, unknown_setting
 
@@ -46,15 +46,6 @@ _ORDER = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Voter:
-    """One of the nodes that keep the control state, with its addresses as the other nodes reach it."""
-
-    url: str = setting(..., "URL for clients.")
-    internal_url: str = setting(..., "URL of the internal port.")
-    raft: str = setting(..., "`host:port` of the Raft port. IPv4 or a name.")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """A node's place in its cluster. Field names end in their unit.
 
@@ -70,6 +61,18 @@ class ClusterConfig:
         ...,
         "Id of this node in the cluster, such as `n1`.",
         hazard="Two nodes of one id, or an id given to another data directory, take turns in being believed.",
+    )
+    host: str = setting(
+        "",
+        "Label of the machine this node runs on. No two replicas of a shard lie on nodes of one host. Left out: that "
+        "of its entry in `voters`, else its id, a machine by itself.",
+        hazard="Two processes of one machine without it hold two replicas that fail together.",
+    )
+    rack: str = setting(
+        "",
+        "Label of what machines share: a rack, a room, a zone. Replicas of a shard are spread over racks as evenly as "
+        "hosts allow, once all nodes have one. Left out: that of its entry in `voters`.",
+        hazard="Where it is wrong, replicas fail together that should not.",
     )
     shards: int = setting(
         3,
@@ -145,10 +148,21 @@ class ClusterConfig:
     voters: Mapping[str, Voter] = field(
         metadata={
             "description": "The 1, 3 or 5 nodes that keep the control state: a table `[cluster.voters.ID]` each, with "
-            "`url`, `internal_url` and `raft`. The same on all nodes.",
+            "`url`, `internal_url` and `raft`, and optionally `host`, `rack` and `only_votes` (no replicas are founded "
+            "there). The same on all nodes.",
             "hazard": "Fixed at founding: two files that differ can make two clusters out of one.",
             "range": None,
         }
+    )
+    founders: Mapping[str, Founder] = field(
+        default_factory=dict,
+        metadata={
+            "description": "Nodes that do not vote, and hold shards from the founding on: a table "
+            "`[cluster.founders.ID]` each, with `url` and `internal_url`, and optionally `host` and `rack`. Processes "
+            "of one machine (`processes`) name themselves. Read at founding.",
+            "hazard": "One that never comes leaves its shards without a leader.",
+            "range": None,
+        },
     )
     first_leaders: tuple[str, ...] = setting(
         (),
@@ -285,7 +299,12 @@ class ClusterConfig:
     def validate(self) -> None:
         """Check every range and what must hold between settings. Raises :class:`InvalidConfig`."""
         check_ranges(self, PREFIX)
-        for setting_name, text in (("name", self.name), ("node", self.node), *(("voters", id) for id in self.voters)):
+        for setting_name, text in (
+            ("name", self.name),
+            ("node", self.node),
+            *(("voters", id) for id in self.voters),
+            *(("founders", id) for id in self.founders),
+        ):
             if not _NAME.fullmatch(text):
                 raise InvalidConfig(
                     f"cluster.{setting_name}: {text!r} is no name; use up to 63 letters, digits, '.', '_' and '-', "
@@ -327,33 +346,49 @@ class ClusterConfig:
         where = f"{PREFIX}voters"
         if len(self.voters) not in _VOTER_COUNTS:
             raise InvalidConfig(f"cluster.voters are {len(self.voters)}; 1, 3 or 5 make sense", setting=where)
-        if self.replicas > len(self.voters):
+        holding = self.holders
+        hosts = {node.host or id for id, node in holding.items()}
+        if self.replicas > len(hosts):
+            few = f"{len(holding)}" if len(hosts) == len(holding) else f"{len(holding)} on {len(hosts)} hosts"
             raise InvalidConfig(
                 f"cluster.replicas is {self.replicas}, and a cluster is founded on its voters, of which there are "
-                f"{len(self.voters)}; name more voters, or ask for fewer replicas and give a shard more of them with "
+                f"{few}; name more voters, or ask for fewer replicas and give a shard more of them with "
                 "'lsmq shard move' when other nodes have joined",
                 setting=f"{PREFIX}replicas",
             )
+        check_nodes(self.voters, where)
+        check_nodes({**self.voters, **self.founders}, f"{PREFIX}founders")
         for id, voter in self.voters.items():
-            for name in ("url", "internal_url"):
-                _check_url(getattr(voter, name), f"{where}.{id}.{name}")
             match = _ADDRESS.fullmatch(voter.raft)
             if match is None or not 0 < int(match[1]) <= 65_535:
                 raise InvalidConfig(
                     f"{where}.{id}.raft is {voter.raft!r}; it must be host:port", setting=f"{where}.{id}.raft"
                 )
-        for name in ("url", "internal_url", "raft"):
-            if len({getattr(voter, name) for voter in self.voters.values()}) < len(self.voters):
-                raise InvalidConfig(f"two of cluster.voters have the same {name}", setting=where)
+        if len({voter.raft for voter in self.voters.values()}) < len(self.voters):
+            raise InvalidConfig("two of cluster.voters have the same raft", setting=where)
         if self.internal_url is not None:
-            _check_url(self.internal_url, f"{PREFIX}internal_url")
+            check_url(self.internal_url, f"{PREFIX}internal_url")
         self._validate_tls()
-        strangers = [node for node in self.first_leaders if node not in self.voters]
+        self._validate_labels()
+        strangers = [node for node in self.first_leaders if node not in holding]
         if strangers:
             raise InvalidConfig(
-                f"cluster.first_leaders: {strangers[0]!r} is none of the voters {sorted(self.voters)}",
+                f"cluster.first_leaders: {strangers[0]!r} is none of the voters {sorted(holding)}",
                 setting=f"{PREFIX}first_leaders",
             )
+
+    def _validate_labels(self) -> None:
+        """A founder's labels stand where all nodes found the same shards by them."""
+        own = self._own_entry
+        for name, label in (("host", self.host), ("rack", self.rack)):
+            check_label(label, f"{PREFIX}{name}")
+            if label and own is not None and getattr(own, name) != label:
+                table = "voters" if self.is_voter else "founders"
+                raise InvalidConfig(
+                    f"cluster.{name} is {label!r}, and the cluster is founded by what cluster.{table}.{self.node} "
+                    f"says, the same on all nodes: set {name} there",
+                    setting=f"{PREFIX}{name}",
+                )
 
     def _validate_zookeeper(self) -> None:
         hosts = self.zookeeper.removeprefix(_TLS_SCHEME)
@@ -408,12 +443,32 @@ class ClusterConfig:
         return self.node in self.voters
 
     @property
+    def labels(self) -> dict[str, str]:
+        """``host`` and ``rack`` of this node; empty where it has none."""
+        own = self._own_entry
+        return {name: getattr(self, name) or (getattr(own, name) if own else "") for name in ("host", "rack")}
+
+    @property
+    def holders(self) -> dict[str, Founder]:
+        """The nodes that shards are founded on."""
+        return {**{id: voter for id, voter in self.voters.items() if not voter.only_votes}, **self.founders}
+
+    @property
+    def _own_entry(self) -> Founder | None:
+        return self.voters.get(self.node) or self.founders.get(self.node)
+
+    @property
+    def url(self) -> str | None:
+        """How clients reach this node, where the cluster was founded with it."""
+        return None if self._own_entry is None else self._own_entry.url.rstrip("/")
+
+    @property
     def advertised_internal_url(self) -> str:
         """How other nodes reach this one's internal port."""
         if self.internal_url is not None:
             return self.internal_url.rstrip("/")
-        if self.is_voter:
-            return self.voters[self.node].internal_url.rstrip("/")
+        if self._own_entry is not None:
+            return self._own_entry.internal_url.rstrip("/")
         return f"{'http' if self.tls_ca is None else 'https'}://{self.internal_host}:{self.internal_port}"
 
     @property
@@ -492,7 +547,8 @@ class ClusterConfig:
     def to_dict(self) -> dict[str, Any]:
         """The effective values in plain types. It has no secret: only the file's name."""
         values = {entry.name: plain(getattr(self, entry.name)) for entry in fields(self)}
-        values["voters"] = {id: asdict(voter) for id, voter in self.voters.items()}
+        values |= {"voters": {id: voter.to_dict() for id, voter in self.voters.items()}}
+        values |= {"founders": {id: node.to_dict() for id, node in self.founders.items()}}
         return values
 
 
@@ -510,7 +566,9 @@ _MISSING = {
 def _read(name: str, value: Any, what: str) -> Any:
     match name:
         case "voters":
-            return _read_voters(value, what)
+            return read_nodes(Voter, value, what)
+        case "founders":
+            return read_nodes(Founder, value, what)
         case "first_leaders":
             names = value.split(",") if isinstance(value, str) else value
             if not isinstance(names, list | tuple) or not all(isinstance(item, str) for item in names):
@@ -518,28 +576,3 @@ def _read(name: str, value: Any, what: str) -> Any:
             return tuple(item.strip() for item in names if item.strip())
         case _:
             return convert(value, _TYPES[name], what)
-
-
-def _read_voters(value: Any, what: str) -> dict[str, Voter]:
-    if isinstance(value, str):
-        try:
-            value = tomllib.loads(f"voters = {value}")["voters"]
-        except tomllib.TOMLDecodeError as error:
-            raise InvalidConfig(f"{what} is no inline table of TOML: {error}", setting=what) from error
-    if not isinstance(value, Mapping):
-        raise InvalidConfig(f"{what} is {value!r}; it must be a table of nodes", setting=what)
-    known = [entry.name for entry in fields(Voter)]
-    voters = {}
-    for id, table in value.items():
-        if isinstance(table, Voter):
-            voters[id] = table
-            continue
-        if not isinstance(table, Mapping) or set(table) != set(known):
-            raise InvalidConfig(f"{what}.{id} must have exactly {', '.join(known)}", setting=f"{what}.{id}")
-        voters[id] = Voter(**{name: convert(table[name], str, f"{what}.{id}.{name}") for name in known})
-    return voters
-
-
-def _check_url(url: str, what: str) -> None:
-    if not url.startswith(("http://", "https://")):
-        raise InvalidConfig(f"{what} is {url!r}; it must begin with http:// or https://", setting=what)

@@ -61,6 +61,13 @@ class NodeConfig(ClientPortConfig):
     :meth:`validate` checks ranges and what must hold between fields; :meth:`load` calls it.
     """
 
+    processes: int = setting(
+        1,
+        "Processes of this machine that hold shards ([all cores](operations.md#all-cores)), each at the node's ports "
+        "plus 10, 20, ... 0, and on the command line `auto`: one a core.",
+        range=(0, 64),
+        hazard="Memory: each is a node with limits of its own.",
+    )
     shards: int = setting(
         1,
         "Shards of a node that is in no cluster. Fixed once the data directory exists.",
@@ -499,7 +506,7 @@ class NodeConfig(ClientPortConfig):
                 f"shards is {self.shards}; in a cluster, shards are the cluster's: set cluster.shards instead",
                 setting="shards",
             )
-        if not cluster.is_voter and self.advertised_url is None:
+        if cluster.url is None and self.advertised_url is None:
             raise InvalidConfig(
                 f"node {cluster.node!r} is none of the voters, so nobody knows its address: set advertised_url and "
                 "cluster.internal_url",
@@ -550,8 +557,8 @@ class NodeConfig(ClientPortConfig):
         """How clients reach this node."""
         if self.advertised_url is not None:
             return self.advertised_url.rstrip("/")
-        if self.cluster is not None and self.cluster.is_voter:
-            return self.cluster.voters[self.cluster.node].url.rstrip("/")
+        if self.cluster is not None and self.cluster.url is not None:
+            return self.cluster.url
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{'http' if self.tls_cert is None else 'https'}://{host}:{self.port}"
 

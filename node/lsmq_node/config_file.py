@@ -12,7 +12,8 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from lsmq_node.cluster_config import ClusterConfig, Voter
+from lsmq_node.cluster_config import ClusterConfig
+from lsmq_node.cluster_nodes import Voter
 from lsmq_node.config import NodeConfig
 from lsmq_node.settings import KIB, MIB, plain
 
@@ -38,13 +39,13 @@ def render(config: NodeConfig) -> str:
     """A TOML file that makes ``config``: every key with what it is, its unit, default, range and hazard."""
     parts = [_HEAD, *_entries(config, NodeConfig, skip=("cluster",))]
     if config.cluster is not None:
-        parts += [f"\n{_CLUSTER_HEAD}[cluster]", *_entries(config.cluster, ClusterConfig, skip=("voters",))]
-        voters = next(entry for entry in fields(ClusterConfig) if entry.name == "voters")
-        parts.append(_comments(voters))
-        for id, voter in config.cluster.voters.items():
-            parts.append(f"[cluster.voters.{_key(id)}]")
-            parts += [f"{entry.name} = {_toml(getattr(voter, entry.name))}" for entry in fields(Voter)]
-            parts.append("")
+        parts += [f"\n{_CLUSTER_HEAD}[cluster]", *_entries(config.cluster, ClusterConfig, skip=("voters", "founders"))]
+        for table in ("voters", "founders"):
+            parts.append(_comments(next(entry for entry in fields(ClusterConfig) if entry.name == table)))
+            for id, node in getattr(config.cluster, table).items():
+                parts.append(f"[cluster.{table}.{_key(id)}]")
+                parts += [f"{name} = {_toml(value)}" for name, value in node.to_dict().items()]
+                parts.append("")
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
@@ -81,7 +82,7 @@ def _entries(config: Any, kind: type[NodeConfig] | type[ClusterConfig], skip: tu
 def _comments(entry: Field[Any]) -> str:
     texts = [entry.metadata["description"]]
     unit = next((unit for ending, unit in _UNITS if entry.name.endswith(ending)), None)
-    required = entry.default is MISSING
+    required = entry.default is MISSING and entry.default_factory is MISSING
     facts = {"Unit": unit, "Default": "" if required else _default(entry), "Range": _range(entry)}
     stated = [f"{name}: {text}." for name, text in facts.items() if text]
     if required:
@@ -98,7 +99,7 @@ def _comments(entry: Field[Any]) -> str:
 
 def _default(entry: Field[Any]) -> str:
     if entry.default is MISSING:
-        return "(required)"
+        return "(required)" if entry.default_factory is MISSING else ""
     match plain(entry.default):
         case None | "" | []:
             return ""

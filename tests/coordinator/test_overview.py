@@ -41,6 +41,7 @@ def test_nodes_and_shards_are_told_with_who_leads_what_and_what_moves_where() ->
         "target": ["n4", "n1", "n2"],
         "pinned": False,
         "problem": None,
+        "misplaced": None,
         "revived": [],
     }
     stuck = overview(state, replace(told, leaderless={0: "n0 is away"}), "n1")

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsmq_lab.benchmarks import BENCHES, BenchFailed, engines, latency, messages, node_servers, work
+from lsmq.sync import Client
+from lsmq_lab.benchmarks import BENCHES, BenchFailed, engines, latency, messages, node_servers, replay, work
 from lsmq_lab.benchmarks.command import show
 from lsmq_lab.benchmarks.isolate import run_case
 from lsmq_lab.benchmarks.node_ways import WAYS
@@ -180,6 +181,33 @@ def test_bench_cluster_compares_one_node_with_three() -> None:
     assert set(report.result["ratios"]) == {
         f"{name}/3/{ack}" for name in ("write_1", "write_n", "read_n") for ack in ("quorum", "leader")
     }
+
+
+@pytest.mark.slow
+def test_bench_processes_compares_one_with_two_under_a_load_that_costs_less() -> None:
+    bench = BENCHES["processes"]
+    report = bench.run(bench.values({"quick": True, "batch": 500, "queues": 30}), lambda line: None)
+    cases = report.result["cases"]
+    assert [(each["processes"], each["shards"]) for each in cases] == [(1, 1), (1, 2), (2, 2)]
+    for each in cases:
+        assert each["write"]["median"] > 0
+        assert 0 < each["load_us"]["median"] < each["node_us"]["median"]
+    assert report.result["ratios"]["1/1"] == 1.0
+    assert len(report.tables[0].rows) == 3
+
+
+def test_what_is_replayed_is_stored_and_a_refusal_ends_it(shared_node: NodeProcess) -> None:
+    with Client(shared_node.url) as client:
+        client.create_topic("replayed", queues=7)
+        sizes = {"batch": 50, "message_bytes": 20, "connections": 2, "seconds": 0.2}
+        done = replay.load(shared_node.url, "replayed", **sizes)
+        latest = sum(client.offsets("replayed").latest)
+        # What was on its way at the end was sent, and nobody waited for its answer.
+        assert 0 < done["messages"] <= latest <= done["messages"] + 2 * sizes["batch"]
+        client.delete_topic("replayed")
+        client.create_topic("replayed", queues=7, max_message_bytes=10)
+        with pytest.raises(BenchFailed, match="message_too_large"):
+            replay.load(shared_node.url, "replayed", **sizes)
 
 
 @pytest.mark.slow

@@ -22,16 +22,17 @@ def node() -> None:
 @json_option
 @asks_a_node
 async def list_nodes(client: Client, as_json: bool) -> None:
-    """List the nodes, with what they hold."""
+    """List the nodes, with what they hold and where they are."""
     rows = [
-        [found.id, found.url, found.alive, found.state, found.voter, found.shards_led, found.replicas]
-        for found in (await ClusterAdmin(client).overview()).nodes
+        [each.id, each.url, each.alive, each.state, each.voter, each.shards_led, each.replicas, each.host, each.rack]
+        for each in (await ClusterAdmin(client).overview()).nodes
     ]
-    names = ["node", "url", "alive", "state", "voter", "leads", "replicas"]
+    names = ["node", "url", "alive", "state", "voter", "leads", "replicas", "host", "rack"]
     if as_json:
         print_json([dict(zip(names, row, strict=True)) for row in rows])
-    else:
-        print_table(names, [["unknown" if value is None else yes_or_no(value) for value in row] for row in rows])
+        return
+    shown = [["unknown" if value is None else yes_or_no(value) for value in row[:-2]] + row[-2:] for row in rows]
+    print_table(names, [["-" if value is None else value for value in row] for row in shown])
 
 
 @node.command()

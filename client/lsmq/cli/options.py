@@ -282,6 +282,19 @@ class SizeType(click.ParamType):
         return int(match[1]) * int(base ** _POWERS[match[2]])
 
 
+class ProcessesType(click.ParamType):
+    """A number of processes, or ``auto``, which settings have as 0."""
+
+    name = "processes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value == "auto":
+            return 0
+        if isinstance(value, int) or str(value).isdecimal():
+            return int(value)
+        self.fail(f"{value!r} is no number of processes; write one, or auto for one a core", param, ctx)
+
+
 class DurationOrForever(click.ParamType):
     """A duration, or ``forever``."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from lsmq.cli._node import need_node
-from lsmq.cli.options import DURATION, SIZE
+from lsmq.cli.options import DURATION, SIZE, ProcessesType
 from lsmq.errors import InvalidRequest
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -28,6 +28,12 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--tls-client-auth",
     type=click.Choice(["none", "optional", "required"]),
     help="Whether clients show a certificate.  [default: required with --tls-client-ca]",
+)
+@click.option(
+    "--processes",
+    type=ProcessesType(),
+    metavar="N|auto",
+    help="Processes of this machine, each with shards of its own at ports 10 apart; auto: one a core.  [default: 1]",
 )
 @click.option("--shards", type=int, help="Shards of this node; fixed from its first start.  [default: 1]")
 @click.option(
@@ -68,11 +74,12 @@ def serve(config: Path | None, **settings: Any) -> None:
       lsmq serve --data ./data
       lsmq serve --data /var/lib/lsmq --host 0.0.0.0 --auth token
       lsmq serve --data ./data --flush-mode async --flush-interval 50ms
+      lsmq serve --data ./data --processes auto
       lsmq serve --config /etc/lsmq.toml
     """
     with need_node("lsmq serve"):
         node_config = importlib.import_module("lsmq_node.config").NodeConfig
-        run = importlib.import_module("lsmq_node.api.serve").run
+        run = importlib.import_module("lsmq_node.processes").run
     try:
         loaded = node_config.load(config, os.environ, **settings)
     except InvalidRequest as error:

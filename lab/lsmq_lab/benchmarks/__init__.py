@@ -16,6 +16,7 @@ __all__ = ["BENCHES", "Bench", "BenchFailed", "Option", "Progress", "Report", "T
 _MODULES = (
     "store",
     "node",
+    "processes",
     "cluster",
     "groups",
     "work",

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .processes import cache_directory
 from .report import BenchFailed, Progress
+from .server_processes import cache_directory
 
 _TIMEOUT_S = 1800
 _PROJECT = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>

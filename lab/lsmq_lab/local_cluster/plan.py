@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lsmq.errors import AddressInUse, InvalidRequest
-from lsmq_node.cluster_config import ClusterConfig, Voter
+from lsmq_node.cluster_config import ClusterConfig
+from lsmq_node.cluster_nodes import Voter
 from lsmq_node.config import NodeConfig
 
 from .errors import ClusterNotFound

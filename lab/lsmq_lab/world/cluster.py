@@ -22,7 +22,8 @@ from lsmq_node.api import serve
 from lsmq_node.broker import Broker
 from lsmq_node.cluster import running
 from lsmq_node.cluster.replica import Replica
-from lsmq_node.cluster_config import ClusterConfig, Voter
+from lsmq_node.cluster_config import ClusterConfig
+from lsmq_node.cluster_nodes import Voter
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage.wal import segment_name
 

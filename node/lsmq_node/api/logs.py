@@ -11,13 +11,21 @@ from aiohttp.http_exceptions import HttpProcessingError
 from lsmq_node.config import LogFormat
 
 
-def configure(form: LogFormat) -> None:
-    """Set up structlog for the process. Standard output stays free for the ready line."""
+def configure(form: LogFormat, process: str | None = None) -> None:
+    """Set up structlog for the process. Standard output stays free for the ready line.
+
+    Where several write into one log, each line has the name of its ``process``.
+    """
+
+    def named(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        return event if process is None else {"process": process, **event}
+
     renderer: structlog.typing.Processor
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
+        named,
     ]
     match form:
         case LogFormat.JSON:

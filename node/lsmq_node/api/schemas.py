@@ -313,6 +313,8 @@ CLUSTER: Schema = object_of(
                     },
                     "shards_led": COUNT,
                     "replicas": COUNT,
+                    "host": text("Label of the machine that it runs on.", null=True),
+                    "rack": text("Label of what machines share.", null=True),
                 }
             )
         ),
@@ -328,6 +330,7 @@ CLUSTER: Schema = object_of(
                     "target": list_of(TEXT, description="What a move under way ends in; empty: none."),
                     "pinned": flag("Whether people placed it: it is not moved to even nodes out."),
                     "problem": text("Why nobody leads it, and what helps.", null=True),
+                    "misplaced": text("What is wrong with where its replicas are.", null=True),
                     "revived": list_of(
                         object_of(
                             {"epoch": COUNT, "node": TEXT, "incarnation": COUNT, "known_lsn": COUNT, "at_ms": COUNT}

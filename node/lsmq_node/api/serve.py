@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 from aiohttp import web
@@ -25,7 +26,7 @@ from aiohttp import web
 from lsmq import runtime
 from lsmq.errors import LsmqError
 from lsmq_coordinator.tls import Certificates
-from lsmq_node.config import NodeConfig
+from lsmq_node.config import InvalidConfig, NodeConfig
 from lsmq_node.connections import ADMIN_CONNECTIONS, INTERNAL_CONNECTIONS, Doorkeeper, Limits
 from lsmq_node.descriptors import shares
 from lsmq_node.listening import listening_socket
@@ -42,23 +43,34 @@ _log = structlog.get_logger("lsmq.node")
 KEEPALIVE_S = 75.0
 
 
-def run(config: NodeConfig) -> int:
+class Beside(Protocol):
+    """Who started this process beside others, as it knows him."""
+
+    #: Of this process.
+    name: str
+
+    async def accompany(self, node: Node, stopping: asyncio.Event) -> None:
+        """For as long as the node serves. Set ``stopping`` to have it stop."""
+
+
+def run(config: NodeConfig, beside: Beside | None = None) -> int:
     """Serve until SIGTERM, SIGINT or SIGHUP (unless that is ignored, as under ``nohup``). Returns the exit code
     of the process.
 
-    When the node can serve, one line ``lsmq node ready on URL (data DIR)`` goes to standard output. When it
-    cannot start, one line ``error: code: message`` goes to standard error and 1 is returned.
+    When the node can serve, one line ``lsmq node ready on URL (data DIR)`` goes to standard output; ``beside`` others
+    that is left to who started them. When it cannot start, one line ``error: code: message`` goes to standard error
+    and 1 is returned.
 
     What the process makes from here on is for its own user alone: it sets the umask 077.
     """
     os.umask(0o077)
     runtime.share_closely()
-    logs.configure(config.log_format)
+    logs.configure(config.log_format, None if beside is None else beside.name)
     _raise_file_limit()
     code = 0
     try:
         config.check_exposure()
-        asyncio.run(_serve(config))
+        asyncio.run(_serve(config, beside))
     except* LsmqError as group:
         for error in _leaves(group):
             print(f"error: {error.code}: {error.message}", file=sys.stderr, flush=True)
@@ -75,7 +87,7 @@ def _raise_file_limit() -> None:
         _log.warning("file_limit_not_raised", soft=soft, hard=hard, reason=str(error))
 
 
-async def _serve(config: NodeConfig) -> None:
+async def _serve(config: NodeConfig, beside: Beside | None = None) -> None:
     """The root of everything: one task group that ends when the node is told to stop."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -106,11 +118,21 @@ async def _serve(config: NodeConfig) -> None:
             gc.collect()
             gc.freeze()
             async with _listening_http(node, listeners, tls):
-                _announce(config)
-                await stopping.wait()
+                if beside is None:
+                    announce(config, config.data)
+                    await stopping.wait()
+                else:
+                    await _accompanied(beside, node, stopping)
                 _log.info("stopping", waiters=node.broker.waiters.count)
                 await node.retire()
     _log.info("stopped")
+
+
+async def _accompanied(beside: Beside, node: Node, stopping: asyncio.Event) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        accompanying = tasks.create_task(beside.accompany(node, stopping))
+        await stopping.wait()
+        accompanying.cancel()
 
 
 @asynccontextmanager
@@ -163,10 +185,11 @@ def client_limits(config: NodeConfig) -> Limits:
     return Limits.of(min(config.max_connections, connections - inside), config.address_share_percent)
 
 
-def _announce(config: NodeConfig) -> None:
+def announce(config: NodeConfig, data: Path) -> None:
+    """The ready line: scripts wait for it."""
     host = f"[{config.host}]" if ":" in config.host else config.host
     scheme = "http" if config.tls_cert is None else "https"
-    print(f"lsmq node ready on {scheme}://{host}:{config.port} (data {config.data})", flush=True)
+    print(f"lsmq node ready on {scheme}://{host}:{config.port} (data {data})", flush=True)
 
 
 def _leaves(group: BaseExceptionGroup[LsmqError]) -> list[LsmqError]:
@@ -192,6 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.environ,
             **{"data": options.data, "host": options.host, "port": options.port, **overrides},
         )
+        if config.processes != 1:
+            raise InvalidConfig("processes is not 1, and several are run by 'lsmq serve'", setting="processes")
     except LsmqError as error:
         print(f"error: {error.code}: {error.message}", file=sys.stderr)
         return 2

@@ -5,6 +5,8 @@
     DIR/node.json      {"format": 1, "shards": 1}
     DIR/shard-0/       a shard's store, which holds the lock
 
+Of a node in several processes it has format 2 and their number, and the directories are theirs (``processes``).
+
 The number of shards decides which queue lies where, so it never changes once the directory exists.
 """
 
@@ -20,7 +22,9 @@ from lsmq.errors import CorruptFile, DataDirectoryUnusable, UnsupportedFormat
 from lsmq_node.config import InvalidConfig, NodeConfig
 from lsmq_node.storage import ShardStore, StoreOptions
 
-FORMAT = 1
+FORMAT = 2
+#: Of a node that is one process.
+_FORMAT_OF_ONE = 1
 NODE_FILE = "node.json"
 
 
@@ -60,6 +64,7 @@ def open_shards(config: NodeConfig) -> list[ShardStore]:
     then is closed again.
     """
     options = store_options(config)
+    _check_owner(config.data, NodeFile.load(config.data))  # Before anything is made in it.
     with ExitStack() as opened:
         stores: list[ShardStore] = []
         for shard in range(config.shards):
@@ -74,13 +79,17 @@ def open_shards(config: NodeConfig) -> list[ShardStore]:
 
 @dataclass(frozen=True, slots=True)
 class NodeFile:
-    """What ``node.json`` says: whose the directory is. ``cluster`` and ``node`` are None for a node of its own."""
+    """What ``node.json`` says: whose the directory is. ``cluster`` and ``node`` are None for a node of its own,
+    ``processes`` is what it was founded with where they are several."""
 
     shards: int
     cluster: str | None = None
     node: str | None = None
+    processes: int | None = None
 
     def __str__(self) -> str:
+        if self.processes is not None:
+            return f"a node of its own in {self.processes} processes, with {self.shards} shards"
         if self.cluster is None:
             return f"a node of its own with {self.shards} shards"
         return f"node {self.node!r} of cluster {self.cluster!r} with {self.shards} shards"
@@ -98,7 +107,7 @@ class NodeFile:
         try:
             stored = json.loads(text)
             found_format, found_shards = int(stored["format"]), int(stored["shards"])
-            found = cls(found_shards, stored.get("cluster"), stored.get("node"))
+            found = cls(found_shards, stored.get("cluster"), stored.get("node"), stored.get("processes"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptFile(
                 f"{file} is damaged; restore it as {{'format': 1, 'shards': n}} with n the number of "
@@ -116,17 +125,33 @@ class NodeFile:
 
     def store(self, data: Path) -> NodeFile:
         """Write it, durably. Raises ``DataDirectoryUnusable``."""
-        fields = {"format": FORMAT, "shards": self.shards, "cluster": self.cluster, "node": self.node}
+        fields = {
+            "format": _FORMAT_OF_ONE if self.processes is None else FORMAT,
+            "shards": self.shards,
+            "cluster": self.cluster,
+            "node": self.node,
+            "processes": self.processes,
+        }
         content = {name: value for name, value in fields.items() if value is not None}
         _write_durably(data / NODE_FILE, json.dumps(content) + "\n")
         return self
 
 
+def _check_owner(data: Path, found: NodeFile | None) -> None:
+    if found is None:
+        return
+    if found.processes is not None:
+        raise InvalidConfig(
+            f"{data} belongs to {found}; start it with --processes {found.processes}", setting="processes"
+        )
+    if found.cluster is not None:
+        raise InvalidConfig(f"{data} belongs to {found}; start it with its own configuration file", setting="data")
+
+
 def _check_node_file(data: Path, shards: int) -> None:
     wanted = NodeFile(shards)
     found = NodeFile.load(data) or wanted.store(data)
-    if found.cluster is not None:
-        raise InvalidConfig(f"{data} belongs to {found}; start it with its own configuration file", setting="data")
+    _check_owner(data, found)
     if found.shards != shards:
         raise InvalidConfig(
             f"shards is {shards}, but {data} was made with {found.shards}; start with shards={found.shards}, "

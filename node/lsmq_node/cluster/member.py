@@ -19,6 +19,7 @@ from lsmq.errors import InvalidRequest, LsmqError, NotLeader, Unavailable
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.election import Flaw, Progress
 from lsmq_coordinator.parts import Parts
+from lsmq_coordinator.placement import objection
 from lsmq_coordinator.state import ClusterState, NodeState, Shard
 from lsmq_node.broker.peers import Peers
 from lsmq_node.broker.topology import Leadership
@@ -120,6 +121,8 @@ class ClusterMember:
         for _ in range(_STALE_TRIES):  # What was known here may be old: then once more, with what is.
             shard = self.control.state.shards.get(command.get("shard", -1))
             expected = {"expected_version": shard.version, "expected_epoch": shard.epoch} if shard is not None else {}
+            if command["op"] == "set_target":
+                self._check_places(command)
             if shard is not None and command["op"] == "revive":
                 self._check_leaderless(shard)
                 _log.error("shard_revived", shard=shard.id, node=command["node"], former_leader=shard.leader)
@@ -130,6 +133,13 @@ class ClusterMember:
         if not result["ok"]:
             raise InvalidRequest(result["message"], reason=result["code"])
         return {name: value for name, value in result.items() if name != "ok"}
+
+    def _check_places(self, command: Mapping[str, Any]) -> None:
+        """Refused here and not as the command is applied: releases that know of no labels apply the same log."""
+        state = self.control.state
+        wrong = objection(state, command["replicas"], self.control.alive or state.active_nodes())
+        if wrong is not None:
+            raise InvalidRequest(f"shard {command['shard']}: {wrong}", reason="misplaced")
 
     def _check_leaderless(self, shard: Shard) -> None:
         if self.control.alive is None:

@@ -297,8 +297,13 @@ def _founding(config: NodeConfig, settings: ClusterConfig) -> dict[str, Any] | N
     if not settings.is_voter:
         return None
     nodes = {
-        id: {"url": voter.url.rstrip("/"), "internal_url": voter.internal_url.rstrip("/")}
-        for id, voter in settings.voters.items()
+        id: {
+            **node.to_dict(),
+            "url": node.url.rstrip("/"),
+            "internal_url": node.internal_url.rstrip("/"),
+            "voter": id in settings.voters,
+        }
+        for id, node in {**settings.voters, **settings.founders}.items()
     }
     return founding_command(
         settings.name,
@@ -319,7 +324,7 @@ async def _belong(config: NodeConfig, settings: ClusterConfig, control: ControlC
     while True:
         try:
             urls = config.public_url, settings.advertised_internal_url
-            await join(control, *urls, _founding(config, settings), waits=part.retrying)
+            await join(control, *urls, _founding(config, settings), **settings.labels, waits=part.retrying)
             part.running()
             await displaced(control)
             part.stopped(

@@ -184,9 +184,18 @@ class SingleNode:
             "clock_ms": None,
             "shards_led": self.shard_count,
             "replicas": self.shard_count,
+            "host": None,
+            "rack": None,
         }
         shard = {"leader": _ONLY_NODE, "epoch": 1, "in_sync": [_ONLY_NODE], "replicas": [_ONLY_NODE]}
-        still: dict[str, Any] = {"adding": [], "target": [], "pinned": False, "problem": None, "revived": []}
+        still: dict[str, Any] = {
+            "adding": [],
+            "target": [],
+            "pinned": False,
+            "problem": None,
+            "misplaced": None,
+            "revived": [],
+        }
         shards = [{"id": number, **shard, **still} for number in range(self.shard_count)]
         alone = {"cluster": None, "version": 0, "control_leader": None, "moves_paused": False}
         return {**alone, "nodes": [node], "shards": shards}

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ..maven import java
-from ..processes import free_port
 from ..report import BenchFailed
+from ..server_processes import free_port
 from .systems.kafka import BROKER, CLUSTER_ID, LOGGING
 
 BROKERS, PARTITIONS = 3, 12

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ...maven import Jars, java
-from ...processes import free_port, listens, started
 from ...report import BenchFailed
+from ...server_processes import free_port, listens, started
 from .system import TOPIC, Clock, Load, Outcome, Running, System
 
 RELEASE = "4.3.0"

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...processes import cache_directory, free_port, listens
 from ...report import BenchFailed
+from ...server_processes import cache_directory, free_port, listens
 from .system import TOPIC, Clock, Load, Outcome, Running, System, loop_tasks, server_process
 
 RELEASE = "2.15.2"

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...processes import free_port, listens, started
 from ...report import BenchFailed
+from ...server_processes import free_port, listens, started
 from .system import Clock, Load, Outcome, Running, System, loop_tasks
 
 _BINARIES = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server")

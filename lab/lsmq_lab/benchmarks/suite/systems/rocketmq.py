@@ -14,8 +14,8 @@ from typing import Any
 from ...client_processes import start
 from ...environment import cpu_seconds
 from ...maven import Jars, java
-from ...processes import free_port, listens, started
 from ...report import BenchFailed
+from ...server_processes import free_port, listens, started
 from .system import TOPIC, Load, Outcome, Running, System
 
 RELEASE = "5.5.0"

@@ -16,8 +16,8 @@ from typing import Any
 
 from ...client_processes import run_clients, start
 from ...environment import cpu_seconds, disk_bytes, peak_resident_bytes, resident_bytes
-from ...processes import started
 from ...report import percentile_ms
+from ...server_processes import started
 
 TOPIC = "bench"
 WRITE, READ, LOOP = "write", "read", "loop"
