@@ -27,6 +27,7 @@ NODE_ONLY = ("cryptography", "jwt", "kazoo", "numpy", "prometheus_client", "pysy
 ALLOWED = {
     "lsmq": (),
     "lsmq_command": ("lsmq.cli",),
+    "lsmq_pytest": ("lsmq.errors", "lsmq.runtime", "lsmq.sync", "lsmq.testing"),
     "lsmq_node.storage": (
         "lsmq.differences",
         "lsmq.errors",

@@ -84,6 +84,22 @@ async def _serve(config: NodeConfig) -> None:
         ends.append(signal.SIGHUP)
     for number in ends:
         loop.add_signal_handler(number, stopping.set)
+    async with serving(config) as url:
+        # What is there by now stays: without this, each full collection looks through it, for tens of milliseconds.
+        gc.collect()
+        gc.freeze()
+        print(f"lsmq node ready on {url} (data {config.data})", flush=True)
+        await stopping.wait()
+    _log.info("stopped")
+
+
+@asynccontextmanager
+async def serving(config: NodeConfig) -> AsyncIterator[str]:
+    """A node that serves clients in this block, and its URL; at the end of the block it stops as by SIGTERM.
+
+    Everything of the process is left as it is: signals, the umask, logging, limits. Raises ``LsmqError``, alone or in
+    a group.
+    """
     files = client_files(config)
     tls = None if files is None else Certificates(files)
     with listening_socket(config.host, config.port, "--port") as listener:
@@ -93,16 +109,10 @@ async def _serve(config: NodeConfig) -> None:
             _log.warning(
                 "insecure", host=config.host, why="whoever reaches this address may do everything (auth is none)"
             )
-        async with running_node(config) as node:
-            # What is there by now stays: without this, each full collection looks through it, for tens of milliseconds.
-            gc.collect()
-            gc.freeze()
-            async with _listening_http(node, listener, tls):
-                _announce(config)
-                await stopping.wait()
-                _log.info("stopping", waiters=node.broker.waiters.count)
-                await node.retire()
-    _log.info("stopped")
+        async with running_node(config) as node, _listening_http(node, listener, tls):
+            yield _url(config)
+            _log.info("stopping", waiters=node.broker.waiters.count)
+            await node.retire()
 
 
 @asynccontextmanager
@@ -147,10 +157,10 @@ def client_limits(config: NodeConfig) -> Limits:
     return Limits.of(min(config.max_connections, connections - inside), config.address_share_percent)
 
 
-def _announce(config: NodeConfig) -> None:
+def _url(config: NodeConfig) -> str:
     host = f"[{config.host}]" if ":" in config.host else config.host
     scheme = "http" if config.tls_cert is None else "https"
-    print(f"lsmq node ready on {scheme}://{host}:{config.port} (data {config.data})", flush=True)
+    return f"{scheme}://{host}:{config.port}"
 
 
 def _leaves(group: BaseExceptionGroup[LsmqError]) -> list[LsmqError]:
