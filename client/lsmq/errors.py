@@ -108,6 +108,7 @@ __all__ = [
     "UnknownTransaction",
     "UnsupportedFormat",
     "UnsupportedMediaType",
+    "TracingNotInstalled",
     "ZooKeeperNotInstalled",
 ]
 
@@ -485,6 +486,12 @@ class ClientClosed(LsmqError):
     """The client, producer, consumer or store was used after it was closed."""
 
     code = "closed"
+
+
+class TracingNotInstalled(LsmqError):
+    """Traces need ``lsmq[otel]``."""
+
+    code = "tracing_not_installed"
 
 
 class ZooKeeperNotInstalled(LsmqError):

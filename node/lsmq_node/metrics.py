@@ -54,12 +54,13 @@ _REPLICA_GAUGES = (
 class Series:
     """Count and time of one operation's requests."""
 
-    __slots__ = ("buckets", "by_status", "seconds")
+    __slots__ = ("buckets", "by_status", "seconds", "slow")
 
     def __init__(self) -> None:
         self.by_status: dict[int, int] = {}
         self.buckets = [0] * (len(BUCKETS_S) + 1)
         self.seconds = 0.0
+        self.slow = 0  # of them, longer than slow_request_ms
 
     def observe(self, status: int, seconds: float) -> None:
         self.by_status[status] = self.by_status.get(status, 0) + 1
@@ -87,9 +88,15 @@ class HttpMetrics(Collector):
             "Time to answer, waiting of long polls included.",
             labels=["operation"],
         )
+        slow = CounterMetricFamily(
+            "lsmq_http_slow_requests",
+            "Requests that took longer than slow_request_ms, waiting of long polls left out.",
+            labels=["operation"],
+        )
         for operation, series in self._series.items():
             if not series.by_status:
                 continue
+            slow.add_metric([operation], series.slow)
             for status, count in sorted(series.by_status.items()):
                 requests.add_metric([operation, str(status)], count)
             total = 0
@@ -98,8 +105,7 @@ class HttpMetrics(Collector):
                 total += count
                 buckets.append((bound, total))
             seconds.add_metric([operation], buckets, series.seconds)
-        yield requests
-        yield seconds
+        yield from (requests, seconds, slow)
 
 
 class DoorMetrics(Collector):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lsmq_coordinator.parts import Parts
 from lsmq_node.broker import Broker, Topology, Trims, WaiterTable
@@ -43,6 +43,9 @@ from lsmq_node.transactions import TransactionService
 from lsmq_node.transactions.metrics import TransactionCollector
 from lsmq_node.workqueue import WorkService
 from lsmq_node.workqueue.metrics import WorkCollector
+
+if TYPE_CHECKING:
+    from lsmq_node.tracing import Tracing
 
 
 class _Service(Protocol):
@@ -88,8 +91,12 @@ class Node:
             ScrubMetrics(self.scrubber.counts),
             MonitoringCollector(self.monitoring),
         )
+        self.tracing = _tracing(broker)
+        if self.tracing is not None:
+            self.metrics.add(self.tracing)
         # In the order of their starts; they end the other way round.
         self._services: tuple[_Service, ...] = (
+            *(() if self.tracing is None else (self.tracing,)),
             self.rights,
             self.audit,
             self.groups,
@@ -154,6 +161,17 @@ class Node:
         ports = self.broker.topology.ports()
         damages = [f"shard {port.number}: {damage}" for port in ports for damage in port.store.damage()]
         return [*damages, *self.groups.stalled(), *self.broker.parts.problems(essential=False)]
+
+
+def _tracing(broker: Broker) -> Tracing | None:
+    """None where nothing is traced. Raises ``TracingNotInstalled``."""
+    config = broker.config
+    if config.trace_endpoint is None:
+        return None
+    from lsmq_node.tracing import Tracing  # with OpenTelemetry, which nobody else needs
+
+    name = config.public_url if config.cluster is None else config.cluster.node
+    return Tracing(config, str(name), broker.parts.part("tracing", essential=False))
 
 
 @asynccontextmanager
