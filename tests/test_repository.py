@@ -16,6 +16,7 @@ LARGEST_LINES = 600
 LARGEST_FILE_BYTES = 512 * 1024
 SCRIPTS = (
     "scripts/demo",
+    "scripts/docs",
     "scripts/format",
     "scripts/lint",
     "scripts/setup",
