@@ -263,7 +263,7 @@ def test_replication_has_a_span_of_its_own(tmp_path: Path, collector: Collector)
     cluster = LocalCluster.found(tmp_path / "c", found_plan(zookeeper="none", settings=settings))
     try:
         cluster.up()
-        with sync.Client(cluster.url) as client:
+        with sync.Client([node.url for node in cluster.plan.nodes]) as client:
             client.create_topic("t", queues=3)
             with sync.Producer(client, "t") as producer:
                 producer.send_and_wait("x")

@@ -67,7 +67,7 @@ def test_a_piece_of_python_runs(
     compiled = compile("\n" * block.line + code, block.page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
 
     async def run() -> None:
-        async with asyncio.timeout(_LIMIT_S), given(node.url, block.page, block.number) as names:
+        async with asyncio.timeout(_LIMIT_S), given(node.url, block.page, block.number, code) as names:
             if compiled.co_flags & inspect.CO_COROUTINE:
                 await eval(compiled, names)
             else:

@@ -84,8 +84,8 @@ def sizing_of(
 def sizing(as_json: bool, **load: Any) -> None:
     """Say what a load takes of each node: disk, memory, network.
 
-    Arithmetic with the settings' defaults, no measurement: how many messages a second a processor takes, lsmq bench node
-    says of yours. docs/sizing.md has the formulas.
+    Arithmetic with the settings' defaults, no measurement: how many messages a second a processor takes is measured
+    by lsmq bench node. docs/sizing.md has the formulas.
 
     \b
       lsmq sizing --messages-per-s 2000 --bytes 500 --retention 30d --queues 1000000 --named
