@@ -34,7 +34,7 @@ from lsmq.push import PushConsumer
 from lsmq.record_batch import Codec, Message
 from lsmq.rights import GrantedRole, NewToken, Principal, PrincipalLimits, Right, Rights, Role, TokenInfo, WhoAmI
 from lsmq.schedules import ScheduleInfo, Schedules
-from lsmq.topics import NamedQueue, Offsets, Route, Topic, TopicChanges, TopicUsage
+from lsmq.topics import NamedQueue, Offsets, Route, Topic, TopicChanges, TopicUsage, TopQueue, TopQueues
 from lsmq.transactions import Outcome, Transaction, TransactionalProducer
 from lsmq.work_queue import Task, WorkQueue
 from lsmq.work_queue_values import WorkQueueSettings, WorkQueueState
@@ -81,6 +81,8 @@ __all__ = [
     "Topic",
     "TopicChanges",
     "TopicUsage",
+    "TopQueue",
+    "TopQueues",
     "Transaction",
     "TransactionInfo",
     "TransactionalProducer",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from lsmq._paths import queue_path, topic_path
 from lsmq._retries import Deadline
 from lsmq._router import Router
 from lsmq.errors import InvalidRequest, UnknownQueue
 from lsmq.queue_names import check_queue_name, queue_slot
-from lsmq.topics import NamedQueue, Topic
+from lsmq.topics import NamedQueue, Topic, TopQueues
 
 T = TypeVar("T")
 _LISTED_A_REQUEST = 1_000
@@ -50,6 +50,18 @@ class NamedQueueRequests:
                 break
             after = str(page["next"])
         return found
+
+    async def top_queues(
+        self, topic: str, *, by: Literal["depth", "rate", "age"] = "depth", limit: int = 100
+    ) -> TopQueues:
+        """The queues of any topic with the most messages, or the most new ones in a second, or the oldest one.
+
+        By age at most 10,000 queues of each shard are looked at, the deepest. Raises ``UnknownTopic``, ``Unavailable``.
+        """
+        params = {"by": by, "limit": str(limit)}
+        path = f"{topic_path(topic)}/top-queues"
+        answer, _ = await self._router.ask_any("GET", path, params=params, deadline=self._deadline())
+        return TopQueues.from_dict(answer.value())
 
     async def queue(self, topic: str, name: str) -> NamedQueue:
         """A queue of a named topic. Raises ``UnknownQueue``."""

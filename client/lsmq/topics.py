@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from dataclasses import fields as dataclass_fields
 from typing import Any, Literal, TypedDict
 
 from lsmq.errors import LsmqError, UnknownQueue
@@ -258,6 +259,49 @@ class NamedQueue:
             int(fields["count"]),
             int(fields["number"]),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class TopQueue:
+    """One of the queues of a topic that come first in an order.
+
+    Attributes:
+        queue: its name, or its number where it has none.
+        earliest: the first offset kept.
+        latest: the next to be written.
+        count: messages between them.
+        in_per_s: messages that came in the last second; None unless queues are ordered by that.
+        oldest_ms: when its first message was stored, in milliseconds; None where it is empty.
+    """
+
+    queue: str | int
+    number: int
+    earliest: int
+    latest: int
+    count: int
+    in_per_s: float | None
+    oldest_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopQueues:
+    """What comes first in an order of a topic's queues.
+
+    Attributes:
+        with_messages: how many queues of the topic have any.
+        partial: there were too many to look at the age of each: only the deepest were.
+    """
+
+    queues: Sequence[TopQueue]
+    with_messages: int
+    partial: bool
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> TopQueues:
+        """As the HTTP API has it."""
+        known = [each.name for each in dataclass_fields(TopQueue)]
+        queues = [TopQueue(**{name: row[name] for name in known}) for row in fields["queues"]]
+        return cls(queues, int(fields["with_messages"]), bool(fields["partial"]))
 
 
 @dataclass(frozen=True, slots=True)

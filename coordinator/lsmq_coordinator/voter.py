@@ -27,6 +27,8 @@ from .tls import Certificates
 
 #: Commands handed in and not yet in the log.
 MAX_PROPOSALS = 1_024
+#: Trouble with sockets, such as no free descriptor, is logged so often, however often it is met.
+_LOG_EVERY_S = 60.0
 #: The journal is compacted once it takes so much, or twice what its snapshot takes.
 COMPACT_BYTES = 1 << 20
 
@@ -104,6 +106,7 @@ class Voter:
         self._proposals: deque[tuple[bytes, Callback]] = deque()
         self._closed = False
         self._lock = runtime.Lock()
+        self._told_at = float("-inf")
         #: Who waits for the entry at an index, with its term.
         self._waiting: dict[int, tuple[int, Callback]] = {}
         # Its own randomness: it draws in a thread beside programs that count on the sequence of the module's.
@@ -189,9 +192,11 @@ class Voter:
     def _poll(self, timeout: float) -> None:
         try:
             self._transport.poll(timeout)
-        except (OSError, BadFrame):
-            # A socket's trouble, such as no free descriptor.
-            logging.getLogger(__name__).exception("raft sockets")
+        except (OSError, BadFrame) as error:
+            now = runtime.monotonic()
+            if now - self._told_at >= _LOG_EVERY_S:
+                self._told_at = now
+                logging.getLogger(__name__).error("sockets between voters: %s", error, exc_info=error)
             runtime.sleep(self._timing.tick_s)
 
     def _step(self) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq import runtime
+from lsmq_coordinator.parts import kept
 from lsmq_node.broker import Background, Broker
 from lsmq_node.metrics import BUCKETS_S, HttpMetrics
 from lsmq_node.storage import StoreStats
@@ -56,8 +57,8 @@ class History:
         self._http = http
 
     def start(self) -> None:
-        self._before = _counts(self._stats())
-        self._background.start(self._sample_on())
+        part = self._broker.parts.part("history", essential=False)
+        self._background.start(kept(part, self._sample_on))
 
     def begin_stop(self) -> None:
         """Nobody waits for it."""
@@ -66,6 +67,7 @@ class History:
         await self._background.stop()
 
     async def _sample_on(self) -> None:
+        self._before = _counts(self._stats())
         while True:
             await asyncio.sleep(EVERY_S)
             self.sample()

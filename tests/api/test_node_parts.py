@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from lsmq_coordinator import parts as parts_module
+from lsmq_node import history
 from lsmq_node.broker import Broker
+from lsmq_node.history import History
 from lsmq_node.machines import MachineService
 from support.raft_group import until
 
@@ -44,5 +46,31 @@ def test_a_timer_that_fails_is_seen_and_begun_again(part: str, tmp_path: Path, m
         broken = False
         await until(lambda: not broker.parts.problems(essential=True))
         assert (await session.get("/readyz")).status == 200
+
+    with_node(tmp_path, test)
+
+
+def test_a_sample_of_the_last_hour_that_fails_is_a_warning_and_the_next_ones_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "EVERY_S", 0.02)
+    broken, taken, honest = True, 0, History.sample
+
+    def sample(self: History) -> None:
+        nonlocal taken
+        if broken:
+            raise KeyError("a mistake")
+        honest(self)
+        taken += 1
+
+    monkeypatch.setattr(History, "sample", sample)
+
+    async def test(session: Session, broker: Broker) -> None:
+        nonlocal broken
+        await until(lambda: any(each.startswith("history: ") for each in broker.parts.problems(essential=False)))
+        assert (await session.get("/readyz")).status == 200, "clients are served all the same"
+        broken = False
+        await until(lambda: taken > 1)
+        await until(lambda: not broker.parts.problems(essential=False))
 
     with_node(tmp_path, test)

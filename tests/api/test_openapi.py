@@ -196,6 +196,7 @@ def test_every_answer_fits_the_document(
     fits("declareQueue", "PUT", f"{named}/queues/b", None, 201)
     fits("declareQueue", "PUT", f"{named}/queues/b", None, 200)
     fits("listQueues", "GET", f"{named}/queues?limit=1")
+    fits("listTopQueues", "GET", f"{named}/top-queues?by=age")
     fits("trimQueue", "POST", f"{named}/queues/a/trim", {"before": 1})
     fits("deleteQueue", "DELETE", f"{named}/queues/a", None, 204)
     fits("fetchBatches", "POST", f"{named}/fetch", {"pattern": "**", "start": "latest"})

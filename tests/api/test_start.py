@@ -102,6 +102,9 @@ def test_a_node_that_others_reach_asks_who_they_are_or_is_told_not_to(make_node:
     node = make_node(host="0.0.0.0", auth="token").start()
     assert "insecure" not in node.log().replace("insecure=False", "")
     node.stop()
+    node = make_node(host="0.0.0.0").start(options=("--auth",))
+    assert "auth='token'" in node.log() or "auth=token" in node.log()
+    node.stop()
     node = make_node(host="0.0.0.0", insecure=True).start()
     assert "insecure" in node.log() and "whoever reaches this address" in node.log()
 

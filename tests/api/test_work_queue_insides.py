@@ -15,7 +15,8 @@ from lsmq.errors import Unavailable
 from lsmq_node.broker import Broker
 from lsmq_node.machines import service as machine_service
 from lsmq_node.storage.segments import SegmentFiles
-from lsmq_node.workqueue import WorkService
+from lsmq_node.workqueue import WorkService, burial
+from lsmq_node.workqueue.burial import Undertaker
 from lsmq_node.workqueue.shard_work import ShardWork
 from support.waiting import comes_true
 
@@ -139,3 +140,28 @@ def test_what_is_acknowledged_gives_its_space_back_where_that_is_asked_for(tmp_p
         assert (await (await session.get("/v1/topics/t/queues/0")).json())["earliest"] == rounds * 8
 
     with_node(tmp_path, test)
+
+
+def test_dead_letters_come_although_moving_them_has_failed_in_an_unexpected_way(tmp_path: Path) -> None:
+    bury, failures = Undertaker._bury_all, 0
+
+    async def fails_once(self: Undertaker) -> None:
+        nonlocal failures
+        if not failures:
+            failures += 1
+            raise KeyError("a mistake")
+        await bury(self)
+
+    async def test(session: Session, broker: Broker) -> None:
+        await send(session, "0", "1")
+        assert await settle(session, "nack", await pop(session), dead_letter=True) == 200
+
+        async def moved() -> bool:
+            answer = await session.get("/v1/topics/t.dlq/queues/0/messages")
+            return answer.status == 200 and len((await answer.json())["messages"]) == 2
+
+        await comes_true(moved, "both are dead letters")
+        assert failures == 1
+
+    with patch.object(Undertaker, "_bury_all", fails_once), patch.object(burial, "_FAILED_S", 0.05):
+        with_node(tmp_path, test)

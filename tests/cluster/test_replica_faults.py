@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from lsmq.errors import DiskFull, LsmqError, NotLeader, ShardStopped, StoreBusy
 from lsmq_lab.world.drive import Drive
 from lsmq_node.broker.topology import Ack
+from lsmq_node.cluster.opening import Directory
 from lsmq_node.cluster.record import NAME, decode_record
-from lsmq_node.replication import Role
+from lsmq_node.replication import ReplicaRecord, Role
+from lsmq_node.storage import ShardStore
+from lsmq_node.storage.recovery import unusable
+from lsmq_node.storage.segments import SegmentFiles
 from storage.harness import KIB, bodies, body, small, tiny
 
 from .replica_group import Group, batch, group, run, until
@@ -287,5 +293,110 @@ def test_a_log_found_damaged_while_it_is_shipped_ends_the_leader_which_is_filled
             await nodes.all_in_sync()
             await nodes.equal()
             assert nodes["a"].failure is None
+
+    run(test)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EMFILE])
+def test_a_leader_is_elected_while_the_disks_have_no_room_and_serves_when_they_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    """The beginning of its epoch is what it cannot write: at the end of a segment, or of the last block."""
+    prepare, tries = SegmentFiles.prepare_all, [0]
+
+    def full(self: SegmentFiles, lsn: int, end_lsn: int) -> None:
+        tries[0] += 1
+        raise OSError(error, os.strerror(error))
+
+    async def test() -> None:
+        async with group(tmp_path) as nodes:
+            await ready(nodes)
+            await nodes.put(nodes["a"], b"one")
+            await nodes.stop("a")
+            monkeypatch.setattr(SegmentFiles, "prepare_all", full)
+            nodes.elect("b", without=("a",))
+            await until(lambda: tries[0] > 0, "b tries to begin its epoch")
+            await until(lambda: bool(nodes.asked), "it is said that the epoch cannot be led")
+            assert [nodes[name].failure for name in ("b", "c")] == [None, None]
+            monkeypatch.setattr(SegmentFiles, "prepare_all", prepare)
+            leader = await nodes.lead("b", without=("a",))
+            await until(lambda: not leader.store.disk_full, "b has noticed that there is room")
+            await nodes.put(leader, b"two")
+            await nodes.start("a")
+            await nodes.all_in_sync()
+            await nodes.equal()
+            assert list(bodies(leader.store, 1, 0).values()) == [b"one", b"two"]
+
+    run(test)
+
+
+class NoRoom:
+    """Stores in ``path`` are not opened while the disk is ``full``, from the ``nth`` time on."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, path: Path, nth: int) -> None:
+        self.full, self.times, self.refused = True, 0, 0
+        honest = Directory.open_store
+
+        def opened(directory: Directory, record: ReplicaRecord | None) -> ShardStore:
+            if directory.path == path:
+                self.times += 1
+                if self.full and self.times >= nth:
+                    self.refused += 1
+                    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                    raise unusable(path, error) from error
+            return honest(directory, record)
+
+        patch.setattr(Directory, "open_store", opened)
+
+
+def test_a_snapshot_that_took_the_last_space_is_opened_when_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lsmq_node.cluster.shell.KEEP_BYTES", 0)
+
+    async def test() -> None:
+        async with group(tmp_path, options=tiny(wal_keep_bytes=64 * KIB), start=False) as nodes:
+            nodes.timings = replace(nodes.timings, window_bytes=32 * KIB)
+            for name in nodes.sites:
+                await nodes.start(name)
+            await ready(nodes)
+            await fill(nodes, "a", 10)
+            await nodes.stop("b")
+            await fill(nodes, "a", 80)
+            await until(lambda: nodes["a"].store.replica.first_lsn() > 64 * KIB, "b needs a snapshot")
+            disk = NoRoom(monkeypatch, nodes.sites["b"].path, nth=2)  # the first time is the start
+            with capture_logs() as logs:
+                await nodes.start("b")
+                await until(lambda: disk.refused > 2, "it is tried again and again")
+                assert [line["event"] for line in logs].count("replica_waits_for_room") == 1
+            assert nodes["b"].failure is None
+            disk.full = False
+            await nodes.all_in_sync()
+            await fill(nodes, "a", 5)
+            await nodes.equal()
+
+    run(test)
+
+
+def test_a_replica_that_begins_anew_on_a_full_disk_says_so_and_begins_when_there_is_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with group(tmp_path) as nodes:
+            await ready(nodes)
+            await fill(nodes, "a", 20)
+            former, path = nodes["b"].incarnation, nodes.sites["b"].path
+            disk = NoRoom(monkeypatch, path, nth=1)
+            nodes["b"]._shell._begin_anew("its tables are damaged")
+            await until(lambda: disk.refused > 1, "it is tried again and again")
+            stopped = nodes["b"].stopped
+            assert stopped is not None and "No space left" in stopped.message
+            assert nodes["b"].role is Role.HALTED
+            disk.full = False
+            await until(lambda: nodes.view.listed("b") not in (None, former), "it joins under another name")
+            assert nodes["b"].stopped is None and nodes["b"].failure is None
+            await nodes.put(nodes["a"], b"more")
+            await nodes.equal()
+            assert [item.name.startswith(f"{path.name}.damaged-") for item in path.parent.iterdir()].count(True) == 1
 
     run(test)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 from lsmq.errors import DiskFull, LsmqError, NotEnoughReplicas, NotLeader, ShardStopped, StoreBusy
 from lsmq_lab.world.drive import Drive
@@ -66,6 +67,20 @@ def test_a_failed_round_fails_those_above_its_lsn_and_not_the_next_round() -> No
         writes.committed(Committed(15, 1, []))
         assert kept.done() and later.done()
         assert writes.failed_commits == 1
+
+    run(test)
+
+
+def test_rounds_that_fail_one_after_another_are_one_line_in_the_log() -> None:
+    async def test(writes: WaitingWrites, write: Write) -> None:
+        with capture_logs() as logs:
+            for round_ in range(50):
+                writes.committed(Committed(0, round_, [], StoreBusy("no descriptor is left")))
+            assert [line["event"] for line in logs] == ["writes_dropped"]
+            writes.committed(Committed(10, 50, []))
+            writes.committed(Committed(10, 51, [], StoreBusy("no descriptor is left")))
+            assert [line["event"] for line in logs] == ["writes_dropped"] * 2
+        assert writes.failed_commits == 51
 
     run(test)
 

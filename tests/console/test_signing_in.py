@@ -44,13 +44,13 @@ async def test_somebody_signs_in_stays_so_and_signs_out(make_node: Callable[...,
             page, "document.querySelector('main [role=alert]').textContent.includes('not known')", "it says why"
         )
         await signs_in(page, token)
-        await shows(page, "document.querySelectorAll('table').length === 2", "the cluster is shown")
+        await shows(page, "document.querySelectorAll('table').length === 3", "the cluster is shown")
         await shows(page, "document.getElementById('who').textContent.includes('admin@local')", "it says who")
         assert await page.evaluate("document.cookie + localStorage.length + sessionStorage.length") == "00"
         assert not await page.evaluate(f"document.documentElement.innerHTML.includes({token!r})")
 
         await reloads(page)
-        await shows(page, "document.querySelectorAll('table').length === 2", "who loads it again is still in")
+        await shows(page, "document.querySelectorAll('table').length === 3", "who loads it again is still in")
         second = await tabs.open(f"{realm.node.url}/console#/topics/orders/0")
         await shows(second, "document.querySelector('textarea')", "and so is another tab")
         fill = "document.querySelector('textarea').value = 'by a cookie'"
@@ -98,7 +98,7 @@ async def test_whose_token_is_revoked_is_shown_nothing_more(
     async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
         page = await tabs.open(f"{realm.node.url}/console#/cluster")
         await signs_in(page, monitor.own["Authorization"].removeprefix("Bearer "))
-        await shows(page, "document.querySelectorAll('table').length === 2", "the cluster is shown")
+        await shows(page, "document.querySelectorAll('table').length === 3", "the cluster is shown")
         await asyncio.to_thread(realm.admin.call, "DELETE", f"/v1/tokens/{name}", status=204)
         await shows(page, ASKED, "the page, which asks again and again, is refused")
         assert not await page.evaluate("document.querySelectorAll('table').length")
@@ -112,7 +112,7 @@ async def test_who_uses_the_page_stays_in_and_a_page_that_only_asks_by_itself_do
     async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
         page = await tabs.open(f"{realm.node.url}/console#/cluster")
         await signs_in(page, realm.admin.own["Authorization"].removeprefix("Bearer "))
-        await shows(page, "document.querySelectorAll('table').length === 2", "the cluster is shown")
+        await shows(page, "document.querySelectorAll('table').length === 3", "the cluster is shown")
         ask = "fetch('/v1/session').then((found) => found.json()).then((found) => { window.%s = found })"
         await page.evaluate(ask % "before")
         await shows(page, "window.before", "the session is known")
@@ -130,5 +130,5 @@ async def test_a_node_that_asks_nobody_shows_no_sign_in(shared_node: NodeProcess
     assert EXECUTABLE is not None
     async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
         page = await tabs.open(f"{shared_node.url}/console#/cluster")
-        await shows(page, "document.querySelectorAll('table').length === 2", "the cluster is shown")
+        await shows(page, "document.querySelectorAll('table').length === 3", "the cluster is shown")
         assert await page.evaluate("document.getElementById('who').childElementCount") == 0

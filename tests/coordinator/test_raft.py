@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import os
 import pickle
@@ -27,6 +28,7 @@ from lsmq_coordinator.raft_control import RaftConfig, RaftControl
 from lsmq_coordinator.raft_frames import FrameSession
 from lsmq_coordinator.raft_records import replay
 from lsmq_coordinator.raft_terms import Outcome, RaftTiming
+from lsmq_coordinator.raft_transport import RaftTransport
 from lsmq_coordinator.voter import RaftStatus, Voter
 from support.ports import free_ports
 from support.raft_group import until
@@ -494,3 +496,28 @@ def test_connections_that_say_nothing_do_not_pile_up_or_keep_others_out(tmp_path
             return True
 
     asyncio.run(run())
+
+
+def test_a_voter_without_descriptors_for_its_sockets_says_so_once_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries, poll = [0], RaftTransport.poll
+
+    def starved(self: RaftTransport, timeout: float) -> None:
+        tries[0] += 1
+        if tries[0] % 2:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        poll(self, timeout)
+
+    monkeypatch.setattr(RaftTransport, "poll", starved)
+
+    async def run() -> None:
+        control = await leading(RaftControl(config(tmp_path)))
+        assert (await control.submit(bootstrap()))["ok"]
+        await until(lambda: tries[0] > 20)
+        await control.stop()
+
+    asyncio.run(run())
+    assert [record.getMessage() for record in caplog.records if "sockets" in record.getMessage()] == [
+        "sockets between voters: [Errno 24] Too many open files"
+    ]

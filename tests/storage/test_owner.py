@@ -377,31 +377,45 @@ def test_a_dropped_write_is_never_reported_as_stored_however_long_ago_it_was(tmp
     abandon(store)
 
 
-def test_a_write_is_judged_by_its_round_also_when_its_place_is_taken_in_between(tmp_path: Path, disk: Drive) -> None:
-    """Another thread commits the next round between the two looks of ``is_committed``."""
+@pytest.mark.parametrize("seen", [True, False], ids=["before-the-look-at-its-round", "after-it"])
+def test_a_write_is_judged_by_its_round_also_when_its_place_is_taken_in_between(
+    tmp_path: Path, disk: Drive, seen: bool
+) -> None:
+    """Another thread commits the next round between the two looks of ``is_committed``, or right after the second."""
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)
     lost = append(store, topic.id, (0, b"lost"))
-    check = lost.fate.check
+    fate = lost.fate
     looked: list[int] = []
 
+    def take_its_place(lsn: int) -> None:
+        looked.append(lsn)
+        disk.at(1, errno.ENOSPC, ("write",))
+        with pytest.raises(DiskFull):
+            store.commit()
+        keep_house(store)
+        put(store, topic.id, (0, b"stored in its place"))
+
     class Between:
-        """The round, as it is when something happens before the look at it."""
+        """The round, as it is when something happens beside the look at it."""
 
         def check(self, lsn: int) -> None:
-            if not looked:
-                looked.append(lsn)
-                disk.at(1, errno.ENOSPC, ("write",))
-                with pytest.raises(DiskFull):
-                    store.commit()
-                keep_house(store)
-                put(store, topic.id, (0, b"stored in its place"))
-            check(lsn)
+            if seen:
+                take_its_place(lsn)
+            fate.check(lsn)
+            if not seen:
+                take_its_place(lsn)
 
     object.__setattr__(lost, "fate", Between())
+    if seen:
+        with pytest.raises(DiskFull):
+            store._writer.is_committed(lost)
+    else:
+        assert not store._writer.is_committed(lost), "what was committed by then was another write"
+    assert looked
+    object.__setattr__(lost, "fate", fate)
     with pytest.raises(DiskFull):
         store._writer.is_committed(lost)
-    assert looked
     abandon(store)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -11,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsmq.errors import CorruptFile, InvalidRequest, LogTrimmed, NotLeader, TimedOut
+from lsmq.errors import CorruptFile, DiskFull, InvalidRequest, LogTrimmed, NotLeader, TimedOut
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.dump import dump_checkpoint, dump_wal
+from lsmq_node.storage.failures import may_pass
 from lsmq_node.storage.state import Topic
 from lsmq_node.storage.wal import segment_name
 from lsmq_node.storage.wal_reader import LogFloor
@@ -146,6 +148,41 @@ def test_a_former_leader_forgets_what_nobody_committed(stores: tuple[ShardStore,
     assert bodies(old, 1, 0) == {0: b"kept", 1: b"instead"}
     assert bodies(old, 1, 1) == {}
     assert old.replica.history == new.replica.history
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["told-to", "leadership-ends"])
+def test_a_full_disk_puts_off_what_is_to_be_cut_and_changes_nothing(tmp_path: Path, leaves: bool) -> None:
+    """That the log was durable further than it is to reach is noted beside it, and to take that back needs space."""
+    disk = Drive(tmp_path)
+    store = ShardStore.open(tmp_path / "a", tiny(), disk=disk, replicated=True)
+    lead(store, 1)
+    make_topic(store)
+    committed = put(store, 0, b"kept")
+    store.replica.advance(committed)
+    put(store, 0, b"lost")
+    store.close()
+    store = ShardStore.open(tmp_path / "a", tiny(), disk=disk, replicated=True)
+    store.replica.advance(committed)
+    end_lsn = store.replica.end_lsn
+
+    def cut() -> None:
+        if leaves:
+            store.replica.leave(committed, NotLeader("another one leads"))
+        else:
+            store.replica.truncate(committed)
+
+    disk.at(1, errno.ENOSPC, ("create", "write"), lasting=True)
+    for _ in range(2):
+        with pytest.raises(DiskFull) as refused:
+            cut()
+        assert may_pass(refused.value) and not store.stopped
+        assert store.replica.end_lsn == end_lsn
+    disk.heal()
+    cut()
+    assert store.replica.end_lsn == store.replica.durable_lsn == committed
+    store.close()
+    with ShardStore.open(tmp_path / "a", tiny(), disk=disk, replicated=True) as again:
+        assert again.replica.end_lsn == committed and again.replica.damage is None
 
 
 def test_what_is_committed_is_never_truncated(stores: tuple[ShardStore, ShardStore]) -> None:

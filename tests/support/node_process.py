@@ -50,16 +50,17 @@ class NodeProcess:
     def pid(self) -> int:
         return self._running().pid
 
-    def start(self, *, prefix: tuple[str, ...] = ()) -> NodeProcess:
+    def start(self, *, prefix: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> NodeProcess:
         """Start and wait for the ready line. Raises :class:`StartFailed` when the node gives up.
 
-        With a ``prefix`` (``("nohup",)``) an interpreter of its own is started, behind that command.
+        ``options`` are the command's. With a ``prefix`` (``("nohup",)``) an interpreter of its own is started, behind
+        that command.
         """
         assert self._process is None or self._process.poll() is not None, "the node runs already"
         environment = {name: text for name, text in os.environ.items() if not name.startswith("LSMQ_")}
         for name, value in self.settings.items():
             environment[f"LSMQ_{name.upper()}"] = str(value)
-        arguments = ["-m", "lsmq", "serve", "--data", str(self.data), "--port", str(self.port)]
+        arguments = ["-m", "lsmq", "serve", "--data", str(self.data), "--port", str(self.port), *options]
         if prefix:
             self._process = subprocess.Popen(
                 [*prefix, sys.executable, *arguments],

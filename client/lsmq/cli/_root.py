@@ -41,6 +41,7 @@ _COMMANDS = {
     "top": "lsmq.cli.top:top",
     "dump": "lsmq.cli.dump:dump",
     "backup": "lsmq.cli.backup:backup",
+    "restore": "lsmq.cli.backup:restore",
     "verify": "lsmq.cli.verify:verify",
     "repair": "lsmq.cli.repair:repair",
     "tls": "lsmq.cli.tls:tls",

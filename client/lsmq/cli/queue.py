@@ -1,21 +1,22 @@
-"""``lsmq queue``: the queues of named topics."""
+"""``lsmq queue``: the queues of topics, those with names one by one."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import Literal
 
 import click
 
 from lsmq import Client, NamedQueue
 from lsmq.cli.options import TOPIC, asks_a_node, asks_first, json_option
-from lsmq.cli.render import counted, print_fields, print_json, print_table
+from lsmq.cli.render import counted, print_fields, print_json, print_table, time_text
 
 _LISTED = 1_000
 
 
 @click.group()
 def queue() -> None:
-    """List, describe, declare, trim and delete queues that have names."""
+    """Find the queues that stand out; list, describe, declare, trim and delete those that have names."""
 
 
 @queue.command("list")
@@ -42,6 +43,35 @@ async def list_queues(
     print_table(["queue", "earliest", "latest", "messages"], rows)
     if not everything and len(found) == limit:
         click.echo(f"there may be more: go on with --after {found[-1].name!r}, or give --all", err=True)
+
+
+@queue.command()
+@click.argument("topic", type=TOPIC)
+@click.option(
+    "--by", type=click.Choice(["depth", "rate", "age"]), default="depth", show_default=True, help="The order."
+)
+@click.option("--limit", type=click.IntRange(1, _LISTED), default=20, show_default=True, help="At most so many.")
+@json_option
+@asks_a_node
+async def top(client: Client, topic: str, by: Literal["depth", "rate", "age"], limit: int, as_json: bool) -> None:
+    """Show which queues of TOPIC, named or numbered, have the most messages, get the most, or have the oldest.
+
+    \b
+      lsmq queue top orders
+      lsmq queue top agents --by age
+    """
+    found = await client.top_queues(topic, by=by, limit=limit)
+    if as_json:
+        print_json(asdict(found))
+        return
+    rows = [
+        [str(one.queue), one.count, one.in_per_s, None if one.oldest_ms is None else time_text(one.oldest_ms)]
+        for one in found.queues
+    ]
+    print_table(["queue", "messages", "new in a second", "oldest stored"], rows)
+    click.echo(f"{counted(found.with_messages, 'queue')} of topic {topic} with messages", err=True)
+    if found.partial:
+        click.echo("there are too many to look at the oldest message of each: these are of the deepest", err=True)
 
 
 @queue.command()

@@ -42,7 +42,13 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--max-message-bytes", type=SIZE, help="Largest message.  [default: 1MiB]")
 @click.option("--max-request-bytes", type=SIZE, help="Largest request.  [default: 8MiB]")
 @click.option("--max-messages-per-request", type=int, help="Most messages in a request.  [default: 10000]")
-@click.option("--auth", type=click.Choice(["none", "token"]), help="How clients are known.  [default: none]")
+@click.option(
+    "--auth",
+    type=click.Choice(["none", "token"]),
+    is_flag=False,
+    flag_value="token",
+    help="How clients are known: by tokens, where it stands alone.  [default: none]",
+)
 @click.option("--insecure", is_flag=True, default=None, help="Listen beyond this machine without --auth.")
 @click.option("--log-format", type=click.Choice(["console", "json"]), help="Look of the log on standard error.")
 @click.option(

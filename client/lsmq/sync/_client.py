@@ -65,6 +65,7 @@ class Client(BlockingCloseable):
     purge_topic = blocking(asynchronous.Client.purge_topic)
     offsets = blocking(asynchronous.Client.offsets)
     queues = blocking(asynchronous.Client.queues)
+    top_queues = blocking(asynchronous.Client.top_queues)
     queue = blocking(asynchronous.Client.queue)
     declare_queue = blocking(asynchronous.Client.declare_queue)
     delete_queue = blocking(asynchronous.Client.delete_queue)

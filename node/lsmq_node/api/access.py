@@ -78,6 +78,7 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "getQueue": _needs(topic=_D),
         "getOffsets": _needs(topic=_D),
         "listQueues": _needs(topic=_D),
+        "listTopQueues": _needs(topic=_D),
         "declareQueue": _needs(topic=_W),
         "deleteQueue": _needs(topic=_X),
         "trimQueue": _needs(topic=_X),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,14 @@ from lsmq.errors import (
 )
 from lsmq_node.broker import DeleteRequest
 from lsmq_node.broker.queue_lists import MAX_LISTED, need_names
+from lsmq_node.broker.top_queues import MAX_READ, RankedBy
 from lsmq_node.storage import Topic
 
 from . import schemas
 from .codec import answer
 from .pages import PAGE
 from .routing import Call, Content, Parameter, Routes
-from .schema import list_of, object_of, text
+from .schema import flag, integer, list_of, object_of, text
 
 ROUTES = Routes("queues")
 _ROW = object_of(
@@ -39,6 +41,31 @@ _ROW = object_of(
         "number": schemas.NUMBER,
     },
 )
+_TOP_ROW = object_of(
+    {
+        "queue": {"type": ["integer", "string"], "description": "Its name, or its number where it has none."},
+        "number": schemas.NUMBER,
+        "earliest": schemas.OFFSET,
+        "latest": schemas.OFFSET,
+        "count": schemas.COUNT,
+        "in_per_s": {"type": ["number", "null"], "description": "Messages that came in the last second; by rate only."},
+        "oldest_ms": integer(0, description="When its first message was stored; null: it is empty.", null=True),
+    }
+)
+_TOP = object_of(
+    {
+        "queues": list_of(_TOP_ROW),
+        "with_messages": integer(0, description="How many queues of the topic have any."),
+        "partial": flag(f"A shard has more than {MAX_READ:,} queues with messages: of these by age, the deepest."),
+    }
+)
+_BY = Parameter(
+    "by",
+    {"type": "string", "enum": [by.value for by in RankedBy], "default": RankedBy.DEPTH.value},
+    "`depth`: those with the most messages; `rate`: those that most messages came to in the last second, for which the "
+    "answer waits; `age`: those whose first message is the oldest.",
+)
+_TOP_LIMIT = Parameter("limit", integer(1, MAX_LISTED, default=100), "At most so many.")
 _WRITE_ERRORS = (UnknownTopic, InvalidQueueName, NotLeader, NotEnoughReplicas, TopicReplaced, DiskFull)
 
 
@@ -64,6 +91,23 @@ async def list_queues(call: Call) -> web.StreamResponse:
     some = rows[: query["limit"]]
     following = some[-1][0] if len(rows) > len(some) else None
     return answer(call.request, {"queues": [_row(*row) for row in some], "next": following})
+
+
+@ROUTES.get(
+    "/v1/topics/{topic}/top-queues",
+    Content("The first ones of all shards.", _TOP),
+    parameters=(_BY, _TOP_LIMIT),
+    errors=(UnknownTopic, TopicReplaced, Unavailable),
+)
+async def list_top_queues(call: Call) -> web.StreamResponse:
+    """Find the queues with the most messages, the busiest, or those with the oldest.
+
+    By depth and by rate all queues are looked at, which costs some milliseconds for a million.
+    """
+    topic, query = await call.topic(), call.query
+    found = await call.broker.top_queues.rank(topic, RankedBy(query["by"]), query["limit"])
+    queues = [{**asdict(each), "count": max(each.latest - each.earliest, 0)} for each in found.queues]
+    return answer(call.request, {"queues": queues, "with_messages": found.count, "partial": found.partial})
 
 
 @ROUTES.put(

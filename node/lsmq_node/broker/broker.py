@@ -47,6 +47,7 @@ from .queue_lists import QueueLists
 from .reads import Reads
 from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
 from .stages import count_messages, stage, under_way
+from .top_queues import QueueRanks
 from .topology import Ack, ShardPort, Topology
 from .waiters import WaiterTable
 
@@ -109,6 +110,7 @@ class Broker:
         self.reads = Reads(config, topology, waiters)
         self.names = self.reads.names
         self.queue_lists = QueueLists(topology, self.names, self.admission)
+        self.top_queues = QueueRanks(topology, self.names)
         self._next_queue: dict[int, int] = {}
 
     async def retire(self) -> None:

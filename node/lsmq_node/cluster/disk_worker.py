@@ -5,7 +5,8 @@ written, so that it is shipped at once, and durable (see ``ReplicaLog.listen``).
 :mod:`.apply_worker`.
 
 A frame that cannot be stored (disk full, no descriptor left, or damaged on its way) does not stop the shard: nothing of
-it counts. But what follows it cannot be stored either, so everything is passed over until :class:`Settle`.
+it counts. But what follows it cannot be stored either, so everything is passed over until :class:`Settle`. The same
+holds for the beginning of an epoch: who cannot write it does not lead it, and is as good as before.
 """
 
 from __future__ import annotations
@@ -13,16 +14,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import structlog
 
 from lsmq import runtime
 from lsmq.errors import CorruptFile, DiskFull, InvalidRequest, LsmqError, NotLeader, StoreBusy
 from lsmq_node.replication import LifeId, ReplicaRecord
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.disk import Disk
-from lsmq_node.storage.failures import WANT
+from lsmq_node.storage.failures import WANT, may_pass
 
 from .disk_thread import DiskThread, Failed
 from .record import save_record
+
+_log = structlog.get_logger("lsmq.cluster")
+
+T = TypeVar("T")
 
 _WANT_RETRY_S = 0.5
 _ROOM_WAIT_S = 0.25
@@ -117,7 +125,7 @@ class WasTruncated:
 
 @dataclass(frozen=True, slots=True)
 class FrameDropped:
-    """The frame and all after it are not stored."""
+    """The frame, or the beginning of an epoch, and all after it are not stored."""
 
     error: LsmqError
 
@@ -199,13 +207,13 @@ class DiskWorker(DiskThread[Operation]):
                 self._keep(record)
             case Truncate(lsn):
                 if not self._passing_over:
-                    log.truncate(lsn)
+                    self._with_room(lambda: log.truncate(lsn))
                     self._post(WasTruncated(lsn))
                     self._sync()
             case Begin():
                 self._begin(operation)
             case Leave(lsn, failure):
-                log.leave(lsn, failure)
+                self._with_room(lambda: log.leave(lsn, failure))
                 self._leaves += 1
             case Settle():
                 self._quiesce()
@@ -225,13 +233,7 @@ class DiskWorker(DiskThread[Operation]):
         The record says how far the log is durable, which must be true also where that was only promised.
         """
         self.store.replica.make_durable()
-        while True:
-            try:
-                save_record(self._disk, self._path, record)
-                break
-            except OSError as error:
-                if error.errno not in WANT or self._closing.wait(_WANT_RETRY_S):
-                    raise
+        self._with_room(lambda: save_record(self._disk, self._path, record))
         self._post(Kept(record))
 
     def _begin(self, operation: Begin) -> None:
@@ -241,7 +243,10 @@ class DiskWorker(DiskThread[Operation]):
         appended = log.begin_epoch(operation.epoch, *operation.life)
         if appended.lsn != operation.end_lsn:
             raise AssertionError(f"the EPOCH entry ends at {appended.lsn}, not at {operation.end_lsn}")
-        log.write()
+        try:
+            log.write()
+        except (DiskFull, StoreBusy) as error:
+            self._drop(error)
 
     def _append_all(self, frame: Append) -> None:
         """Write this frame and those queued behind it, then sync once."""
@@ -268,11 +273,14 @@ class DiskWorker(DiskThread[Operation]):
         try:
             end_lsn = log.receive(frame.lsn, frame.content)
         except (DiskFull, StoreBusy, CorruptFile, InvalidRequest) as error:
-            self._passing_over = True
-            self._post(FrameDropped(error))
+            self._drop(error)
             return
         if end_lsn != frame.end_lsn:
             raise AssertionError(f"a frame to LSN {frame.end_lsn} ends an entry at {end_lsn}")
+
+    def _drop(self, error: LsmqError) -> None:
+        self._passing_over = True
+        self._post(FrameDropped(error))
 
     def _swap(self, install: Callable[[], None]) -> None:
         self._quiesce()
@@ -282,8 +290,23 @@ class DiskWorker(DiskThread[Operation]):
             install()
         except Exception as error:
             failure = error
-        self.store = self._reopen()
+        self.store = self._with_room(self._reopen)
         self._post(Swapped(failure, self.store.replica.first_lsn()))
+
+    def _with_room(self, work: Callable[[], T]) -> T:
+        """Do it as soon as there is space, or a descriptor, for it: where there is none it leaves all as it was."""
+        told = False
+        while True:
+            try:
+                return work()
+            except (LsmqError, OSError) as error:
+                if not may_pass(error):
+                    raise
+                if not told:
+                    told = True
+                    _log.warning("replica_waits_for_room", shard=self._shard, reason=str(error))
+                if self._closing.wait(_WANT_RETRY_S):
+                    raise
 
     def _look_around(self) -> None:
         log = self.store.replica

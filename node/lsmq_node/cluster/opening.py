@@ -48,16 +48,25 @@ class Directory:
             floor = LogFloor(record.floor_lsn, record.epoch if record.leader == self.node else None)
         return ShardStore.open(self.path, self.options, disk=self.disk, replicated=True, floor=floor)
 
-    def open(self, distrust: Distrust) -> tuple[ShardStore, Recovered]:
-        """Blocking. Raises what ``ShardStore.open`` raises, except ``CorruptFile``."""
-        damaged = distrust in (Distrust.LOG, Distrust.ALL)
+    def set_aside(self) -> None:
+        """Put whatever is there aside, but for what was promised and fetched. Blocking. Raises ``OSError``."""
+        record = self._record()
+        _log.error("replica_set_aside", shard=self.shard, path=str(self.path))
+        self._set_aside(record)
+
+    def _record(self) -> ReplicaRecord | None:
         aside = self._being_replaced()
         if aside.exists() and not self.path.exists():
             aside.rename(self.path)
-        record = load_record(self.disk, self.path)
-        if distrust is Distrust.ALL:
-            _log.error("replica_set_aside", shard=self.shard, path=str(self.path))
-            self._set_aside(record)
+        return load_record(self.disk, self.path)
+
+    def open(self, distrust: Distrust) -> tuple[ShardStore, Recovered]:
+        """After :meth:`set_aside` where all is distrusted. Blocking.
+
+        Raises what ``ShardStore.open`` raises, except ``CorruptFile``.
+        """
+        damaged = distrust in (Distrust.LOG, Distrust.ALL)
+        record = self._record()
         try:
             store = self.open_store(record)
         except CorruptFile as error:

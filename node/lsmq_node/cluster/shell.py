@@ -36,6 +36,7 @@ from lsmq_node.replication import events as ev
 from lsmq_node.replication.messages import Hello, Message
 from lsmq_node.storage import Committed, ShardStore
 from lsmq_node.storage.epochs import EPOCH_ENTRY_BYTES
+from lsmq_node.storage.failures import may_pass
 from lsmq_node.storage.wal import Appender
 
 from . import disk_worker as worker
@@ -56,6 +57,8 @@ KEEP_BYTES = 64 * 1024 * 1024
 _APPLY_BYTES = 256 * 1024
 _LOOK_AROUND_S = 1.0
 _REOPEN_DELAY_S = 0.1
+#: Where space, or a descriptor, is wanting.
+_WANT_DELAY_S = 0.5
 _SNAPSHOT_RETRY_S = 1.0
 
 
@@ -175,11 +178,19 @@ class Shell:
     async def _reopen(self, reason: str, distrust: act.Distrust) -> None:
         _log.error("replica_reopens", shard=self.shard, reason=reason, distrusts=distrust.value)
         await self._end(reason)
-        await asyncio.sleep(_REOPEN_DELAY_S)
-        try:
-            await self.open(distrust)
-        except LsmqError as error:
-            self._give_up(error.message)
+        in_place = distrust is not act.Distrust.ALL
+        while not self._closed:
+            await asyncio.sleep(_REOPEN_DELAY_S if self.failure is None else _WANT_DELAY_S)
+            try:
+                if not in_place:
+                    await asyncio.to_thread(self._directory.set_aside)
+                    in_place = True
+                return await self.open(distrust)
+            except (LsmqError, OSError) as error:
+                if self.failure is None:
+                    self._give_up(error.message if isinstance(error, LsmqError) else str(error))
+                if not may_pass(error):
+                    return
 
     def _drop_core(self, reason: str) -> None:
         self.core = None

@@ -52,6 +52,7 @@ class WaitingWrites:
         self._durable: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED_COMMITS)  # LSN and when, growing
         self.added = 0
         self.failed_commits = 0
+        self._dropping = False  # since the last commit
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
@@ -87,10 +88,13 @@ class WaitingWrites:
         """What was committed is applied; or a round has failed."""
         error = event.error
         if error is None:
+            self._dropping = False
             self._lines[Ack.QUORUM].reached(event.round, event.lsn, self._verdict)
         else:
             self.failed_commits += 1
-            _log.error("writes_dropped", shard=self._shard, code=error.code, message=error.message)
+            if not self._dropping:  # Those who go on writing need not fill a disk with log lines.
+                self._dropping = True
+                _log.error("writes_dropped", shard=self._shard, code=error.code, message=error.message)
             for line in self._lines.values():
                 line.dropped(event.round, event.lsn, error)
         touched: dict[int, list[NDArray[Any]]] = {}

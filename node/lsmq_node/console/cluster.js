@@ -5,15 +5,43 @@ import { act, count, el, table } from "/console/drawing.js";
 export async function cluster(into, parts) {
   if (parts.length) return shard(into, parts[0]);
   const place = el("div");
-  into.append(el("h1", {}, "Cluster"), place);
+  into.append(el("h1", {}, "Cluster"), place, ...(drains((await ask("/v1/cluster")).nodes) ?? []));
   await keep(3000, async () => {
     const found = await ask("/v1/cluster");
     place.replaceChildren(
       table("Nodes", ["node", "url", "state", "alive", "#leads", "#replicas", "problems"], found.nodes.map((each) => [each.id, each.url, each.state, alive(each), each.shards_led, each.replicas, each.problems.join("; ")])),
+      el("h2", {}, "Who holds what"), map(found),
       el("h2", {}, "Shards"),
       table("Shards", ["shard", "leader", "#epoch", "in sync", "replicas", "moving to", "problem"], found.shards.map((each) => [
         el("a", { href: address(`/cluster/${each.id}`) }, each.id), each.leader ?? "nobody", count(each.epoch), each.in_sync.join(", "), each.replicas.join(", "), each.target.join(", "), each.problem ?? ""])));
   });
+}
+
+const COLUMNS = 64;
+
+/** Nodes by shards: who leads one, who holds it and has all of it, who is behind. */
+function map(found) {
+  const shards = found.shards.slice(0, COLUMNS);
+  const cell = (node, shard) => {
+    if (shard.leader === node) return el("td", { class: "leads" }, "leads");
+    if (shard.in_sync.includes(node)) return el("td", {}, "in sync");
+    return shard.replicas.includes(node) || shard.adding.includes(node) ? el("td", { class: "behind" }, "behind") : el("td", {});
+  };
+  const head = el("tr", {}, el("th", { scope: "col" }, "node"), shards.map((each) => el("th", { scope: "col", class: "number" }, each.id)));
+  const rows = found.nodes.map((node) => el("tr", {}, el("th", { scope: "row" }, node.id), shards.map((each) => cell(node.id, each))));
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Who holds what" }, el("table", { class: "map" }, el("thead", {}, head), el("tbody", {}, rows)),
+    found.shards.length > COLUMNS ? el("p", { class: "soft" }, `The first ${COLUMNS} shards.`) : null);
+}
+
+/** Draining nodes, or calling that off: buttons that stay while the tables above are drawn anew. */
+function drains(nodes) {
+  const many = nodes.filter((each) => each.state !== "removed");
+  if (many.length < 2) return null;
+  const which = el("select", { name: "node" }, many.map((each) => el("option", { value: each.id }, each.id)));
+  const path = () => `/v1/cluster/nodes/${encodeURIComponent(which.value)}/drain`;
+  return [el("h2", {}, "Take a node out of use"), el("form", { submit: (event) => event.preventDefault() }, el("label", {}, "Node", which),
+    act("Drain", async () => { await ask(path(), { method: "POST" }); return `${which.value} hands over what it leads, and its replicas go to others`; }, true),
+    act("Call off", async () => { await ask(path(), { method: "DELETE" }); return `${which.value} may have replicas again`; }, true))];
 }
 
 const alive = (node) => (node.alive === null ? "not known" : node.alive ? "yes" : "no");

@@ -47,7 +47,7 @@ async function show() {
   const signal = leaving.signal, page = document.getElementById("page");
   const [path, words] = (location.hash.slice(1) || "/").split("?");
   const parts = path.split("/").slice(1).map(decoded);
-  for (const link of document.querySelectorAll("nav a")) {
+  for (const link of document.querySelectorAll("header nav a")) {
     const own = link.getAttribute("href").slice(2);
     if (own === parts[0]) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
@@ -81,6 +81,7 @@ addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
   const to = { o: "#/", t: "#/topics", g: "#/groups", p: "#/producers", c: "#/cluster" }[event.key];
   if (to) location.hash = to;
+  if (event.key === "?") document.getElementById("keys").showModal();
   if (event.key === "/") { const field = document.querySelector("main input"); if (field) { event.preventDefault(); field.focus(); } }
 });
 watchUse(show);

@@ -42,15 +42,20 @@ export function bytes(count) {
 export const count = (value) => Number(value).toLocaleString("en");
 export const when = (ms) => el("time", { datetime: new Date(ms).toISOString() }, new Date(ms).toISOString().replace("T", " ").replace("Z", ""));
 
-/** Base64 as lines of hex digits with what is printable beside. */
-export function hex(base64) {
-  const raw = atob(base64), lines = [];
-  for (let at = 0; at < raw.length; at += 16) {
-    const part = [...raw.slice(at, at + 16)];
-    const digits = part.map((each) => each.charCodeAt(0).toString(16).padStart(2, "0")).join(" ");
-    lines.push(`${at.toString(16).padStart(6, "0")}  ${digits.padEnd(47)}  ${part.map((each) => (each >= " " && each <= "~" ? each : ".")).join("")}`);
-  }
-  return lines.join("\n");
+/** A form of fields, filled in from the address; `go` is given what they say. */
+export function fields(query, shown, go) {
+  const inputs = Object.entries(shown).map(([name, label]) => [name, label, el("input", { name, value: query.get(name) ?? "" })]);
+  return el("form", { submit: (event) => { event.preventDefault(); go(Object.fromEntries(inputs.map(([name, , input]) => [name, input.value]))); } },
+    inputs.map(([, label, input]) => el("label", {}, label, input)), el("button", {}, "Show"));
+}
+
+const UNIT_MS = { s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 };
+
+/** Milliseconds of a time in UTC unless it says otherwise, or of so long ago: 2026-03-01 12:00, -15m. NaN for what is none. */
+export function moment(text) {
+  const back = /^-([0-9]{1,6})([smhd])$/.exec(text);
+  if (back) return Date.now() - Number(back[1]) * UNIT_MS[back[2]];
+  return Date.parse(/(Z|[+-][0-9]{2}:?[0-9]{2})$/.test(text) ? text : `${text.replace(" ", "T")}${text.includes(":") ? "Z" : ""}`);
 }
 
 /** A button that asks to be pressed a second time, and then says what became of it. It works once, or `again` and again. */

@@ -1,10 +1,10 @@
 // Groups: who is in one, how far it is behind, and having it go on from somewhere else.
-import { address, ask, further } from "/console/console.js";
-import { act, count, el, table } from "/console/drawing.js";
+import { address, ask, further, keep } from "/console/console.js";
+import { act, count, el, line, moment, table } from "/console/drawing.js";
 
 const enc = encodeURIComponent;
 const PAGE = 100;
-const UNIT_MS = { s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 };
+const SAMPLES = 720, MOST_LINES = 100;
 const WHERE = { earliest: "the first message kept", latest: "the end", offset: "an offset", time: "a time (UTC), or -15m, -2h, -1d" };
 
 export async function groups(into, parts, query) {
@@ -31,10 +31,28 @@ async function group(into, name, query) {
     into.append(el("p", { class: "soft" }, "It has no members, and had none lately."));
   }
   const wanted = query.get("topic") ? [...new Set([query.get("topic"), ...found.topics.map((each) => each.topic)])] : found.topics.map((each) => each.topic);
-  const lags = await Promise.all(wanted.slice(0, 10).map(async (topic) => [topic, await ask(`/v1/groups/${enc(name)}/lag?topic=${enc(topic)}`)]));
-  if (lags.length) into.append(el("h2", {}, "Behind"), table("Lag", ["topic", "#messages", "#queues behind", "#most of one"], lags.map(([topic, each]) => [topic, count(each.lag), count(each.behind), count(each.largest)])));
+  const behind = el("div");
+  if (wanted.length) into.append(el("h2", {}, "Behind"), behind);
   into.append(el("h2", {}, "Go on from somewhere else"), where(name, query, found.topics[0]?.topic ?? ""));
+  const look = () => lags(behind, name, wanted.slice(0, 10));
+  if (wanted.length) await look();
   if (query.get("to")) await preview(into, name, query, found.members.length);
+  if (wanted.length) await keep(5000, look);
+}
+
+// How far groups were behind when they were looked at, as long as the console is open.
+const known = new Map();
+
+/** How far the group is behind in topics, now and since somebody looks. */
+async function lags(into, name, topics) {
+  const found = await Promise.all(topics.map(async (topic) => [topic, await ask(`/v1/groups/${enc(name)}/lag?topic=${enc(topic)}`)]));
+  into.replaceChildren(table("Lag", ["topic", "#messages", "since this was opened", "#queues behind", "#most of one"], found.map(([topic, each]) => {
+    const key = `${name}\n${topic}`, values = [...(known.get(key) ?? []), each.lag].slice(-SAMPLES);
+    known.delete(key);
+    known.set(key, values);
+    if (known.size > MOST_LINES) known.delete(known.keys().next().value);
+    return [topic, count(each.lag), el("span", { class: "small" }, line(values, `lag in ${topic}`)), count(each.behind), count(each.largest)];
+  })));
 }
 
 /** The form that says where to. What it says stands in the address; a time as one that stays the same. */
@@ -59,12 +77,6 @@ function where(name, query, topic) {
     if (location.hash === next) dispatchEvent(new HashChangeEvent("hashchange")); else location.hash = next;
   };
   return el("form", { submit }, el("label", {}, "Topic", of), el("label", {}, "To", to), el("label", {}, "Which offset or time", at), el("label", {}, "Only queues (0-99,200)", queues), el("button", {}, "Show what changes"), said);
-}
-
-function moment(text) {
-  const back = /^-([0-9]{1,6})([smhd])$/.exec(text);
-  if (back) return Date.now() - Number(back[1]) * UNIT_MS[back[2]];
-  return Date.parse(/(Z|[+-][0-9]{2}:?[0-9]{2})$/.test(text) ? text : `${text.replace(" ", "T")}${text.includes(":") ? "Z" : ""}`);
 }
 
 async function preview(into, name, query, members) {

@@ -75,6 +75,16 @@ def want(path: Path, error: OSError) -> LsmqError:
     return no_space(path) if error.errno in FULL else no_descriptor(path)
 
 
+def may_pass(failure: BaseException) -> bool:
+    """Whether it comes of a want of space or of descriptors: what was tried may succeed later, if the store goes on."""
+    found: BaseException | None = failure
+    while found is not None and not isinstance(found, ShardStopped):
+        if isinstance(found, OSError) and found.errno in WANT:
+            return True
+        found = found.__cause__
+    return False
+
+
 def disk_failed(path: Path, error: OSError) -> ShardStopped:
     """What the disk holds is not known any more."""
     return ShardStopped(

@@ -286,7 +286,8 @@ class LogWriter:
     def truncate(self, lsn: int) -> None:
         """Forget the log from ``lsn``, the start of an entry, on. Durable on return.
 
-        Raises ``InvalidRequest`` for what is applied: that is committed, and never goes.
+        Raises ``InvalidRequest`` for what is applied: that is committed, and never goes; ``DiskFull`` or ``StoreBusy``
+        where there is no room to say so: nothing has changed then, and it can be tried again.
         """
         with self._lock, self._whole():
             self.check_open()
@@ -299,6 +300,12 @@ class LogWriter:
             )
 
     def _truncate(self, lsn: int, kept_lsn: int, failure: LsmqError) -> None:
+        try:
+            self._segments.lower_mark(lsn)  # First, while all is as it was: this alone takes space.
+        except OSError as error:
+            if error.errno in WANT:
+                raise want(self._path, error) from error
+            raise self._write_failed(error, self.written_lsn, survivable=False) from error
         end_lsn = max(self.written_lsn, self._received_lsn)
         self._writing = True
         with self.commits.lock, self.line.lock:

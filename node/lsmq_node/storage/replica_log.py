@@ -116,7 +116,8 @@ class ReplicaLog:
     def leave(self, lsn: int, failure: LsmqError) -> None:
         """Drop what is in line, and what was written beyond ``lsn``, of which nobody was told. Durable on return.
 
-        Whoever waits for what is not committed here gets ``failure``. Raises ``ShardStopped``.
+        Whoever waits for what is not committed here gets ``failure``. Raises ``ShardStopped``; ``DiskFull`` or
+        ``StoreBusy`` as ``truncate`` does.
         """
         self._writer.leave(lsn, failure)
 

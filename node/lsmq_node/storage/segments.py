@@ -52,7 +52,7 @@ class SegmentFiles:
     def note(self, durable_lsn: int | None = None, segments_end_lsn: int = 0, *, closed: bool = False) -> None:
         """Note how far the log is durable, :attr:`final_lsn` unless said, and where its segments end.
 
-        Durable on return. Nothing noted goes back but by :meth:`erase` and :meth:`begin`. Raises ``OSError``.
+        Durable on return. Nothing noted goes back but by :meth:`lower_mark` and :meth:`begin`. Raises ``OSError``.
         """
         with self._mark_lock:
             mark, lsn = self._mark, self.final_lsn() if durable_lsn is None else durable_lsn
@@ -61,6 +61,12 @@ class SegmentFiles:
             wanted = LogMark(max(mark.durable_lsn, lsn), max(mark.segments_end_lsn, segments_end_lsn), closed)
             if wanted != mark:
                 self._store_mark(wanted)
+
+    def lower_mark(self, lsn: int) -> None:
+        """What lies from there on may go: no more than up to ``lsn`` is noted as durable. Raises ``OSError``."""
+        with self._mark_lock:
+            if self._mark is not None and lsn < self._mark.durable_lsn:
+                self._store_mark(LogMark(lsn, self._mark.segments_end_lsn))
 
     def _store_mark(self, mark: LogMark) -> None:
         store_log_mark(self._disk, self._directory.parent, mark)
@@ -187,9 +193,7 @@ class SegmentFiles:
 
     def erase(self, start: int, end: int) -> None:
         """Overwrite ``[start, end)`` with zeros and make that durable: what lay there was never accepted."""
-        with self._mark_lock:
-            if self._mark is not None and start < self._mark.durable_lsn:
-                self._store_mark(LogMark(start, self._mark.segments_end_lsn))
+        self.lower_mark(start)
         zeros = bytes(_PIECE_BYTES)
         while start < end:
             piece = min(end - start, len(zeros))

@@ -31,6 +31,7 @@ from .disk import Clock, Disk, OsDisk, SystemClock
 from .documents import Changes, encode_changes
 from .epochs import epoch_start
 from .failures import refused
+from .first_messages import first_stored_ms
 from .gauges import measure
 from .key_cleaner import KeyCleaner
 from .lapses import Lapses
@@ -436,6 +437,10 @@ class ShardStore:
     def earliest_offsets(self, topic_id: int, queues: U32 | None = None) -> I64:
         """The first offset kept of each queue; of all of them when ``queues`` is None."""
         return self._queries.earliest_offsets(topic_id, queues)
+
+    def first_stored_ms(self, topic_id: int, queues: U32) -> I64:
+        """When the first message of each queue was stored: see :func:`.first_messages.first_stored_ms`."""
+        return first_stored_ms(self._queries, topic_id, queues)
 
     def next_offset(self, topic_id: int, queue: int) -> int:
         """The offset the next record appended to the queue will get; committed or not."""

@@ -36,6 +36,8 @@ _log = structlog.get_logger("lsmq.workqueue")
 _BATCH_MESSAGES = 100
 _BATCH_BYTES = 4 << 20
 _RETRY_S = 1.0
+#: After what nobody expects.
+_FAILED_S = 30.0
 _MAX_REASON = 500
 
 
@@ -107,6 +109,10 @@ class Undertaker:
             except LsmqError as error:
                 _log.info("dead_letters_wait", group=work.group, topic=work.topic.name, code=error.code)
                 await asyncio.sleep(_RETRY_S)
+                self._wake.set()
+            except Exception as error:  # Whatever it is, those that are dead do not wait for another leader.
+                _log.error("dead_letters_fail", group=work.group, topic=work.topic.name, exc_info=error)
+                await asyncio.sleep(_FAILED_S)
                 self._wake.set()
 
     async def _bury_all(self) -> None:

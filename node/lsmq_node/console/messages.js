@@ -1,0 +1,165 @@
+// Messages: found in a topic, read and followed in a queue; what can be done with one, or with all that were found.
+import { address, ask, further, keep } from "/console/console.js";
+import { act, count, el, fields, moment, table, when } from "/console/drawing.js";
+import { body, VIEWS } from "/console/bodies.js";
+
+const enc = encodeURIComponent;
+const FOUND = 50;
+const COPIED = ["key", "key_b64", "tag", "type", "headers"];
+
+/** How bodies are shown stands in the address as well. */
+function views(path, query) {
+  const chosen = query.get("view") ?? "";
+  return el("nav", { class: "orders", "aria-label": "Bodies" }, "Bodies: ", Object.entries(VIEWS).map(([view, said]) =>
+    el("a", { href: address(path, { ...Object.fromEntries(query), view }), "aria-current": view === chosen ? "true" : null }, said)));
+}
+
+function about(message) {
+  const more = { ...message.properties };
+  for (const header of message.headers ?? []) more[header.name] = header.value ?? `base64 ${header.value_b64}`;
+  return Object.entries(more).map(([name, value]) => el("div", {}, `${name}: ${value}`));
+}
+
+/** Messages of a topic, with what can be done with each: sent again, a dead letter to where it was, edited before; or deleted. */
+const shown = (topic, messages, view) => table("Messages", ["#offset", "queue", "stored (UTC)", "key", "tag", "body", "properties", "to do"], messages.map((each) => {
+  const origin = each.properties?.["lsmq-dlq-topic"], place = el("span");
+  return [count(each.offset), each.queue, when(each.stored_ms), each.key ?? (each.key_b64 ? `base64 ${each.key_b64}` : ""), each.tag ?? "", body(each, view), about(each),
+    el("span", { class: "acts" }, act(origin ? "Send back" : "Send again", () => sendAgain(topic, each)),
+      each.body === undefined ? null : el("button", { type: "button", click: (event) => { event.target.disabled = true; place.append(edit(topic, each)); } }, "Edit"),
+      act("Delete", () => remove(topic, [each]).then(() => "deleted")), place)];
+}));
+
+/** Where a message goes once more, and with what: a dead letter to where it was, without what made it one. */
+function again(topic, message) {
+  const of = message.properties ?? {}, origin = of["lsmq-dlq-topic"];
+  if (of["lsmq-dlq-cut"]) throw new Error("its body was cut, and cannot be sent back");
+  const made = { queue: origin ? of["lsmq-dlq-queue-name"] ?? Number(of["lsmq-dlq-queue"]) : message.queue };
+  for (const name of [...COPIED, ...(message.delete ? ["delete"] : ["body", "body_b64"])]) if (message[name] !== undefined && message[name] !== null) made[name] = message[name];
+  made.properties = Object.fromEntries(Object.entries(of).filter(([name]) => !name.startsWith("lsmq-dlq-")));
+  return [origin ?? topic, made];
+}
+
+async function sendAgain(topic, message) {
+  const [where, made] = again(topic, message);
+  const [sent] = await post(where, [made]);
+  return `stored in ${where} at offset ${count(sent.offset)}`;
+}
+
+/** Its body to be changed, and then sent. */
+function edit(topic, message) {
+  const text = el("textarea", { "aria-label": "Body to be sent" });
+  text.value = message.body;
+  return el("div", { class: "edit" }, text, act("Send as it is now", () => sendAgain(topic, { ...message, delete: false, body: text.value })));
+}
+
+async function remove(topic, messages) {
+  const own = `/v1/topics/${enc(topic)}`, numbers = new Map();
+  for (const { queue } of messages) {
+    if (!numbers.has(queue)) numbers.set(queue, typeof queue === "number" ? queue : (await ask(`${own}/queues/${enc(queue)}`)).number);
+  }
+  await ask(`${own}/delete`, { method: "POST", body: { queues: messages.map((each) => numbers.get(each.queue)), offsets: messages.map((each) => each.offset) } });
+}
+
+/** What a search asks for, as the API has it. */
+function asked(query) {
+  const given = new URLSearchParams({ limit: FOUND });
+  for (const name of ["key", "tag", "filter"]) if (query.get(name)) given.set(name, query.get(name));
+  for (const [name, as] of [["from", "from_ms"], ["to", "to_ms"]]) {
+    if (!query.get(name)) continue;
+    const at = moment(query.get(name));
+    if (Number.isNaN(at)) throw new Error(`${query.get(name)} is no time: 2026-03-01 12:00, or -15m`);
+    given.set(as, at);
+  }
+  return given;
+}
+
+/** Messages of a topic that a search finds, and what can be done with all of them. */
+export async function found(into, name, path, query) {
+  const own = `/v1/topics/${enc(name)}/messages`, given = asked(query);
+  if (query.get("after")) given.set("after", query.get("after"));
+  const some = await ask(`${own}?${given}`);
+  into.append(el("h2", {}, "Found"), views(path, query), shown(name, some.messages, query.get("view") ?? ""), further(path, query, some.next) ?? "");
+  if (!some.messages.length && some.next === null) return;
+  const dead = some.messages.some((each) => each.properties?.["lsmq-dlq-topic"]), said = el("span", { role: "status" });
+  const all = async (work, word) => {
+    const to_ms = Date.now() + 1, fixed = asked(query);
+    if (!fixed.has("to_ms")) fixed.set("to_ms", to_ms); // What comes meanwhile, by this as well, is left alone.
+    let done = 0;
+    for (let after = null; ;) {
+      if (after !== null) fixed.set("after", after);
+      const page = await ask(`${own}?${fixed}`);
+      if (page.messages.length) await work(page.messages);
+      done += page.messages.length;
+      said.textContent = `${count(done)} ${word} so far`;
+      if ((after = page.next) === null) { said.textContent = ""; return `${count(done)} ${word}`; }
+    }
+  };
+  into.append(el("h2", {}, "All that match, on all pages"), el("p", {},
+    dead ? act("Send all back and delete them here", () => all((page) => sendBack(name, page), "sent back")) : null, " ",
+    act("Delete all", () => all((page) => remove(name, page), "deleted")), said));
+}
+
+/** Dead letters to where they were, a request for each topic; then they go from here. */
+async function sendBack(name, letters) {
+  const by = new Map();
+  for (const letter of letters) {
+    const [where, made] = again(name, letter);
+    if (!by.has(where)) by.set(where, []);
+    by.get(where).push(made);
+  }
+  for (const [where, messages] of by) await post(where, messages);
+  await remove(name, letters);
+}
+
+/** One queue: its bounds, its messages from an offset on, followed where asked. */
+export async function queue(into, [name, called], query, signal) {
+  const path = `/topics/${enc(name)}/${enc(called)}`, own = `/v1/topics/${enc(name)}/queues/${enc(called)}`;
+  const bounds = await ask(own);
+  const most = bounds.latest, from = query.has("offset") && query.get("offset") !== "" ? Number(query.get("offset")) : Math.max(bounds.earliest, most - 20);
+  const kept = Object.fromEntries(query), view = query.get("view") ?? "";
+  into.append(el("h1", {}, el("a", { href: address(`/topics/${enc(name)}`) }, name), ` / ${called}`),
+    el("p", {}, `Offsets ${count(bounds.earliest)} to ${count(most)}, ${count(most - bounds.earliest)} messages. `,
+      el("a", { href: address(path, { ...kept, offset: bounds.earliest, follow: "" }) }, "The oldest"), " ", el("a", { href: address(path, { ...kept, offset: "", follow: "" }) }, "The newest")),
+    fields(query, { offset: "From offset", tag: "Tag", filter: "Expression" }, (given) => { location.hash = address(path, { ...given, view }); }));
+  into.append(send(name, called));
+  const follow = query.get("follow") === "1";
+  into.append(el("p", {}, el("a", { href: address(path, { ...kept, follow: follow ? "" : "1" }) }, follow ? "Stop following" : "Follow live")), views(path, query));
+  const place = el("div");
+  into.append(place);
+  let list = [], next = from;
+  const read = async (wait) => {
+    const given = new URLSearchParams({ offset: next, max: "50", wait_ms: wait });
+    for (const each of ["tag", "filter"]) if (query.get(each)) given.set(each, query.get(each));
+    const some = await ask(`${own}/messages?${given}`);
+    next = some.next_offset;
+    list = [...list, ...some.messages].slice(-200);
+    if (some.messages.length || !wait) place.replaceChildren(shown(name, list, view));
+  };
+  await read(0);
+  if (follow) await keep(50, () => read(5000), signal);
+  else if (next < most) into.append(el("p", {}, el("a", { href: address(path, { ...kept, offset: next }) }, "Further")));
+}
+
+function send(name, called) {
+  const text = el("textarea", { name: "body", required: true }), key = el("input", { name: "key" }), tag = el("input", { name: "tag" });
+  const said = el("span", { role: "status" });
+  const go = async (event) => {
+    event.preventDefault();
+    const message = { queue: /^[0-9]+$/.test(called) ? Number(called) : called, body: text.value };
+    if (key.value) message.key = key.value;
+    if (tag.value) message.tag = tag.value;
+    try {
+      const [sent] = await post(name, [message]);
+      said.className = "good";
+      said.textContent = sent.offset === null ? "stored, and comes later" : `stored at offset ${count(sent.offset)}`;
+      text.value = "";
+    } catch (error) { said.className = "bad"; said.textContent = error.message; }
+  };
+  return el("details", {}, el("summary", {}, "Send a message"), el("form", { submit: go }, el("label", {}, "Body", text), el("label", {}, "Key of it", key), el("label", {}, "Tag of it", tag), el("button", {}, "Send"), said));
+}
+
+async function post(name, messages) {
+  const path = `/v1/topics/${enc(name)}`, named = (await ask(path)).named;
+  const made = messages.map((each) => ({ ...each, queue: named ? String(each.queue) : each.queue }));
+  return (await ask(`${path}/messages`, { method: "POST", body: { messages: made } })).results;
+}
