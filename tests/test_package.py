@@ -59,6 +59,12 @@ def test_the_wheel_holds_our_packages_typed_and_nothing_else(wheel: Path) -> Non
     assert wheel.stat().st_size < LARGEST_BYTES
 
 
+def test_pytest_finds_the_plugin_in_it(wheel: Path) -> None:
+    with opened(wheel) as (archive, _):
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
+        assert "[pytest11]\nlsmq = lsmq_pytest\n" in archive.read(name).decode() + "\n"
+
+
 def test_an_index_shows_nothing_that_only_a_clone_has(wheel: Path) -> None:
     with opened(wheel) as (_, metadata):
         shown = metadata.get_payload()

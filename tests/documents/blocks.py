@@ -8,7 +8,7 @@ from pathlib import Path
 
 TOP = Path(__file__).parents[2]
 PAGES = [TOP / "README.md", *sorted((TOP / "docs").rglob("*.md"))]
-_BLOCK = re.compile(r"(?:^<!-- not run: (?P<why>.+) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```", re.M | re.S)
+_BLOCK = re.compile(r"(?:^<!-- not run: (?P<why>[^\n]+) -->\n)?^```(?P<language>\w*)\n(?P<code>.*?)^```", re.M | re.S)
 
 
 @dataclass(frozen=True)

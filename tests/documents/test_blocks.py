@@ -36,6 +36,8 @@ FOLLOWED = ("README.md", "docs/index.md", "docs/tutorial.md")
 PYTHON = [block for block in ALL if block.language == "python" and block.why is None]
 PIECES = [block for block in PYTHON if "def test_" not in block.code and "@pytest" not in block.code and not block.file]
 _LIMIT_S = 2 * PATIENCE_S
+#: What a person sees to have happened before he goes on: commands that succeed then.
+AWAITED = {"python kitchen.py &": "lsmq consume trays --queue table.7 && lsmq dlq list orders --group kitchen"}
 
 
 def test_blocks_are_found_and_few_are_not_run() -> None:
@@ -102,6 +104,8 @@ def test_a_page_is_followed_from_top_to_bottom(page: str, tmp_path: Path) -> Non
     script = "\n".join(lines).replace("lsmq serve --data ./data", f"lsmq serve --data ./data --port {port}")
     script = script.replace("127.0.0.1:7600", f"127.0.0.1:{port}")
     assert script.count("lsmq ") > 3
+    for command, done in AWAITED.items():
+        script = script.replace(command, f"{command}\nuntil {done}; do sleep 0.1; done")
     binaries = tmp_path / "bin"
     binaries.mkdir()
     for name, arguments in (("lsmq", "-m lsmq"), ("python", "")):
