@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 import lsmq
-from lsmq import Client, ClientClosed, Producer
+from lsmq import Client, ClientClosed, Consumer, Producer  # As they are, whatever stands in their place for pages.
 
 NUMBERED = ("orders", "payments", "invoices", "mails", "events", "reminders", "jobs", "prices", "locations")
 
@@ -138,7 +138,7 @@ async def given(url: str, page: str, number: int, code: str) -> AsyncIterator[di
 
 
 async def _kitchen(names: dict[str, Any], stack: AsyncExitStack) -> None:
-    async with lsmq.Consumer(names["client"], "orders", group="kitchen") as consumer:
+    async with Consumer(names["client"], "orders", group="kitchen") as consumer:
         await consumer.poll(1)
         await consumer.commit()
 
@@ -155,7 +155,7 @@ async def _more_orders(names: dict[str, Any], stack: AsyncExitStack) -> None:
 
 async def _answered(names: dict[str, Any], stack: AsyncExitStack) -> None:
     """Somebody who answers."""
-    consumer = await stack.enter_async_context(lsmq.Consumer(names["client"], "prices", group="who-answers"))
+    consumer = await stack.enter_async_context(Consumer(names["client"], "prices", group="who-answers"))
 
     async def answer() -> None:
         with contextlib.suppress(ClientClosed):
