@@ -57,14 +57,15 @@ def context_of(message: Message) -> Context:
 class Sending:
     """The span of one call that sends. It ends when the call has, and the batches with its messages have settled."""
 
-    __slots__ = ("_batches", "_over", "headers", "span")
+    __slots__ = ("_batches", "headers", "over", "span")
 
     def __init__(self, span: trace.Span) -> None:
         self.span = span
         #: For the messages that are sent.
         self.headers = tuple((name, value.encode()) for name, value in carrying(span).items())
         self._batches: set[PendingBatch] = set()
-        self._over = False
+        #: Whether the call has returned.
+        self.over = False
 
     def lies_in(self, batch: PendingBatch) -> None:
         """A message of it was put there."""
@@ -76,7 +77,7 @@ class Sending:
 
     def returned(self) -> None:
         """The call has, and puts nothing anywhere any more."""
-        self._over = True
+        self.over = True
         self._look()
 
     def settled(self, batch: PendingBatch) -> None:
@@ -91,12 +92,17 @@ class Sending:
             self.span.set_status(trace.StatusCode.ERROR, str(error))
 
     def _look(self) -> None:
-        if self._over and not self._batches:
+        if self.over and not self._batches:
             self.span.end()
 
 
-#: Of the call that sends in this task.
 _sending: ContextVar[Sending | None] = ContextVar("lsmq_sending", default=None)
+
+
+def _sending_here() -> Sending | None:
+    """Of the call that sends in this task. Tasks that began inside of one, and live on, have its context still."""
+    sending = _sending.get()
+    return None if sending is None or sending.over else sending
 
 
 def carrying(span: trace.Span) -> dict[str, str]:
@@ -120,17 +126,17 @@ class Tracing:
     @property
     def is_sending(self) -> bool:
         """Whether this is inside of :meth:`send`."""
-        return _sending.get() is not None
+        return _sending_here() is not None
 
     @property
     def headers(self) -> tuple[tuple[str, bytes], ...]:
         """What messages of the call carry that sends in this task."""
-        sending = _sending.get()
+        sending = _sending_here()
         return () if sending is None else sending.headers
 
     def placed(self, batch: PendingBatch) -> None:
         """A message of the call that sends in this task was put there."""
-        if (sending := _sending.get()) is not None:
+        if (sending := _sending_here()) is not None:
             sending.lies_in(batch)
 
     async def send(

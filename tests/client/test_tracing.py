@@ -334,6 +334,19 @@ def test_a_client_without_tracing_imports_nothing_of_it(shared_node: NodeProcess
     assert ran.returncode == 0, ran.stderr
 
 
+async def test_what_is_sent_when_a_message_was_stored_is_a_call_of_its_own(
+    shared_node: NodeProcess, spans: Spans
+) -> None:
+    async with Client(shared_node.url, tracing=spans.provider) as client:
+        await client.create_topic("then")
+        async with Producer(client, "then") as producer:
+            receipt = await producer.send("one")
+            receipt.add_done_callback(lambda _: producer.send_nowait("two"))
+            await receipt
+            await producer.flush()
+        assert len(spans.named("send then")) == 2
+
+
 async def test_a_span_of_a_message_ends_with_its_batch(shared_node: NodeProcess, spans: Spans) -> None:
     async with Client(shared_node.url, tracing=spans.provider) as client:
         await client.create_topic("ends")
