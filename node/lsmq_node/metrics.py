@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import (
@@ -155,6 +155,19 @@ class ScrubMetrics(Collector):
             ("damaged_files", "Times a file was found to be damaged.", counts.damaged),
         ):
             yield CounterMetricFamily(f"lsmq_scrub_{name}", text, count)
+
+
+class SpanMetrics(Collector):
+    """What became of spans; none where the node does not trace."""
+
+    def __init__(self, outcomes: Callable[[], Mapping[str, int]] = dict) -> None:
+        self._outcomes = outcomes
+
+    def collect(self) -> Iterable[Metric]:
+        spans = CounterMetricFamily("lsmq_trace_spans", "Spans handed to the collector, or lost.", labels=["outcome"])
+        for outcome, count in {"exported": 0, "failed": 0, **self._outcomes()}.items():
+            spans.add_metric([outcome], count)
+        yield spans
 
 
 class _BrokerCollector(Collector):

@@ -32,7 +32,7 @@ from lsmq_node.groups.metrics import GroupCollector
 from lsmq_node.history import History
 from lsmq_node.letters import LetterService
 from lsmq_node.letters.metrics import LetterCollector
-from lsmq_node.metrics import NodeMetrics, ScrubMetrics
+from lsmq_node.metrics import NodeMetrics, ScrubMetrics, SpanMetrics
 from lsmq_node.monitoring import Monitoring, MonitoringCollector
 from lsmq_node.parts import tell_part
 from lsmq_node.push import PushService
@@ -92,8 +92,7 @@ class Node:
             MonitoringCollector(self.monitoring),
         )
         self.tracing = _tracing(broker)
-        if self.tracing is not None:
-            self.metrics.add(self.tracing)
+        self.metrics.add(SpanMetrics() if self.tracing is None else SpanMetrics(self.tracing.outcomes))
         # In the order of their starts; they end the other way round.
         self._services: tuple[_Service, ...] = (
             *(() if self.tracing is None else (self.tracing,)),

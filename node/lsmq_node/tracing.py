@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 import lsmq
 from lsmq import runtime
@@ -81,7 +78,7 @@ class Traced:
         return self._began_ns + int((moment - self._began) * 1e9)
 
 
-class Tracing(Collector):
+class Tracing:
     """Of a node. A service of it, and a part that is tried again where the collector does not answer."""
 
     def __init__(self, config: NodeConfig, node: str, part: Part) -> None:
@@ -117,11 +114,9 @@ class Tracing(Collector):
             return None
         return Traced(self._tracer, span, verb == "deliver", began, began_ns)
 
-    def collect(self) -> Iterable[Metric]:
-        spans = CounterMetricFamily("lsmq_trace_spans", "Spans handed to the collector, or lost.", labels=["outcome"])
-        spans.add_metric(["exported"], self._exporter.exported)
-        spans.add_metric(["failed"], self._exporter.failed)
-        yield spans
+    def outcomes(self) -> Mapping[str, int]:
+        """How many spans the collector took, and did not."""
+        return {"exported": self._exporter.exported, "failed": self._exporter.failed}
 
     def start(self) -> None:
         """It runs."""
