@@ -21,12 +21,23 @@ LAB = ROOT / "lab"
 PIPELINE = ROOT / "pipeline"
 OURS = ("lsmq_node", "lsmq_coordinator", "lsmq_lab", "lsmq_pipeline")
 # What only the node installs: the light client must work without.
-NODE_ONLY = ("cryptography", "jwt", "kazoo", "numpy", "prometheus_client", "pysyncobj", "sortedcontainers", "structlog")
+NODE_ONLY = (
+    "cryptography",
+    "jwt",
+    "kazoo",
+    "numpy",
+    "opentelemetry",
+    "prometheus_client",
+    "pysyncobj",
+    "sortedcontainers",
+    "structlog",
+)
 
 # For each package, what of ours it may import besides itself. Lower rooms know nothing of upper ones.
 ALLOWED = {
     "lsmq": (),
     "lsmq_command": ("lsmq.cli",),
+    "lsmq_pytest": ("lsmq.errors", "lsmq.runtime", "lsmq.sync", "lsmq.testing"),
     "lsmq_node.storage": (
         "lsmq.differences",
         "lsmq.errors",
@@ -65,6 +76,7 @@ NODE_ROOMS = (
     "connections",
     "metrics",
     "history",
+    "tracing",
     "monitoring",
     "console",
     "rights",

@@ -17,7 +17,18 @@ import pytest
 from support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"lsmq", "lsmq_command", "lsmq_node", "lsmq_coordinator", "lsmq_lab", "lsmq_pipeline", "pyspark_lsmq"}
+PACKAGES = {
+    "lsmq",
+    "lsmq_command",
+    "lsmq_pytest",
+    "lsmq_node",
+    "lsmq_coordinator",
+    "lsmq_lab",
+    "lsmq_pipeline",
+    "pyspark_lsmq",
+}
+#: What programs that use LSMQ are tested with; nothing of our own tests.
+FOR_TESTS = {"lsmq/testing.py", "lsmq_pytest/__init__.py", "lsmq_pytest/py.typed"}
 LARGEST_BYTES = 2 << 20
 
 BUILD = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
@@ -44,8 +55,14 @@ def test_the_wheel_holds_our_packages_typed_and_nothing_else(wheel: Path) -> Non
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
     assert {f"{package}/py.typed" for package in ("lsmq", "lsmq_node")} <= set(names)
-    assert [name for name in names if "test" in name or name.endswith((".pyc", ".so"))] == []
+    assert {name for name in names if "test" in name or name.endswith((".pyc", ".so"))} == FOR_TESTS
     assert wheel.stat().st_size < LARGEST_BYTES
+
+
+def test_pytest_finds_the_plugin_in_it(wheel: Path) -> None:
+    with opened(wheel) as (archive, _):
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/entry_points.txt"))
+        assert "[pytest11]\nlsmq = lsmq_pytest\n" in archive.read(name).decode() + "\n"
 
 
 def test_an_index_shows_nothing_that_only_a_clone_has(wheel: Path) -> None:

@@ -41,6 +41,8 @@ from lsmq.record_batch import Column, Flag, Message, RecordBatch, split_batches
 from lsmq.topics import FETCH_SESSION_HEADER, Topic
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
     from lsmq.message_columns import MessageBatch
 
 OutOfRange = Literal["earliest", "latest", "error"]
@@ -290,6 +292,8 @@ class Fetcher:
         asked_s = runtime.monotonic()
         near = follower_reads.near
         session, self._session = self._session, None  # Whatever happens to this request, it is good only once.
+        tracing = self._client._tracing
+        span = None if tracing is None else tracing.receiving(self._topic.name)
         redirects = options.read_from == "auto" and not follower_reads.held_off and self._has_followers()
         answer = await follower_reads.unless_one_returns(
             self._router.attempt(
@@ -301,13 +305,14 @@ class Fetcher:
                 timeout_s=(options.wait_ms + options.request_timeout_ms) / 1000,
                 silence_s=POLL_SILENCE_S if options.wait_ms else SILENCE_S,
                 params={"from": "auto"} if redirects else None,
+                trace=None if tracing is None or span is None else tracing.carried(span),
                 **self._request(self._leader, near, options.wait_ms, session),
             )
         )
         if answer is None:
             return True
         self._skipped = False
-        fetched = await self._absorb(answer.body, self._leader)
+        fetched = await self._absorb(answer.body, self._leader, span)
         if (token := answer.headers.get(FETCH_SESSION_HEADER)) and not self._skipped:
             self._session = (near, token)
         for url, slots in fetched.elsewhere:
@@ -380,8 +385,11 @@ class Fetcher:
             if slots:
                 self._follower_reads.send(urls[self._turn % len(urls)], slots, manner)
 
-    async def _absorb(self, body: bytes, source: str) -> FetchOutcome:
-        """Buffer an answer. Raises ``Restart`` when positions changed since it was asked for."""
+    async def _absorb(self, body: bytes, source: str, span: Span | None = None) -> FetchOutcome:
+        """Buffer an answer, which ends the ``span`` where there are messages.
+
+        Raises ``Restart`` when positions changed since it was asked for.
+        """
         self._check_generation()
         if not body:
             return FetchOutcome(False)
@@ -396,6 +404,8 @@ class Fetcher:
         self._move(chunk)
         if chunk.spans:
             self._buffer.put(chunk)
+            if span is not None and self._client._tracing is not None:
+                self._client._tracing.received(span, chunk.messages())
         return FetchOutcome(bool(chunk.spans), elsewhere)
 
     def _move(self, chunk: FetchedBatches) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Sized
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lsmq._handler_lanes import Handler, HandlerRun, MessageSource, Order
 from lsmq._lifecycle import Iterated, Starting
@@ -15,11 +15,16 @@ from lsmq._work_in_progress import WorkInProgress
 from lsmq.errors import ClientClosed, InvalidRequest
 from lsmq.record_batch import Message
 
+if TYPE_CHECKING:
+    from lsmq.client import Client
+
 Taken = TypeVar("Taken", bound=Sized)
 
 
 class MessageConsumer(Starting, Iterated[Message]):
     """Reads from ``source``. ``look`` is called before each message is handled."""
+
+    _client: Client
 
     def __init__(self, source: MessageSource, in_progress: WorkInProgress, look: Callable[[], None]) -> None:
         self._source = source
@@ -95,6 +100,8 @@ class MessageConsumer(Starting, Iterated[Message]):
             raise InvalidRequest("this consumer runs a handler already; make another consumer")
         if self._closed:
             return
+        if (tracing := self._client._tracing) is not None:
+            handler = tracing.handling(handler, lambda message: message)
         handling = HandlerRun(
             self._source,
             self._in_progress,

@@ -11,6 +11,7 @@ from lsmq._outages import Attempts
 from lsmq._paths import group_path
 from lsmq._retries import Backoff, Deadline, give_up
 from lsmq._router import POLL_SILENCE_S
+from lsmq._wire_values import message_from_dict
 from lsmq.errors import LsmqError, Unavailable
 from lsmq.filters import MessageFilter
 from lsmq.topics import Topic
@@ -109,9 +110,19 @@ class PopLoop:
                 value["visibility_ms"] = self._visibility_ms
             if self._order is not None:
                 value["order"] = self._order
+            tracing = self._client._tracing
+            span = None if tracing is None else tracing.receiving(topic.name)
             timeout_s = router.request_timeout_s + self._wait_ms / 1000
             answer = await router.attempt(
-                topic, url, shards, "POST", self._path, timeout_s=timeout_s, silence_s=POLL_SILENCE_S, value=value
+                topic,
+                url,
+                shards,
+                "POST",
+                self._path,
+                timeout_s=timeout_s,
+                silence_s=POLL_SILENCE_S,
+                value=value,
+                trace=None if tracing is None or span is None else tracing.carried(span),
             )
         except LsmqError as error:
             if not router.worth_retrying(error):
@@ -127,7 +138,10 @@ class PopLoop:
         self._failing = None
         self._attempts.passed(shards)
         backoff.reset()
-        for message in answer.value()["messages"]:
+        messages = answer.value()["messages"]
+        if tracing is not None and span is not None and messages:
+            tracing.received(span, (message_from_dict({**fields, "topic": topic.name}) for fields in messages))
+        for message in messages:
             self._found(topic, message, asked_at)
 
 

@@ -20,6 +20,7 @@ from lsmq.record_batch import BatchBuilder, Column, Flag, RecordBatch, delayed_i
 
 if TYPE_CHECKING:
     from lsmq._column_builder import ColumnBuilder
+    from lsmq.tracing import Sending
 
 _log = logging.getLogger("lsmq")
 
@@ -68,6 +69,7 @@ class PendingBatch:
         "queues",
         "reserved_bytes",
         "rows",
+        "sendings",
         "settled",
         "shard",
         "stored",
@@ -90,6 +92,8 @@ class PendingBatch:
         self.shard = 0
         self.error: LsmqError | None = None
         self.error_seen = False
+        #: Spans of calls that sent its messages, where they are traced.
+        self.sendings: list[Sending] | None = None
         self._waiters: list[Callable[[], None]] = []
 
     @property
@@ -125,6 +129,8 @@ class PendingBatch:
     def _finish(self) -> None:
         self.builder = None  # frees the bodies; receipts may live long
         self.settled = True
+        for sending in self.sendings or ():
+            sending.settled(self)
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter()

@@ -109,6 +109,8 @@ async def _send_some(
         receipt._parts.append(part)
         size_bytes = int(ends[end - 1]) - done_bytes
         batch.reserved_bytes += size_bytes
+        if producer._tracing is not None:
+            producer._tracing.placed(batch)
         producer._buffered_bytes += size_bytes
         at, done_bytes = end, int(ends[end - 1])
         if part.start == 0:

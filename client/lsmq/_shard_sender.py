@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import astuple, dataclass
 from operator import add
 from typing import TYPE_CHECKING
@@ -46,6 +46,7 @@ from lsmq.topics import Topic
 
 if TYPE_CHECKING:
     from lsmq._column_builder import ColumnBuilder
+    from lsmq.tracing import Tracing
 
 _MAX_SEQUENCE = (1 << 32) - 1
 _log = logging.getLogger("lsmq")
@@ -110,6 +111,7 @@ class ShardSender:
         on_closed: Callable[[], None],
         on_settled: Callable[[PendingBatch], None],
         identity: Identity | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.shard = shard
         #: Of the last message that was added, and of the last one that is stored.
@@ -133,6 +135,7 @@ class ShardSender:
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
         self.broken = False
+        self._tracing = tracing
         self._attempts = Attempts(router.outages, f"sending to topic {topic.name!r}")
         self._new_identity()
 
@@ -241,7 +244,15 @@ class ShardSender:
         return batch.names_block() + packed if isinstance(batch, NamedPendingBatch) else packed
 
     async def _deliver(self, batch: PendingBatch) -> None:
-        """Send one batch until it is stored, refused for good, or out of time."""
+        """Send one batch until it is stored, refused for good, or out of time; in a span of its own, where it is
+        traced."""
+        if self._tracing is None:
+            await self._deliver_as(batch, None)
+            return
+        with self._tracing.batch(self._topic.name, batch) as carried:
+            await self._deliver_as(batch, carried)
+
+    async def _deliver_as(self, batch: PendingBatch, trace: Mapping[str, str] | None) -> None:
         if self._ended is not None:
             self._fail(batch, type(self._ended)(self._ended.message, **self._ended.details))
             return
@@ -258,7 +269,7 @@ class ShardSender:
             leader: str | None = None
             try:
                 leader = self._router.leader(await self._router.current(self._topic, deadline), self.shard)
-                stored = await self._attempt(leader, packed, batch.count, deadline)
+                stored = await self._attempt(leader, packed, batch.count, deadline, trace)
             except (UnknownProducer, OutOfOrderSequence) as error:
                 # The node has lost batches of this producer (asynchronous flush or ack=leader allow that), or
                 # all memory of it. An order gap proves that this batch is not stored. A producer forgotten
@@ -295,7 +306,9 @@ class ShardSender:
         self._new_identity()
         self._fail(batch, self._final(last, may_be_stored, deadline))
 
-    async def _attempt(self, leader: str, packed: bytes, record_count: int, deadline: Deadline) -> RecordBatch:
+    async def _attempt(
+        self, leader: str, packed: bytes, record_count: int, deadline: Deadline, trace: Mapping[str, str] | None
+    ) -> RecordBatch:
         """One request to the shard's leader; the offsets it gave, when it stored the batch, and the numbers of queues
         with names, and which messages are repeats by their ids."""
         options = self._options
@@ -311,6 +324,7 @@ class ShardSender:
             body=packed,
             content_type=NAMED_BATCH if self._topic.named else BATCH,
             accept=BATCH,
+            trace=trace,
         )
         stored = RecordBatch(answer.body, source=f"answer of {leader}")
         if stored.record_count != record_count:

@@ -76,12 +76,20 @@ class Transaction:
 
         Costs a request; :meth:`send_many` sends many in one.
         """
+        tracing = self._producer._client._tracing
+        if tracing is not None and not tracing.is_sending:
+            return await tracing.send(topic, options, lambda traced: self.send(topic, body, **traced))
         await self._send([message_fields(topic, body, **options)])
 
     async def send_many(self, topic: str, messages: Iterable[Body | tuple[Key | None, Body]]) -> None:
         """Store many messages, each a body or a pair of key and body, in one request."""
         check_many(messages)
-        await self._send([message_fields(topic, body, key=key) for key, body in map(key_and_body, messages)])
+        tracing = self._producer._client._tracing
+        if tracing is not None and not tracing.is_sending:
+            return await tracing.send(topic, {}, lambda _: self.send_many(topic, messages))
+        headers = () if tracing is None else tracing.headers
+        pairs = map(key_and_body, messages)
+        await self._send([message_fields(topic, body, key=key, headers=headers) for key, body in pairs])
 
     async def _send(self, messages: list[dict[str, Any]]) -> None:
         if not messages:

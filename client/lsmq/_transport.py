@@ -134,11 +134,13 @@ class Transport:
         topic_id: int | None = None,
         stall_s: float | None = None,
         also: Container[int] = (),
+        trace: Mapping[str, str] | None = None,
     ) -> Response:
         """Send one request. ``value`` is packed as msgpack; ``body`` goes out as it is.
 
         ``topic_id`` is that of the topic in the path or in ``value``. ``stall_s`` bounds the time without any bytes.
-        Answers with a status in ``also`` count as such, and not as errors.
+        Answers with a status in ``also`` count as such, and not as errors. ``trace`` are headers that say of which
+        trace it is.
 
         Raises the node's error, ``ConnectionFailed`` or ``TimedOut``.
         """
@@ -146,6 +148,8 @@ class Transport:
         timeout_s = max(await self._rests.wait(_node(url), timeout_s), LEAST_ATTEMPT_S)
         # Who knows the leaders wants to hear that routes have changed, and not to have requests passed on for ever.
         headers = {"Accept": accept, FORWARD_HEADER: "refuse", **self._credentials.headers()}
+        if trace is not None:
+            headers.update(trace)
         if topic_id is not None:
             headers[TOPIC_ID_HEADER] = str(topic_id)
         if value is not None:
@@ -184,6 +188,7 @@ class Transport:
                         topic_id=topic_id,
                         stall_s=stall_s,
                         also=also,
+                        trace=trace,
                     )
                 if response.status >= 300 and response.status not in also:
                     error = error_from_answer(url, response.status, response.content_type, answered)

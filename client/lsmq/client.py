@@ -8,18 +8,17 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from lsmq._asking import Asking
 from lsmq._credentials import Credentials
 from lsmq._deletes import DeleteRequests, Place
+from lsmq._extras import tracing_of, zookeeper_source
 from lsmq._lifecycle import AsyncCloseable
 from lsmq._outages import OnOutage, Outages
 from lsmq._paths import group_path, quoted, topic_path
 from lsmq._retries import Deadline
-from lsmq._route_documents import DiskCopy, default_cache_directory
-from lsmq._route_table import RouteSource
 from lsmq._router import Router
 from lsmq._single_queues import QueueRequests
 from lsmq._tls import ClientTls
@@ -42,12 +41,14 @@ from lsmq.errors import (
     UnknownMessage,
     UnknownQueue,
     UnknownTopic,
-    ZooKeeperNotInstalled,
 )
 from lsmq.filters import MessageFilter
 from lsmq.messages import FoundMessages, Key, due_of_id
 from lsmq.record_batch import Message, parse_message_id
 from lsmq.topics import Ack, Offsets, OnDiskFull, Overflow, Route, Topic, TopicChanges, TopicUsage
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import TracerProvider
 
 DEFAULT_URL = "http://127.0.0.1:7600"
 DEFAULT_CLUSTER = "lsmq"
@@ -88,6 +89,9 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
     read again when a node takes the token no longer. With neither, the environment counts: ``LSMQ_TOKEN``, then
     ``LSMQ_TOKEN_FILE`` (``docs/security.md``).
 
+    With ``tracing`` (True: the process's own, or a tracer provider of OpenTelemetry) what is sent and received makes
+    spans, and messages carry their traces; needs ``lsmq[otel]`` (``docs/tracing.md``).
+
     Use it as ``async with Client() as client``; it belongs to one event loop.
     """
 
@@ -108,7 +112,9 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         ca: str | Path | None = None,
         cert: str | Path | None = None,
         cert_key: str | Path | None = None,
+        tracing: bool | TracerProvider = False,
     ) -> None:
+        self._tracing = tracing_of(tracing)
         self._outages = Outages(on_outage)
         if urls is None and zookeeper is None:
             zookeeper = os.environ.get("LSMQ_ZOOKEEPER") or None
@@ -129,7 +135,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         source = None
         if zookeeper:
             cluster = cluster or os.environ.get("LSMQ_CLUSTER") or DEFAULT_CLUSTER
-            source = _zookeeper_source(zookeeper, cluster, refresh_s, cache_dir, tls)
+            source = zookeeper_source(zookeeper, cluster, refresh_s, cache_dir, tls)
         self._router = Router(
             self._transport,
             seeds,
@@ -520,6 +526,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
             cert=cert,
             cert_key=cert_key,
         )
+        twin._tracing = self._tracing
         twin._outages.warn = False  # Whoever has a twin says by itself what fails there.
         return twin
 
@@ -559,21 +566,6 @@ async def _together(works: Iterable[Awaitable[T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _zookeeper_source(
-    hosts: str, cluster: str, refresh_s: float, cache_dir: str | Path | None, tls: ClientTls
-) -> RouteSource:
-    try:
-        from lsmq._zookeeper import ZooKeeperRoutes
-    except ModuleNotFoundError as error:
-        raise ZooKeeperNotInstalled(
-            f'routes from ZooKeeper need {error.name}, which is not installed; run: pip install "lsmq[zookeeper]"',
-            missing=error.name,
-        ) from error
-    directory = default_cache_directory() if cache_dir is None else Path(cache_dir) if cache_dir else None
-    copy = None if directory is None else DiskCopy(directory, hosts, cluster)
-    return ZooKeeperRoutes(hosts, cluster, refresh_s=refresh_s, copy=copy, tls=tls.context)
 
 
 def normal_url(text: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from lsmq._error import LsmqError
+from lsmq._extra_errors import TracingNotInstalled, ZooKeeperNotInstalled
 from lsmq._node_errors import SnapshotGone, TooManyFilters, TooManyRequests
 from lsmq._rights_errors import (
     AntiForgeryFailed,
@@ -109,6 +110,7 @@ __all__ = [
     "UnknownTransaction",
     "UnsupportedFormat",
     "UnsupportedMediaType",
+    "TracingNotInstalled",
     "WrongPort",
     "ZooKeeperNotInstalled",
 ]
@@ -487,12 +489,6 @@ class ClientClosed(LsmqError):
     """The client, producer, consumer or store was used after it was closed."""
 
     code = "closed"
-
-
-class ZooKeeperNotInstalled(LsmqError):
-    """Routes from ZooKeeper need ``lsmq[zookeeper]``."""
-
-    code = "zookeeper_not_installed"
 
 
 class StorageError(LsmqError):

@@ -193,6 +193,10 @@ class GroupProducer:
         """
         if type(position) is not int or not 0 <= position <= _MAX_POSITION:
             raise InvalidRequest(f"position is {position!r}; it must be a whole number from 0 to {_MAX_POSITION}")
+        tracing = self._producer._tracing
+        if tracing is not None and not tracing.is_sending:
+            topic = self._producer._name
+            return await tracing.send(topic, options, lambda traced: self.send(body, position=position, **traced))
         await self.start()
         producer = self._producer
         content, key, tag, queue, extras = parts_of(body, options)

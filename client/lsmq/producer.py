@@ -7,6 +7,7 @@ import logging
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
@@ -120,6 +121,7 @@ class Producer:
         if linger_ms < 0:
             raise InvalidRequest(f"linger_ms is {linger_ms}; it must be 0 or more")
         self._client = client
+        self._tracing = client._tracing
         self._name = topic
         self._batch_bytes = batch_bytes
         self._max_buffer_bytes = max_buffer_bytes
@@ -289,6 +291,8 @@ class Producer:
         ``dedupe_id``: see :class:`lsmq.messages.MessageOptions`. Raises ``InvalidRequest``, ``MessageTooLarge``,
         ``UnknownQueue`` and ``ClientClosed`` at once.
         """
+        if self._tracing is not None and not self._tracing.is_sending:
+            return await self._tracing.send(self._name, options, lambda traced: self.send(body, **traced))
         if self._topic is None:
             await self.start()
         key = tag = extras = None
@@ -321,6 +325,8 @@ class Producer:
 
     def send_nowait(self, body: Body, **options: Unpack[MessageOptions]) -> Receipt:
         """Like :meth:`send`, but raises ``BufferFull`` where that would wait. Must be started."""
+        if self._tracing is not None and not self._tracing.is_sending:
+            return self._tracing.send_at_once(self._name, options, lambda traced: self.send_nowait(body, **traced))
         return self._receipt(self._add(*parts_of(body, options)))
 
     def _receipt(self, batch: PendingBatch) -> Receipt:
@@ -343,13 +349,21 @@ class Producer:
         at once; those before it are accepted.
         """
         check_many(messages)
+        if self._tracing is not None and not self._tracing.is_sending:
+            send = partial(
+                self.send_many, messages, tag=tag, queue=queue, delay_ms=delay_ms, deliver_at_ms=deliver_at_ms
+            )
+            return await self._tracing.send(self._name, {}, lambda _: send())
+        headers = () if self._tracing is None else self._tracing.headers
         due_ms = due_value(delay_ms, deliver_at_ms, runtime.wall_ms())
-        extras = Extras(due_ms=due_ms) if due_ms else None
+        extras = Extras(due_ms=due_ms, headers=headers) if due_ms or headers else None
         if self._topic is None:
             await self.start()
         assert self._topic is not None
         receipts = Receipts(self._topic.id)
-        later: MessageOptions = {"delay_ms": delay_ms, "deliver_at_ms": deliver_at_ms} if due_ms else {}
+        later: MessageOptions = {}
+        if extras is not None:
+            later = {"delay_ms": delay_ms, "deliver_at_ms": deliver_at_ms, "headers": headers}
         await send_many(self, messages, receipts, tag, queue, extras, later)
         return receipts
 
@@ -394,7 +408,10 @@ class Producer:
         if self._partitioner is not None and rows.queues is None:
             rows = by_partitioner(rows, self._partitioner, topic, self._key_queues)
         receipt = BatchReceipt(topic.id, rows.count)
-        await send_rows(self, rows, receipt)
+        if self._tracing is None:
+            await send_rows(self, rows, receipt)
+        else:
+            await self._tracing.send(self._name, {}, lambda _: send_rows(self, rows, receipt))
         return receipt
 
     async def _wait_for_space(self, size_bytes: int) -> None:
@@ -517,6 +534,8 @@ class Producer:
         batch.has_ids |= dedupe != 0
         batch.reserved_bytes += size_bytes
         self._buffered_bytes += size_bytes
+        if self._tracing is not None:
+            self._tracing.placed(batch)
         return batch
 
     def _sender_of(self, queue: int) -> ShardSender:
@@ -533,7 +552,14 @@ class Producer:
         if sender is None:
             identity = None if self._identity_of is None else self._identity_of(shard)
             sender = self._senders[shard] = ShardSender(
-                self._client._router, self._topic, shard, self._options, self._on_closed, self._on_settled, identity
+                self._client._router,
+                self._topic,
+                shard,
+                self._options,
+                self._on_closed,
+                self._on_settled,
+                identity,
+                self._tracing,
             )
             self._background.begin(sender.run(), f"lsmq producer {self._name} shard {shard}")
         self._range_senders[self._topic.routes.index(route)] = sender

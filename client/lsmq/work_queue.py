@@ -228,6 +228,8 @@ class WorkQueue(Iterated[Task]):
         """
         if concurrency < 1:
             raise InvalidRequest(f"concurrency is {concurrency}; it must be at least 1")
+        if (tracing := self._client._tracing) is not None:
+            handler = tracing.handling(handler, lambda task: task.message)
         self._hands = concurrency
         workers = BackgroundTasks()
         working = [workers.begin(self._work(handler), f"lsmq worker of {self.topic}") for _ in range(concurrency)]

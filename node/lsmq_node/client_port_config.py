@@ -169,6 +169,26 @@ class ClientPortConfig:
         range=(100, 3_600_000),
         hazard="Too short, and whoever sends such tokens has the issuer asked all the time.",
     )
+    slow_request_ms: int = setting(
+        1_000,
+        "A request that takes longer is logged as `slow_request`, with where its time went; what it is held for until "
+        "there are messages does not count. At most ten lines a second. 0: none is.",
+        range=(0, 3_600_000),
+        hazard="Too short, and the log is full of them.",
+    )
+    trace_endpoint: str | None = setting(
+        None,
+        "URL of an OpenTelemetry collector that takes traces by OTLP over HTTP, such as "
+        "`http://127.0.0.1:4318/v1/traces`; needs `lsmq[otel]` ([tracing](tracing.md)). Left out: nothing is traced.",
+        hazard="Names of topics are told there, and no messages.",
+    )
+    trace_percent: int = setting(
+        0,
+        "Of requests that come without a trace, so many percent begin one. Those that come with one are traced where "
+        "it says that it is sampled.",
+        range=(0, 100),
+        hazard="Time and traffic, for each request that is traced.",
+    )
 
 
 def is_safe_url(url: str) -> bool:

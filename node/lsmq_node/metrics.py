@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import (
@@ -56,12 +56,13 @@ _REPLICA_GAUGES = (
 class Series:
     """Count and time of one operation's requests."""
 
-    __slots__ = ("buckets", "by_status", "seconds")
+    __slots__ = ("buckets", "by_status", "seconds", "slow")
 
     def __init__(self) -> None:
         self.by_status: dict[int, int] = {}
         self.buckets = [0] * (len(BUCKETS_S) + 1)
         self.seconds = 0.0
+        self.slow = 0  # of them, longer than slow_request_ms
 
     def observe(self, status: int, seconds: float) -> None:
         self.by_status[status] = self.by_status.get(status, 0) + 1
@@ -89,9 +90,15 @@ class HttpMetrics(Collector):
             "Time to answer, waiting of long polls included.",
             labels=["operation"],
         )
+        slow = CounterMetricFamily(
+            "lsmq_http_slow_requests",
+            "Requests that took longer than slow_request_ms, waiting of long polls left out.",
+            labels=["operation"],
+        )
         for operation, series in self._series.items():
             if not series.by_status:
                 continue
+            slow.add_metric([operation], series.slow)
             for status, count in sorted(series.by_status.items()):
                 requests.add_metric([operation, str(status)], count)
             total = 0
@@ -100,8 +107,7 @@ class HttpMetrics(Collector):
                 total += count
                 buckets.append((bound, total))
             seconds.add_metric([operation], buckets, series.seconds)
-        yield requests
-        yield seconds
+        yield from (requests, seconds, slow)
 
 
 class DoorMetrics(Collector):
@@ -160,6 +166,19 @@ class ScrubMetrics(Collector):
             ("damaged_files", "Times a file was found to be damaged.", counts.damaged),
         ):
             yield CounterMetricFamily(f"lsmq_scrub_{name}", text, count)
+
+
+class SpanMetrics(Collector):
+    """What became of spans; none where the node does not trace."""
+
+    def __init__(self, outcomes: Callable[[], Mapping[str, int]] = dict) -> None:
+        self._outcomes = outcomes
+
+    def collect(self) -> Iterable[Metric]:
+        spans = CounterMetricFamily("lsmq_trace_spans", "Spans handed to the collector, or lost.", labels=["outcome"])
+        for outcome, count in {"exported": 0, "failed": 0, **self._outcomes()}.items():
+            spans.add_metric([outcome], count)
+        yield spans
 
 
 class _BrokerCollector(Collector):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from lsmq_coordinator.parts import Parts
 from lsmq_node.broker import Broker, Topology, Trims, WaiterTable
@@ -32,7 +32,7 @@ from lsmq_node.groups.metrics import GroupCollector
 from lsmq_node.history import History
 from lsmq_node.letters import LetterService
 from lsmq_node.letters.metrics import LetterCollector
-from lsmq_node.metrics import NodeMetrics, ScrubMetrics
+from lsmq_node.metrics import NodeMetrics, ScrubMetrics, SpanMetrics
 from lsmq_node.monitoring import Monitoring, MonitoringCollector
 from lsmq_node.parts import tell_part
 from lsmq_node.push import PushService
@@ -43,6 +43,9 @@ from lsmq_node.transactions import TransactionService
 from lsmq_node.transactions.metrics import TransactionCollector
 from lsmq_node.workqueue import WorkService
 from lsmq_node.workqueue.metrics import WorkCollector
+
+if TYPE_CHECKING:
+    from lsmq_node.tracing import Tracing
 
 
 class _Service(Protocol):
@@ -88,8 +91,11 @@ class Node:
             ScrubMetrics(self.scrubber.counts),
             MonitoringCollector(self.monitoring),
         )
+        self.tracing = _tracing(broker)
+        self.metrics.add(SpanMetrics() if self.tracing is None else SpanMetrics(self.tracing.outcomes))
         # In the order of their starts; they end the other way round.
         self._services: tuple[_Service, ...] = (
+            *(() if self.tracing is None else (self.tracing,)),
             self.rights,
             self.audit,
             self.groups,
@@ -154,6 +160,17 @@ class Node:
         ports = self.broker.topology.ports()
         damages = [f"shard {port.number}: {damage}" for port in ports for damage in port.store.damage()]
         return [*damages, *self.groups.stalled(), *self.broker.parts.problems(essential=False)]
+
+
+def _tracing(broker: Broker) -> Tracing | None:
+    """None where nothing is traced. Raises ``TracingNotInstalled``."""
+    config = broker.config
+    if config.trace_endpoint is None:
+        return None
+    from lsmq_node.tracing import Tracing  # with OpenTelemetry, which nobody else needs
+
+    name = config.public_url if config.cluster is None else config.cluster.node
+    return Tracing(config, str(name), broker.parts.part("tracing", essential=False))
 
 
 @asynccontextmanager

@@ -46,6 +46,7 @@ _COMMANDS = {
     "repair": "lsmq.cli.repair:repair",
     "tls": "lsmq.cli.tls:tls",
     "pipeline": "lsmq.cli.pipeline:pipeline",
+    "sizing": "lsmq.cli.sizing:sizing",
     "bench": "lsmq.cli.bench:bench",
     "drill": "lsmq.cli.drill:drill",
     "completion": "lsmq.cli.completion:completion",

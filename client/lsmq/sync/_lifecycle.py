@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any, Generic, Self, TypeVar
 
 from lsmq import runtime
@@ -70,7 +71,8 @@ class HandlerThreads:
             handler(item)
 
         async def handle(item: T) -> None:
-            await asyncio.get_running_loop().run_in_executor(pool, inside, item)
+            context = copy_context()  # Of a span, where it is traced.
+            await asyncio.get_running_loop().run_in_executor(pool, context.run, inside, item)
 
         with runtime.ThreadPoolExecutor(concurrency, thread_name_prefix="lsmq-handler") as pool:
             yield handle

@@ -22,6 +22,7 @@ from lsmq.errors import (
 from lsmq_coordinator.auth import VERIFIED
 from lsmq_coordinator.http_status import status_of
 from lsmq_node.broker import Limited, asking, client_of
+from lsmq_node.broker.stages import LIMITS, stage
 from lsmq_node.config import NodeConfig
 from lsmq_node.metrics import HttpMetrics
 from lsmq_node.node import Node
@@ -61,6 +62,7 @@ from .openapi import document
 from .origins import let_pages_read, own_pages
 from .routing import SYSTEM_TAG, Call, Route
 from .sending import send_held
+from .watching import SlowRequests, watched
 
 _PARTS = (
     topics,
@@ -106,10 +108,10 @@ def make_app(node: Node) -> web.Application:
     app[NODE] = node
     node.metrics.add(metrics)
     node.history.watch(metrics)
-    table = route_table(config)
+    table, slow = route_table(config), SlowRequests()
     app[system.OPENAPI_KEY] = document(table, lsmq.__version__)
     for route in table:
-        handler = _handler(route, node, metrics)
+        handler = watched(route, node, metrics, slow, _handler(route, node, metrics))
         for method in route.methods:
             app.router.add_route(method, route.path, handler, name=route.operation)
     node.broker.topology.peers.answer_passed_on(answering_passed_on(app))
@@ -138,8 +140,9 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
             with broker.budget.hold(client) as hold:
                 is_counted = client is not None and route.tag != SYSTEM_TAG
                 if client is not None and is_counted:
-                    await broker.request_pace.wait(client, requests_per_s, 1)
-                    await broker.byte_pace.wait(client, bytes_per_s)
+                    with stage(LIMITS):
+                        await broker.request_pace.wait(client, requests_per_s, 1)
+                        await broker.byte_pace.wait(client, bytes_per_s)
                 asker = Asker(rights, access, _shown_if_any(request, config, access) if asks else _NOTHING)
                 await asker.identify()
                 asking.set(asker.name)
@@ -151,7 +154,8 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
                         connection.seat(allowances).take(asker.name)
                     allowances.add(Limited.OPEN_REQUESTS, asker.name)
                     limited = asker.name
-                    await allowances.pace(limited)
+                    with stage(LIMITS):
+                        await allowances.pace(limited)
                 elif isinstance(connection, HttpConnection):
                     connection.leave_seat()
                 is_admitted = client is not None

@@ -22,6 +22,7 @@ from lsmq.topics import FETCH_SESSION_HEADER, FORWARD_HEADER
 from lsmq_coordinator.http_status import status_of
 from lsmq_node.broker import PassedBack, PassedOn
 from lsmq_node.broker.forwarding import shard_to_ask
+from lsmq_node.broker.stages import stage
 from lsmq_node.config import Forward
 
 from .codec import JSON_TYPE, MSGPACK_TYPE, Format, answer_format, decode
@@ -29,7 +30,7 @@ from .failures import error_answer, failures
 from .routing import Call
 
 #: Headers of a request that mean something to whoever answers it; those of our own beside.
-_HEADERS = frozenset({"accept", "authorization", "content-type"})
+_HEADERS = frozenset({"accept", "authorization", "content-type", "traceparent", "tracestate"})
 _OWN = "lsmq-"
 _NOT_PASSED = (FORWARD_HEADER.lower(), "lsmq-auth", "lsmq-anti-forgery")
 
@@ -46,9 +47,10 @@ async def answered_elsewhere(call: Call, refusal: NotLeader) -> web.StreamRespon
     # What HEAD leaves out is left out by this node: the answer's signature is that of its body.
     method = "GET" if request.method == "HEAD" else request.method
     passed = PassedOn(method, request.rel_url.raw_path_qs, _passed_headers(call), body)
-    found = await broker.forwarder.at_leader(
-        shard, lambda: call.route.handler(call), passed, _refusal_in, repeatable=method == "GET"
-    )
+    with stage("leader"):
+        found = await broker.forwarder.at_leader(
+            shard, lambda: call.route.handler(call), passed, _refusal_in, repeatable=method == "GET"
+        )
     if not isinstance(found, PassedBack):
         return found
     call.hold.resize_made(len(body) + len(found.body))

@@ -44,6 +44,21 @@ def configure(form: LogFormat, process: str | None = None) -> None:
     logging.getLogger().handlers = [_FromLibraries(logging.WARNING)]
 
 
+def configure_in_library() -> None:
+    """Hand the node's events to ``logging`` (loggers ``lsmq.node`` and below), in a process whose program has not said
+    how structlog is to print them: it would print them among the program's own output."""
+    if not structlog.is_configured():
+        structlog.configure(
+            processors=[
+                structlog.contextvars.merge_contextvars,
+                structlog.stdlib.filter_by_level,
+                structlog.processors.KeyValueRenderer(key_order=["event"]),
+            ],
+            logger_factory=structlog.stdlib.LoggerFactory(),
+            wrapper_class=structlog.stdlib.BoundLogger,
+        )
+
+
 class _FromLibraries(logging.Handler):
     """What libraries log, as events. A caller who does not speak HTTP is worth a line, and no traceback; one who went
     away before the end of the answer is counted among the requests (499), and worth nothing here."""

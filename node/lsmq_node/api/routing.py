@@ -22,6 +22,7 @@ from lsmq.queue_names import check_queue_name
 from lsmq.topics import FORWARD_HEADER, TOPIC_ID_HEADER
 from lsmq_coordinator.auth import VERIFIED, Verified
 from lsmq_node.broker import Ack, Hold, ReadFrom
+from lsmq_node.broker.stages import stage
 from lsmq_node.config import Forward, NodeConfig
 from lsmq_node.node import Node
 from lsmq_node.rights import EVERYTHING, Kind
@@ -327,7 +328,8 @@ class Call:
     async def body(self) -> bytes:
         """The request's body, within the limits of size, memory and time. The same again."""
         if self._body is None:
-            self._body = await read_body(self.request, self.hold, self.broker.config, self.workers)
+            with stage("body"):
+                self._body = await read_body(self.request, self.hold, self.broker.config, self.workers)
             if self.proof is not None:
                 self.proof.check_body(self._body)
         return self._body

@@ -13,6 +13,7 @@ import structlog
 from aiohttp import web
 
 from lsmq_node.broker import Broker, Hold
+from lsmq_node.broker.stages import stage
 from lsmq_node.storage import FileRange
 
 from .routing import Call
@@ -64,16 +65,17 @@ async def _send(
     response.content_length = size
     timeout_ms = broker.config.answer_timeout_ms
     try:
-        async with asyncio.timeout(timeout_ms / 1000):
-            await response.prepare(request)
-            for part in _pieces(parts):
-                if not isinstance(part, FileRange):
-                    await response.write(part)
-                elif await _send_range(request, response, part):
-                    broker.sendfile_bytes += part.length
-                else:
-                    raise OSError(f"{part.path} ended before byte {part.position + part.length}")
-            await response.write_eof()
+        with stage("answer"):
+            async with asyncio.timeout(timeout_ms / 1000):
+                await response.prepare(request)
+                for part in _pieces(parts):
+                    if not isinstance(part, FileRange):
+                        await response.write(part)
+                    elif await _send_range(request, response, part):
+                        broker.sendfile_bytes += part.length
+                    else:
+                        raise OSError(f"{part.path} ended before byte {part.position + part.length}")
+                await response.write_eof()
     except ConnectionError:
         raise
     except TimeoutError:

@@ -96,6 +96,25 @@ async def _serve(config: NodeConfig, beside: Beside | None = None) -> None:
         ends.append(signal.SIGHUP)
     for number in ends:
         loop.add_signal_handler(number, stopping.set)
+    async with serving(config) as node:
+        # What is there by now stays: without this, each full collection looks through it, for tens of milliseconds.
+        gc.collect()
+        gc.freeze()
+        if beside is None:
+            announce(node.broker.config, config.data)
+            await stopping.wait()
+        else:
+            await _accompanied(beside, node, stopping)
+    _log.info("stopped")
+
+
+@asynccontextmanager
+async def serving(config: NodeConfig) -> AsyncIterator[Node]:
+    """A node that serves clients in this block; at the end of the block it stops as by SIGTERM.
+
+    Everything of the process is left as it is: signals, the umask, logging, limits. Raises ``LsmqError``, alone or in
+    a group.
+    """
     files = client_files(config)
     tls = None if files is None else Certificates(files)
     with ExitStack() as listening:
@@ -113,19 +132,10 @@ async def _serve(config: NodeConfig, beside: Beside | None = None) -> None:
                 host=config.exposed_host,
                 why="whoever reaches this address may do everything (auth is none)",
             )
-        async with running_node(config) as node:
-            # What is there by now stays: without this, each full collection looks through it, for tens of milliseconds.
-            gc.collect()
-            gc.freeze()
-            async with _listening_http(node, listeners, tls):
-                if beside is None:
-                    announce(config, config.data)
-                    await stopping.wait()
-                else:
-                    await _accompanied(beside, node, stopping)
-                _log.info("stopping", waiters=node.broker.waiters.count)
-                await node.retire()
-    _log.info("stopped")
+        async with running_node(config) as node, _listening_http(node, listeners, tls):
+            yield node
+            _log.info("stopping", waiters=node.broker.waiters.count)
+            await node.retire()
 
 
 async def _accompanied(beside: Beside, node: Node, stopping: asyncio.Event) -> None:
@@ -187,9 +197,14 @@ def client_limits(config: NodeConfig) -> Limits:
 
 def announce(config: NodeConfig, data: Path) -> None:
     """The ready line: scripts wait for it."""
+    print(f"lsmq node ready on {url_of(config)} (data {data})", flush=True)
+
+
+def url_of(config: NodeConfig) -> str:
+    """Where the node serves clients, as it listens."""
     host = f"[{config.host}]" if ":" in config.host else config.host
     scheme = "http" if config.tls_cert is None else "https"
-    print(f"lsmq node ready on {scheme}://{host}:{config.port} (data {data})", flush=True)
+    return f"{scheme}://{host}:{config.port}"
 
 
 def _leaves(group: BaseExceptionGroup[LsmqError]) -> list[LsmqError]:

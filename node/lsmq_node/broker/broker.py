@@ -47,6 +47,7 @@ from .placement import QueueRange, queue_ranges, shard_of, split_by_shard
 from .queue_lists import QueueLists
 from .reads import Reads
 from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
+from .stages import count_messages, stage, under_way
 from .top_queues import QueueRanks
 from .topology import Ack, ShardPort, Topology
 from .waiters import WaiterTable
@@ -72,9 +73,18 @@ async def _all(waits: Sequence[asyncio.Future[None] | None]) -> None:
     """Wait for all commits, then raise what the first failed one raises."""
     futures = [future for future in waits if future is not None]
     if futures:
-        await asyncio.wait(futures)
+        with stage("commit"):
+            await asyncio.wait(futures)
         for future in futures:
             future.result()
+
+
+async def _committed(port: ShardPort, appended: Appended, future: asyncio.Future[None]) -> None:
+    """Wait for one commit: first until it is on this node's disk, then for other replicas."""
+    with stage("commit"):
+        await future
+    if (stages := under_way.get()) is not None and (durable := port.durable_at(appended)) is not None:
+        stages.divide("commit", durable, "replicate")
 
 
 class Broker:
@@ -262,6 +272,7 @@ class Broker:
         """
         self.admission.produce(request)
         topic, batches = request.topic, request.batches
+        count_messages(sum(batch.record_count for _, batch in batches))
         ack = Ack(topic.options.ack) if request.ack is None else request.ack
         ports = await self.writable(topic, [shard for shard, _ in batches], ack)
         begin = self._admit_producers(zip(ports, (batch for _, batch in batches), strict=True))
@@ -270,7 +281,7 @@ class Broker:
             self.allowances.began_producers(begin)
             future = ports[0].wait(appended, ack)
             if future is not None:
-                await future
+                await _committed(ports[0], appended, future)
             return [appended]
         results: list[Appended] = []
         waits = []
@@ -334,6 +345,7 @@ class Broker:
         """
         self.admission.produce(request)
         topic = request.topic
+        count_messages(sum(batch.record_count for _, batch in request.batches))
         ack = Ack(topic.options.ack) if request.ack is None else request.ack
         results = []
         waits = []
@@ -390,7 +402,8 @@ class Broker:
         ports = [self.topology.port(shard) for shard in shards]
         if any(port.store.pressure == "slow" for port in ports):
             self.writes_delayed += 1
-            await asyncio.sleep(self.config.slow_write_delay_ms / 1000)
+            with stage("pressure"):
+                await asyncio.sleep(self.config.slow_write_delay_ms / 1000)
             self.admission.write()
         for port in ports:
             port.check_writable(ack)

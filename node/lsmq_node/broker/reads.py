@@ -27,8 +27,9 @@ from .names import QueueNames
 from .placement import shard_of, split_by_shard
 from .requests import FetchRequest, ReadRequest, Selected
 from .sessions import FetchSessions, Session, SessionPart
+from .stages import WAIT, count_messages, stage
 from .topology import ShardPort, Topology
-from .waiters import WaiterTable
+from .waiters import Waiter, WaiterTable
 
 Result = TypeVar("Result")
 
@@ -251,7 +252,7 @@ class Reads:
             if any(part.is_ready for part in session.parts):
                 continue
             try:
-                with self._waiters.held():
+                with self._waiters.held(), stage(WAIT):
                     async with asyncio.timeout_at(deadline):
                         await session.news.wait()
             except TimeoutError:
@@ -393,7 +394,7 @@ class Reads:
             # Between the read and the registration; no await stands between these two.
             if any(_arrived(request.topic, piece) for piece in pieces):
                 waiter.set()
-            while not _settles(request, found) and await waiter.wait(deadline):
+            while not _settles(request, found) and await _woken(waiter, deadline):
                 waiter.clear()
                 later = await self._read_held(request, pieces, read, hold)
                 _move_on(pieces, later)
@@ -408,6 +409,12 @@ class Reads:
         self, request: ReadRequest | FetchRequest, pieces: Sequence[_Piece], read: Callable[[], Fetched], hold: Hold
     ) -> Fetched:
         """Read with memory reserved: what was asked for while reading, what was found afterwards."""
+        with stage("read"):
+            return await self._read_reserved(request, pieces, read, hold)
+
+    async def _read_reserved(
+        self, request: ReadRequest | FetchRequest, pieces: Sequence[_Piece], read: Callable[[], Fetched], hold: Hold
+    ) -> Fetched:
         async with self._slots:  # So that no more reserve the most they may than can read.
             hold.resize(request.max_bytes)
             found = await self.in_threads(read)
@@ -417,8 +424,14 @@ class Reads:
                 self.as_follower += 1
             hold.resize(found.size_bytes - found.file_bytes)
             if found.record_count:
+                count_messages(found.record_count)
                 self.flow.add(request.topic.name, found.record_count, found.size_bytes)
         return found
+
+
+async def _woken(waiter: Waiter, deadline: float) -> bool:
+    with stage(WAIT):
+        return await waiter.wait(deadline)
 
 
 def _settles(request: ReadRequest | FetchRequest, found: Fetched) -> bool:

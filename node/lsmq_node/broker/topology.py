@@ -74,6 +74,12 @@ class ShardPort(Protocol):
         Call it in the same step of the loop as the append. A caller that is cancelled leaves the write as it is.
         """
 
+    def durable_at(self, appended: Appended) -> float | None:
+        """When a write that was just acknowledged was on this node's disk, on the clock of ``runtime.monotonic``.
+
+        None where nobody else is waited for, or where it is not remembered any more.
+        """
+
     def figures(self) -> dict[str, Any]:
         """What the status page shows of the shard beside the store's statistics; plain values."""
 

@@ -272,6 +272,9 @@ class Replica:
         self._shell.kick()
         return future
 
+    def durable_at(self, appended: Appended) -> float | None:
+        return self._shell.writes.durable_at(appended.lsn)
+
     def _cannot_serve(self) -> LsmqError:
         role = self.role
         if role is Role.TAKING_OVER or role is Role.LEADING:

@@ -74,6 +74,9 @@ class LocalShard:
         self._disk.kick_soon()
         return future
 
+    def durable_at(self, appended: Appended) -> float | None:
+        return None
+
     def figures(self) -> dict[str, Any]:
         return {"role": "leading", "epoch": 1, "serving": self.stopped is None}
 

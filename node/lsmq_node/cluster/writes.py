@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import structlog
 from numpy.typing import NDArray
 
+from lsmq import runtime
 from lsmq.errors import LsmqError
 from lsmq_node.broker.topology import Ack
 from lsmq_node.storage import Appended, Committed
@@ -24,6 +25,8 @@ Verdict = Callable[[], LsmqError | None]
 Touched = Callable[[int, Sequence[NDArray[Any]]], None]
 
 _ALL_ROUNDS = 1 << 62
+#: Group commits of the last moments, to say of a slow write whether it was this disk.
+_REMEMBERED_COMMITS = 256
 
 
 class WaitingWrites:
@@ -46,6 +49,7 @@ class WaitingWrites:
         self._timeout_s = timeout_s
         self._verdict = verdict
         self._lines = {ack: _Line() for ack in Ack}
+        self._durable: deque[tuple[int, float]] = deque(maxlen=_REMEMBERED_COMMITS)  # LSN and when, growing
         self.added = 0
         self.failed_commits = 0
         self._dropping = False  # since the last commit
@@ -68,7 +72,17 @@ class WaitingWrites:
 
     def durable(self, lsn: int) -> None:
         """The leader's own log is on its disk up to there."""
+        self._durable.append((lsn, runtime.monotonic()))
         self._lines[Ack.LEADER].reached(_ALL_ROUNDS, lsn, self._verdict)
+
+    def durable_at(self, lsn: int) -> float | None:
+        """When it was, on the clock of ``runtime.monotonic``; None where that is not remembered."""
+        found = None
+        for durable_lsn, moment in reversed(self._durable):
+            if durable_lsn < lsn:
+                return found
+            found = moment
+        return None
 
     def committed(self, event: Committed) -> None:
         """What was committed is applied; or a round has failed."""

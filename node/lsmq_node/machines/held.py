@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable
 
 from lsmq.errors import LsmqError
+from lsmq_node.broker.stages import WAIT, stage
 
 
 class HeldRequests:
@@ -24,8 +25,9 @@ class HeldRequests:
             self._waiting.setdefault(key, OrderedDict())[future] = None
         self.count += 1
         try:
-            async with asyncio.timeout_at(deadline):
-                await future
+            with stage(WAIT):
+                async with asyncio.timeout_at(deadline):
+                    await future
         except TimeoutError:
             pass
         finally:

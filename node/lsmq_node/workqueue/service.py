@@ -12,6 +12,7 @@ from lsmq.filters import MessageFilter
 from lsmq_node.broker import Broker, Hold
 from lsmq_node.broker.letter_targets import check_target
 from lsmq_node.broker.placement import number_end
+from lsmq_node.broker.stages import count_messages
 from lsmq_node.groups import GroupService
 from lsmq_node.machines import MachineService
 from lsmq_node.storage import Topic
@@ -171,6 +172,7 @@ class WorkService(MachineService[ShardWork]):
             if len(found) >= limit or size_bytes >= max_bytes:
                 break
         if found:
+            count_messages(len(found))
             self.broker.reads.flow.add(works[0].topic.name, len(found), size_bytes)
         return found
 

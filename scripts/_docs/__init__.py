@@ -1,0 +1,1 @@
+"""What ``scripts/docs`` builds the site with."""
