@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
-from lsmq._member_state import Change, MemberState
+from lsmq._member_state import AssignmentChange, MemberState
 from lsmq._rate_limited import RateLimitedWarnings
 from lsmq._retries import Backoff
 from lsmq._work_in_progress import WorkInProgress
@@ -92,7 +92,7 @@ class Heart:
         member: MemberState,
         in_progress: WorkInProgress,
         max_handler_s: float | None,
-        tell: Callable[[Change | LsmqError], None],
+        tell: Callable[[AssignmentChange | LsmqError], None],
     ) -> None:
         self._thread = thread
         self._group = Group(thread.client, group)
@@ -190,13 +190,13 @@ class Heart:
             self._say(as_lsmq_error(error, f"heartbeating in group {self._group.name!r}"))
             self._say(lost)
 
-    def _say(self, news: Change | LsmqError) -> None:
+    def _say(self, news: AssignmentChange | LsmqError) -> None:
         try:
             self._tell(news)
         except RuntimeError as error:
             raise _NobodyThere from error
 
-    async def _beat(self) -> Change | None:
+    async def _beat(self) -> AssignmentChange | None:
         """One heartbeat, held until something is new; ``None`` when there is something to say before."""
         self._nudged.clear()
         self._is_known = True

@@ -18,7 +18,7 @@ ByTopic = Mapping[str, Ranges]
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class AssignmentChange:
     """What is to be done: take over ``gained``, give up ``leaving`` in good order, drop ``lost``, which is gone."""
 
     gained: ByTopic = field(default_factory=dict)
@@ -81,7 +81,7 @@ class MemberState:
 
     # What happens
 
-    def hear(self, answer: Assignment) -> Change:
+    def hear(self, answer: Assignment) -> AssignmentChange:
         """An answer was read."""
         with self._lock:
             owned = dict(self._beat.owned)
@@ -110,22 +110,22 @@ class MemberState:
             self._beat = replace(self._beat, epoch=answer.epoch, version=answer.version, owned=owned)
             self.heartbeat_ms, self.waiting_for = answer.heartbeat_ms, answer.waiting_for
             self.standby = answer.standby
-            return Change(gained, leaving, lost)
+            return AssignmentChange(gained, leaving, lost)
 
-    def lose(self) -> Change:
+    def lose(self) -> AssignmentChange:
         """The group does not know this member any more: it has nothing, and joins again."""
         with self._lock:
             lost = {name: ranges for name, ranges in self._beat.owned.items() if ranges}
             self._beat = replace(self._beat, epoch=0, version=0, owned={})
             self._leaving = []
             self._hint = 0
-            return Change(lost=lost)
+            return AssignmentChange(lost=lost)
 
-    def overdue(self) -> Change:
+    def overdue(self) -> AssignmentChange:
         """Queues that were to be given up long ago are given up now, whatever is done with them still."""
         with self._lock:
             if not self._leaving or self.patience_s is None:
-                return Change()
+                return AssignmentChange()
             limit = runtime.monotonic() - self.patience_s
             lost: dict[str, Ranges] = {}
             for ordered_at, name, ranges in self._leaving:
@@ -133,7 +133,7 @@ class MemberState:
                     lost[name] = union(lost.get(name, NONE), ranges)
             for name, ranges in lost.items():
                 self._give_up(name, ranges)
-            return Change(lost=lost)
+            return AssignmentChange(lost=lost)
 
     def give_up(self, topic: str, ranges: Ranges) -> None:
         """These queues are given up for good."""

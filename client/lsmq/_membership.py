@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from lsmq._heartbeats import Heart, HeartbeatThread
-from lsmq._member_state import ByTopic, Change, MemberState
+from lsmq._member_state import AssignmentChange, ByTopic, MemberState
 from lsmq._named_fetch import NamedSelection
 from lsmq._queue_ranges import NONE, contains, intersect, subtract, union
 from lsmq._reader import Reader
@@ -117,7 +117,7 @@ class Membership:
         self.member = MemberState(hello, patience_s)
         self._thread: HeartbeatThread | None = None
         self._heart: Heart | None = None
-        self._inbox: deque[Change | LsmqError] = deque()
+        self._inbox: deque[AssignmentChange | LsmqError] = deque()
         self._news = asyncio.Event()
         self._joined = False
         self._background = BackgroundTasks(self._broke)
@@ -209,7 +209,7 @@ class Membership:
 
     # News
 
-    def _tell_from_thread(self, news: Change | LsmqError) -> None:
+    def _tell_from_thread(self, news: AssignmentChange | LsmqError) -> None:
         self._inbox.append(news)
         self._loop.call_soon_threadsafe(self.drain)
 
@@ -225,7 +225,7 @@ class Membership:
                 self._joined = True
             self._news.set()
 
-    def _follow(self, change: Change) -> None:
+    def _follow(self, change: AssignmentChange) -> None:
         for topic, ranges in change.lost.items():
             self._drop(topic, ranges)
         if change.lost:

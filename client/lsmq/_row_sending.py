@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lsmq._batch_receipts import BatchPart, BatchReceipt
 from lsmq._column_builder import ColumnBuilder
 from lsmq._receipts import NamedPendingBatch, PendingBatch
-from lsmq._rows import Rows
+from lsmq._rows import MessageRows
 from lsmq.message_columns import column_array
 from lsmq.record_batch import BatchBuilder, Column, Flag
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _OVERHEAD_BYTES = BatchBuilder.RECORD_OVERHEAD_BYTES
 
 
-async def send_rows(producer: Producer, rows: Rows, receipt: BatchReceipt) -> None:
+async def send_rows(producer: Producer, rows: MessageRows, receipt: BatchReceipt) -> None:
     """Put all rows into batches, in order of queue; waits while the buffer is full."""
     lengths = rows.columns[Column.LENGTH]
     assert not isinstance(lengths, int)
@@ -67,7 +67,7 @@ def _by_range(
 
 async def _send_some(
     producer: Producer,
-    rows: Rows,
+    rows: MessageRows,
     some: slice | NDArray[Any],
     queues: NDArray[Any] | None,
     sizes: NDArray[Any],
@@ -117,7 +117,7 @@ async def _send_some(
             await asyncio.sleep(0)  # A new batch: let the batches before it get under way.
 
 
-def _queues_in(batch: PendingBatch, rows: Rows, part: BatchPart) -> NDArray[Any] | int:
+def _queues_in(batch: PendingBatch, rows: MessageRows, part: BatchPart) -> NDArray[Any] | int:
     """The queues of a part as its batch has them: of those with names, their places."""
     if isinstance(batch, NamedPendingBatch):
         assert rows.names is not None

@@ -55,7 +55,7 @@ _TABLE_COLUMNS = {
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class MessageRows:
     """Messages of one call, by row.
 
     ``bodies`` are a list, or lie in one stretch of bytes, from ``starts`` on. ``headers`` are packed, of each or of
@@ -131,7 +131,7 @@ def check_rows(
     ttl_ms: Any,
     *,
     max_message_bytes: int,
-) -> Rows:
+) -> MessageRows:
     """The rows, checked. Raises ``InvalidRequest``, ``MessageTooLarge`` and ``UnknownQueue`` that name the row."""
     given = {
         "queues": queues,
@@ -177,10 +177,12 @@ def check_rows(
             limit_bytes=max_message_bytes,
             row=row,
         )
-    return Rows(count, found, starts, body_lengths, headers, columns, queue_column, names, key_column, hashes, keyed)
+    return MessageRows(
+        count, found, starts, body_lengths, headers, columns, queue_column, names, key_column, hashes, keyed
+    )
 
 
-def by_partitioner(rows: Rows, choose: Partitioner, topic: Topic, key_queues: int) -> Rows:
+def by_partitioner(rows: MessageRows, choose: Partitioner, topic: Topic, key_queues: int) -> MessageRows:
     """The rows, with the queues that the partitioner says. Raises as for queues that are given."""
     keys: Iterable[Key | None] = repeat(None) if rows.keys is None else rows.keys
     bodies = rows.bodies_of(slice(0, rows.count))

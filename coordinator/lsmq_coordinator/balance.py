@@ -45,7 +45,7 @@ _TRIED = 8
 _TAKERS_TRIED = 64
 
 
-class Why(StrEnum):
+class MoveReason(StrEnum):
     """What a move is for. Names reach logs and the API: never renamed."""
 
     REBUILD = "rebuild"
@@ -55,13 +55,13 @@ class Why(StrEnum):
     LOAD = "load"
 
 
-class Move(NamedTuple):
+class ReplicaMove(NamedTuple):
     """What a shard has, or is to have, and what it should have instead; the first of each is the preferred leader."""
 
     shard: int
     former: tuple[str, ...]
     replicas: tuple[str, ...]
-    why: Why
+    why: MoveReason
 
     @property
     def added(self) -> tuple[str, ...]:
@@ -99,7 +99,7 @@ class Situation:
 
 
 #: What belongs together: one move, or the two of an exchange.
-Moves = tuple[Move, ...]
+Moves = tuple[ReplicaMove, ...]
 
 
 def plan(state: ClusterState, situation: Situation) -> Iterator[Moves]:
@@ -142,18 +142,18 @@ class _Layout:
             return False
         return self.situation.fits(node, [other for other in replicas if other != instead_of])
 
-    def replace(self, shard: int, former: str, node: str, why: Why) -> Move:
+    def replace(self, shard: int, former: str, node: str, why: MoveReason) -> ReplicaMove:
         """A replica goes to another node, and leads there if it did."""
         return self.put(shard, tuple(node if one == former else one for one in self.wanted[shard]), why)
 
-    def prefer(self, shard: int, node: str, why: Why) -> Move:
+    def prefer(self, shard: int, node: str, why: MoveReason) -> ReplicaMove:
         """The replica at ``node`` and the one that was preferred change places."""
         first = self.wanted[shard][0]
         swapped = {first: node, node: first}
         return self.put(shard, tuple(swapped.get(one, one) for one in self.wanted[shard]), why)
 
-    def put(self, shard: int, replicas: tuple[str, ...], why: Why) -> Move:
-        move = Move(shard, self.wanted[shard], replicas, why)
+    def put(self, shard: int, replicas: tuple[str, ...], why: MoveReason) -> ReplicaMove:
+        move = ReplicaMove(shard, self.wanted[shard], replicas, why)
         sizes, loads = self.situation.sizes, self.situation.loads
         for nodes, sign in ((move.former, -1), (replicas, 1)):
             for node in nodes:
@@ -190,7 +190,7 @@ def _rebuild(state: ClusterState, layout: _Layout) -> Iterator[Moves]:
             layout.movable.discard(id)
             # The new replica comes last: who leads now is preferred from here on.
             rest = tuple(one for one in layout.wanted[id] if one != node)
-            yield (layout.put(id, (*rest, taker), Why.REBUILD),)
+            yield (layout.put(id, (*rest, taker), MoveReason.REBUILD),)
 
 
 # Counts
@@ -198,7 +198,7 @@ def _rebuild(state: ClusterState, layout: _Layout) -> Iterator[Moves]:
 
 def _even_replicas(layout: _Layout) -> Iterator[Moves]:
     while (found := _from_most_to_least(layout)) is not None:
-        yield (layout.replace(*found, Why.REPLICAS),)
+        yield (layout.replace(*found, MoveReason.REPLICAS),)
 
 
 def _from_most_to_least(layout: _Layout) -> tuple[int, str, str] | None:
@@ -241,7 +241,7 @@ def _even_leaders(layout: _Layout) -> Iterator[Moves]:
         if not chain:
             return
         for shard, node in chain:
-            yield (layout.prefer(shard, node, Why.LEADERS),)
+            yield (layout.prefer(shard, node, MoveReason.LEADERS),)
 
 
 def _chain(layout: _Layout, source: str, counts: Mapping[str, int]) -> list[tuple[int, str]]:
@@ -271,18 +271,18 @@ def _chain(layout: _Layout, source: str, counts: Mapping[str, int]) -> list[tupl
 def _even_bytes(layout: _Layout) -> Iterator[Moves]:
     while (found := _uneven_pair(layout, layout.bytes, UNEVEN_BYTES, _replica_trade)) is not None:
         most, least, given, taken = found
-        moves = [layout.replace(given, most, least, Why.BYTES)]
+        moves = [layout.replace(given, most, least, MoveReason.BYTES)]
         if taken is not None:
-            moves.append(layout.replace(taken, least, most, Why.BYTES))
+            moves.append(layout.replace(taken, least, most, MoveReason.BYTES))
         yield tuple(moves)
 
 
 def _even_load(layout: _Layout) -> Iterator[Moves]:
     while (found := _uneven_pair(layout, layout.load, UNEVEN_BYTES_PER_S, _leader_trade)) is not None:
         most, least, given, taken = found
-        moves = [layout.prefer(given, least, Why.LOAD)]
+        moves = [layout.prefer(given, least, MoveReason.LOAD)]
         if taken is not None:
-            moves.append(layout.prefer(taken, most, Why.LOAD))
+            moves.append(layout.prefer(taken, most, MoveReason.LOAD))
         yield tuple(moves)
 
 
@@ -346,14 +346,14 @@ def _best_trade(
 # What may begin
 
 
-def first_moves(moves: Iterator[Moves], state: ClusterState, alive: Set[str], at_once: int) -> list[Move]:
+def first_moves(moves: Iterator[Moves], state: ClusterState, alive: Set[str], at_once: int) -> list[ReplicaMove]:
     """What of a plan may begin now, so that at most ``at_once`` shards are moved, and each node fills one at a time.
 
     What rests on a move that has to wait waits for the next plan.
     """
     filling = {shard.id: missing for shard in state.shards.values() if (missing := _filling(shard, alive))}
     busy = set[str]().union(*filling.values())
-    touched, chosen, left = set(filling), list[Move](), at_once - len(filling)
+    touched, chosen, left = set(filling), list[ReplicaMove](), at_once - len(filling)
     for together in islice(moves, 8 * at_once if left > 0 else 0):
         added = [node for move in together for node in move.added]
         shards = {move.shard for move in together}

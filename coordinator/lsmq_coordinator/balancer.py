@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from .balance import Move, Moves, Situation, first_moves, plan
-from .election import Progress
+from .balance import Moves, ReplicaMove, Situation, first_moves, plan
+from .election import ReplicaProgress
 from .liveness import FailureDetector
 from .placement import fits_beside
 from .reassignment import MOVES_AT_ONCE, Step, beginning
@@ -58,7 +58,9 @@ class Balancer:
         self._idle: tuple[object, ...] = ()
         self._idle_at = float("-inf")
 
-    def hear(self, node: str, progress: Mapping[int, Progress], sizes: Mapping[int, int] | None, now: float) -> None:
+    def hear(
+        self, node: str, progress: Mapping[int, ReplicaProgress], sizes: Mapping[int, int] | None, now: float
+    ) -> None:
         """A node's heartbeat: how far its logs reach, and now and then how many bytes its replicas take."""
         if sizes is not None:
             self._sizes[node] = sizes
@@ -135,12 +137,12 @@ class Balancer:
         }
 
 
-def _each(moves: Iterator[Moves]) -> Iterator[Move]:
+def _each(moves: Iterator[Moves]) -> Iterator[ReplicaMove]:
     for together in moves:
         yield from together
 
 
-def _shown_move(move: Move, situation: Situation) -> dict[str, Any]:
+def _shown_move(move: ReplicaMove, situation: Situation) -> dict[str, Any]:
     size = situation.sizes.get(move.shard)
     return {
         "shard": move.shard,

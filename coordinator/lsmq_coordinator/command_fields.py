@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .pieces import Pieces
-from .state import ClusterState, Node, Shard, Topic
+from .state import ClusterState, NodeRecord, Shard, TopicRecord
 
 Command = Mapping[str, Any]
 Result = dict[str, Any]
@@ -27,15 +27,15 @@ class Refused(Exception):
 # What a command speaks of
 
 
-def known_node(state: ClusterState, command: Command) -> Node:
-    node: Node | None = state.nodes.get(command["node"])
+def known_node(state: ClusterState, command: Command) -> NodeRecord:
+    node: NodeRecord | None = state.nodes.get(command["node"])
     if node is None:
         raise Refused("unknown_node", f"there is no node {command['node']!r}")
     return node
 
 
-def known_topic(state: ClusterState, command: Command) -> Topic:
-    topic: Topic | None = state.topics.get(command["name"])
+def known_topic(state: ClusterState, command: Command) -> TopicRecord:
+    topic: TopicRecord | None = state.topics.get(command["name"])
     if topic is None or topic.id != command.get("topic_id", topic.id):
         raise Refused("unknown_topic", f"there is no topic {command['name']!r}")
     return topic

@@ -53,13 +53,13 @@ from .state import (
     MAX_URL_BYTES,
     REMEMBERED_RESULTS,
     UNCLAIMED,
+    ClusterSettings,
     ClusterState,
-    Member,
-    Node,
+    InSyncMember,
+    NodeRecord,
     NodeState,
-    Settings,
     Shard,
-    Topic,
+    TopicRecord,
     grown_ranges,
 )
 
@@ -129,7 +129,7 @@ def _bootstrap(state: ClusterState, command: Command) -> Change:
     if state.bootstrapped:
         raise Refused("already_bootstrapped", f"the cluster {state.settings.cluster!r} was founded before")
     fields = command["settings"]
-    settings = Settings(
+    settings = ClusterSettings(
         text(fields["cluster"], "cluster", MAX_NAME_BYTES),
         number(fields["shards"], "shards", 1, MAX_SHARDS),
         number(fields["replicas"], "replicas", 1, MAX_REPLICAS),
@@ -159,7 +159,7 @@ def _bootstrap(state: ClusterState, command: Command) -> Change:
         if leader not in replicas:
             raise Refused("invalid_command", f"shard {id}: the leader {leader!r} is none of {list(replicas)}")
         number(len(replicas), f"number of replicas of shard {id}", settings.min_in_sync, MAX_REPLICAS)
-        in_sync = tuple(Member(node, UNCLAIMED) for node in replicas)
+        in_sync = tuple(InSyncMember(node, UNCLAIMED) for node in replicas)
         shards[id] = Shard(id, replicas, leader, epoch=1, in_sync=in_sync, version=1)
     return replace(state, settings=settings, nodes=frozen(nodes), shards=Pieces(shards)), {}
 
@@ -215,7 +215,7 @@ def _create_topic(state: ClusterState, command: Command) -> Change:
     _check_topics_version(state, command)
     if len(state.topics) >= MAX_TOPICS:
         raise Refused("limit_reached", f"the cluster has {MAX_TOPICS} topics, the most it can have")
-    topic = Topic(
+    topic = TopicRecord(
         state.next_topic_id,
         name,
         queues,
@@ -371,9 +371,9 @@ def _with_node_state(state: ClusterState, command: Command, wanted: NodeState) -
     return replace(state, nodes=with_entry(state.nodes, node.id, replace(node, state=wanted))), {}
 
 
-def _node(id: str, fields: Mapping[str, Any], voter: bool) -> Node:
+def _node(id: str, fields: Mapping[str, Any], voter: bool) -> NodeRecord:
     text(id, "node id", MAX_NAME_BYTES)
     url = text(fields["url"], "url", MAX_URL_BYTES)
     host, rack = (text(fields[name], name, MAX_LABEL_BYTES) if fields.get(name) else "" for name in ("host", "rack"))
     internal_url = text(fields["internal_url"], "internal_url", MAX_URL_BYTES)
-    return Node(id, url, internal_url, voter, host=host, rack=rack)
+    return NodeRecord(id, url, internal_url, voter, host=host, rack=rack)

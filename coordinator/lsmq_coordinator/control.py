@@ -30,15 +30,15 @@ from lsmq.errors import InvalidRequest, LsmqError, TimedOut, Unavailable
 from .auth import ClusterSecret
 from .clocks import ClockOffset
 from .control_http import ControlHttp, Unreachable
-from .election import Progress
+from .election import ReplicaProgress
 from .errors import ControlStopped, NoControlLeader
-from .heartbeats import Heartbeat, HeartbeatAnswer, told
-from .lease import Lease
+from .heartbeats import HeartbeatAnswer, NodeHeartbeat, told
+from .lease import NodeLease
 from .overseer import Overseer
 from .overview import overview
 from .parts import Parts, kept
 from .raft_control import RaftControl, StateCallback, _registered, pack_command
-from .shared_question import SharedQuestion
+from .shared_question import CoalescedQuery
 from .state import EMPTY, ClusterState
 from .tls import Certificates
 
@@ -83,7 +83,7 @@ class ControlClient:
         raft: RaftControl | None = None,
         overseer: Overseer | None = None,
         timing: ControlTiming = ControlTiming(),
-        progress: Callable[[], Mapping[int, Progress] | None] = lambda: None,
+        progress: Callable[[], Mapping[int, ReplicaProgress] | None] = lambda: None,
         problems: Callable[[], Sequence[str]] = lambda: (),
         sizes: Callable[[], Mapping[int, int]] = dict,
         parts: Parts | None = None,
@@ -101,12 +101,12 @@ class ControlClient:
         self.life = runtime.token_hex(16)
         self._state = EMPTY
         self._leader: str | None = None
-        self._lease = Lease()
+        self._lease = NodeLease()
         self._unleased_since = runtime.monotonic()
         self._clock_offset = ClockOffset()
         self._told: HeartbeatAnswer | None = None
         self._told_at = float("-inf")
-        self._question = SharedQuestion(self._ask_version)
+        self._question = CoalescedQuery(self._ask_version)
         self._on_change: list[StateCallback] = []
         self._on_lease: list[LeaseCallback] = []
         self._changed = asyncio.Event()
@@ -431,10 +431,10 @@ class ControlClient:
         progress = self._progress()
         if self.holds_lease():
             self._unleased_since = sent
-        beat = Heartbeat(
+        beat = NodeHeartbeat(
             self.node,
             self.life,
-            None if progress is None else {id: Progress(*held) for id, held in progress.items()},
+            None if progress is None else {id: ReplicaProgress(*held) for id, held in progress.items()},
             well=self._raft is None or self._raft.failure is None,
             leased=self.holds_lease(),
             clock_ms=0.0 if leader == self.node else self._clock_offset.ms,

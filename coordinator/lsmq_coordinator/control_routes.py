@@ -30,7 +30,7 @@ from lsmq.errors import InvalidRequest, LsmqError, Unavailable
 
 from . import death
 from .auth import ClusterSecret
-from .heartbeats import Heartbeat
+from .heartbeats import NodeHeartbeat
 from .http_status import status_of
 from .overseer import Overseer
 from .raft_control import RaftControl
@@ -150,7 +150,7 @@ class _Handlers:
         return {"result": await self._raft.submit(body["command"], timeout_ms / 1000)}
 
     async def heartbeat(self, request: web.Request) -> dict[str, Any]:
-        return self._overseer.heartbeat(Heartbeat.from_dict(await _body(request))).to_dict()
+        return self._overseer.heartbeat(NodeHeartbeat.from_dict(await _body(request))).to_dict()
 
     async def died(self, request: web.Request) -> dict[str, Any]:
         content = await request.content.read(death.MAX_NOTICE_BYTES)

@@ -14,10 +14,10 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .election import Progress, choose_successor
+from .election import ReplicaProgress, choose_successor
 from .state import ClusterState, Shard
 
-Reports = Mapping[str, Mapping[int, Progress]]
+Reports = Mapping[str, Mapping[int, ReplicaProgress]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ class Flaw(IntFlag):
     FULL = 2  # Its disk is: it takes no writes.
 
 
-class Progress(NamedTuple):
+class ReplicaProgress(NamedTuple):
     """What a node reports of a replica: the last epoch in its log, where the log is durable to, which life of it acts,
     and up to where it knows the log to be committed.
 
@@ -52,7 +52,7 @@ class Transfer:
 def choose_candidate(
     shard: Shard,
     alive: Set[str],
-    progress: Mapping[str, Progress] | None = None,
+    progress: Mapping[str, ReplicaProgress] | None = None,
     preferred: str | None = None,
     loads: Mapping[str, int] | None = None,
 ) -> str | None:
@@ -78,7 +78,7 @@ def choose_candidate(
 def choose_successor(
     shard: Shard,
     alive: Set[str],
-    progress: Mapping[str, Progress],
+    progress: Mapping[str, ReplicaProgress],
     min_in_sync: int,
     resting: Set[str] = frozenset(),
 ) -> str | None:
@@ -96,7 +96,7 @@ def choose_successor(
     return choose_candidate(shard, working - resting, progress) if len(working) >= min_in_sync else None
 
 
-def may_lead(shard: Shard, node: str, report: Progress | None) -> bool:
+def may_lead(shard: Shard, node: str, report: ReplicaProgress | None) -> bool:
     """Whether the in-sync set lists the node as what it reports to be, and that is the life that is registered."""
     start = shard.start_of(node)
     if report is None or start is None or not start.confirmed:
@@ -105,7 +105,7 @@ def may_lead(shard: Shard, node: str, report: Progress | None) -> bool:
     return lives and shard.listed(node) in (UNCLAIMED, report.incarnation)
 
 
-def why_leaderless(shard: Shard, alive: Set[str], progress: Mapping[str, Progress]) -> str:
+def why_leaderless(shard: Shard, alive: Set[str], progress: Mapping[str, ReplicaProgress]) -> str:
     """Why nobody can be elected for a shard, and what helps, in words."""
     reasons = []
     for node in shard.in_sync_nodes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .election import Progress
+from .election import ReplicaProgress
 from .state import Shard
 
 FIRST_S = 0.1
@@ -27,7 +27,7 @@ class ElectionPace:
     def __init__(self) -> None:
         self._tried: dict[int, _Tried] = {}
 
-    def is_due(self, shard: Shard, reports: Mapping[str, Mapping[int, Progress]], now: float) -> bool:
+    def is_due(self, shard: Shard, reports: Mapping[str, Mapping[int, ReplicaProgress]], now: float) -> bool:
         """Whether another election of the shard may be held; it is, then. One led somewhere when the leader's log has
         its epoch: what came before is forgiven."""
         tried = self._tried.get(shard.id)

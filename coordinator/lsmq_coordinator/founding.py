@@ -7,7 +7,7 @@ from typing import Any
 
 from .election import place_replicas
 from .placement import places_of
-from .state import Node
+from .state import NodeRecord
 
 
 def founding_command(
@@ -29,7 +29,7 @@ def founding_command(
     """
     holding = sorted(id for id, node in nodes.items() if not node.get("only_votes"))
     labelled = [
-        Node(id, "", "", True, host=nodes[id].get("host", ""), rack=nodes[id].get("rack", "")) for id in holding
+        NodeRecord(id, "", "", True, host=nodes[id].get("host", ""), rack=nodes[id].get("rack", "")) for id in holding
     ]
     placed = place_replicas(holding, shards, replicas, first_leaders, places_of(labelled))
     return {

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from .election import Flaw, Progress, choose_successor
+from .election import Flaw, ReplicaProgress, choose_successor
 from .state import ClusterState
 
-Reports = Mapping[str, Mapping[int, Progress]]
+Reports = Mapping[str, Mapping[int, ReplicaProgress]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .clocks import deviations
-from .election import Progress
+from .election import ReplicaProgress
 
 #: Of a node's problems the first so many are told, each cut to so many characters.
 MAX_PROBLEMS = 16
@@ -18,7 +18,7 @@ MAX_PROBLEM_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class NodeHeartbeat:
     """``life`` of ``node`` runs.
 
     Attributes:
@@ -33,7 +33,7 @@ class Heartbeat:
 
     node: str
     life: str
-    progress: Mapping[int, Progress] | None = None
+    progress: Mapping[int, ReplicaProgress] | None = None
     well: bool = True
     leased: bool = True
     clock_ms: float | None = None
@@ -53,13 +53,13 @@ class Heartbeat:
         }
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Heartbeat:
+    def from_dict(cls, fields: Mapping[str, Any]) -> NodeHeartbeat:
         """Raises ``KeyError``, ``TypeError`` or ``ValueError``."""
         progress, clock_ms, sizes = fields["progress"], fields["clock_ms"], fields.get("sizes")
         return cls(
             str(fields["node"]),
             str(fields["life"]),
-            None if progress is None else {int(id): Progress(*map(int, held)) for id, held in progress.items()},
+            None if progress is None else {int(id): ReplicaProgress(*map(int, held)) for id, held in progress.items()},
             bool(fields["well"]),
             bool(fields["leased"]),
             None if clock_ms is None else float(clock_ms),
@@ -127,7 +127,7 @@ class Told:
         self.clocks_ms: Mapping[str, float] = {}
         self._ahead_ms: dict[str, float] = {}
 
-    def heard(self, beat: Heartbeat) -> None:
+    def heard(self, beat: NodeHeartbeat) -> None:
         """``problems`` and ``clocks_ms`` are made anew where they change: many are answered with the same."""
         if self.problems.get(beat.node, ()) != beat.problems:
             self.problems = {**self.problems, beat.node: beat.problems}

@@ -22,7 +22,7 @@ from lsmq import runtime
 from lsmq.errors import CorruptFile, DataDirectoryLocked, DataDirectoryUnusable
 
 from .raft_outbox import SaveEntry, SaveSnapshot, SaveState, Write
-from .raft_records import MAGIC, Damaged, encode_snapshot, encode_synced, encode_write, replay
+from .raft_records import MAGIC, JournalDamaged, encode_snapshot, encode_synced, encode_write, replay
 from .raft_terms import MAX_SNAPSHOT_BYTES, HardState, Loaded
 
 
@@ -38,7 +38,7 @@ class JournalFull(JournalFailed):
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
 
 
-class Disk(Protocol):
+class JournalDisk(Protocol):
     """What makes a file durable. Drills and tests put slow and failing ones here."""
 
     def sync(self, fd: int) -> None: ...
@@ -49,7 +49,7 @@ class _OsDisk:
         os.fsync(fd)
 
 
-OS_DISK: Disk = _OsDisk()
+OS_DISK: JournalDisk = _OsDisk()
 
 
 class DelayedDisk:
@@ -81,7 +81,7 @@ def _failed(path: Path, error: OSError) -> JournalFailed:
 class Journal:
     """The file of one voter. All calls come from one thread at a time; the sizes may be read from any."""
 
-    def __init__(self, directory: Path, disk: Disk = OS_DISK) -> None:
+    def __init__(self, directory: Path, disk: JournalDisk = OS_DISK) -> None:
         """Opens or makes the file. Raises ``CorruptFile``, ``DataDirectoryLocked``, ``DataDirectoryUnusable``."""
         self._directory, self._disk = directory, disk
         self._path = directory / "JOURNAL"
@@ -122,7 +122,7 @@ class Journal:
         content = self._path.read_bytes()
         try:
             self._loaded, self._end = replay(content)
-        except Damaged as damaged:
+        except JournalDamaged as damaged:
             raise CorruptFile(
                 f"{self._path}: damaged at byte {damaged.position}: {damaged}. A voter that does not know what it "
                 "promised must not vote. Remove this file to let it start anew from the other voters: it votes again "

@@ -12,9 +12,9 @@ from lsmq.errors import CorruptFile
 
 from .raft_records import (
     RECORD_BYTES,
-    Damaged,
-    Kind,
-    Record,
+    JournalDamaged,
+    JournalKind,
+    JournalRecord,
     records,
     replay,
     unpack_index,
@@ -30,26 +30,26 @@ def dump_journal(path: Path) -> Iterator[dict[str, Any]]:
         yield {"position": position, "kind": record.kind.name.lower(), **_fields(record)}
     try:
         _, end = replay(content)
-    except Damaged as damaged:
+    except JournalDamaged as damaged:
         raise CorruptFile(
             f"{path}: damaged at byte {damaged.position}: {damaged}", file=str(path), position=damaged.position
         ) from damaged
     yield {"end": end, "torn_bytes": len(content) - end}
 
 
-def _fields(record: Record) -> dict[str, Any]:
+def _fields(record: JournalRecord) -> dict[str, Any]:
     match record.kind:
-        case Kind.STATE:
+        case JournalKind.STATE:
             state = unpack_state(record.content)
             return {"term": state.term, "vote": state.vote, "whole": state.whole, "starts": state.life[0]}
-        case Kind.ENTRY:
+        case JournalKind.ENTRY:
             index, term, command = unpack_position(record.content)
             return {"index": index, "term": term, "op": _op(command), "bytes": RECORD_BYTES + len(record.content)}
-        case Kind.CUT:
+        case JournalKind.CUT:
             return {"from_index": unpack_index(record.content)}
-        case Kind.SYNCED:
+        case JournalKind.SYNCED:
             return {"durable_bytes": record.durable, "commit_index": unpack_index(record.content)}
-        case Kind.SNAPSHOT:
+        case JournalKind.SNAPSHOT:
             index, term, state_bytes = unpack_position(record.content)
             return {"index": index, "term": term, "bytes": len(state_bytes)}
         case _:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Set
 
-from .election import Progress, may_lead, why_leaderless
+from .election import ReplicaProgress, may_lead, why_leaderless
 from .state import ClusterState, Shard
 
 #: An ordinary election is over long before.
@@ -22,7 +22,7 @@ class LeaderlessShards:
         self._since: dict[int, float] = {}
 
     def look(
-        self, state: ClusterState, alive: Set[str], reports: Mapping[str, Mapping[int, Progress]], now: float
+        self, state: ClusterState, alive: Set[str], reports: Mapping[str, Mapping[int, ReplicaProgress]], now: float
     ) -> None:
         """To be called now and then. What changes is logged."""
         found = {}
@@ -40,7 +40,7 @@ class LeaderlessShards:
         self.reasons = found
 
 
-def _why(shard: Shard, alive: Set[str], progress: Mapping[str, Progress]) -> str | None:
+def _why(shard: Shard, alive: Set[str], progress: Mapping[str, ReplicaProgress]) -> str | None:
     leader = shard.leader
     report = progress.get(leader or "")
     if leader in alive and report is not None and (report.incarnation, report.start) == shard.leading:

@@ -9,7 +9,7 @@ _MAX_PROMISES = 64
 
 
 @dataclass(slots=True)
-class Lease:
+class NodeLease:
     """``moment``: nothing was decided against this node up to then that it does not know. Never goes back."""
 
     moment: float = float("-inf")

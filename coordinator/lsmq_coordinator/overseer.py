@@ -18,11 +18,11 @@ from lsmq.errors import LsmqError
 from .balancer import Balancer, BalanceTiming
 from .commands import MAX_BATCH
 from .deaf_leaders import DeafLeaders, DeafTiming
-from .election import Progress, choose_candidate, leader_counts, may_lead, spread_leaders
+from .election import ReplicaProgress, choose_candidate, leader_counts, may_lead, spread_leaders
 from .election_pace import ElectionPace
 from .errors import NoControlLeader, NodeRuns, NotControlLeader
 from .full_disks import FullDisks, FullTiming
-from .heartbeats import Heartbeat, HeartbeatAnswer, Told
+from .heartbeats import HeartbeatAnswer, NodeHeartbeat, Told
 from .leaderless import LeaderlessShards
 from .liveness import FailureDetector, LivenessTiming
 from .raft_control import RaftControl
@@ -35,7 +35,7 @@ from .witness import Witness
 _log = logging.getLogger(__name__)
 
 #: What each node reported last of its replicas, by shard.
-Reports = Mapping[str, Mapping[int, Progress]]
+Reports = Mapping[str, Mapping[int, ReplicaProgress]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Overseer:
         self._detector = FailureDetector(timing.liveness)
         #: The life of each node that is known to have ended last, whoever leads: the next leader may need it at once.
         self._ended: dict[str, str] = {}
-        self._reports: dict[str, Mapping[int, Progress]] = {}
+        self._reports: dict[str, Mapping[int, ReplicaProgress]] = {}
         #: Shards whose epochs up to the one given cannot be led.
         self._asked: dict[int, int] = {}
         self._pace = ElectionPace()
@@ -107,7 +107,7 @@ class Overseer:
 
     # What nodes report
 
-    def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
+    def heartbeat(self, beat: NodeHeartbeat) -> HeartbeatAnswer:
         """A node says that it runs, and how. Raises when not the leader.
 
         Only the life that the cluster has agreed on is heard, and given a lease: else a leader of the control plane

@@ -7,7 +7,7 @@ from typing import Any
 from .election import leader_counts
 from .heartbeats import HeartbeatAnswer
 from .placement import places_of, problem
-from .state import ClusterState, Node
+from .state import ClusterState, NodeRecord
 
 _SILENCE = (
     "the node that was asked has heard of no leader of the control plane for a while, and without one nobody may lead: "
@@ -36,7 +36,7 @@ def overview(
     voters = ", ".join(sorted(node.id for node in state.nodes.values() if node.voter))
     silence = _SILENCE.format(voters=voters) if silent and told is None else None
 
-    def node_entry(node: Node) -> dict[str, Any]:
+    def node_entry(node: NodeRecord) -> dict[str, Any]:
         return {
             "id": node.id,
             "url": node.url,

@@ -16,25 +16,25 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .state import ClusterState, Node, NodeState
+from .state import ClusterState, NodeRecord, NodeState
 
 
-class Place(NamedTuple):
+class NodePlace(NamedTuple):
     """Where a node is. ``rack`` is empty where racks do not count."""
 
     host: str
     rack: str = ""
 
 
-Places = Mapping[str, Place]
+Places = Mapping[str, NodePlace]
 
 
-def places_of(nodes: Iterable[Node]) -> dict[str, Place]:
+def places_of(nodes: Iterable[NodeRecord]) -> dict[str, NodePlace]:
     """The place of each node, by its id."""
     known = list(nodes)
     holding = [node for node in known if node.state is NodeState.ACTIVE]
     racks = all(node.rack for node in holding)
-    return {node.id: Place(node.host or node.id, node.rack if racks else "") for node in known}
+    return {node.id: NodePlace(node.host or node.id, node.rack if racks else "") for node in known}
 
 
 def host_count(places: Places) -> int:
@@ -42,8 +42,8 @@ def host_count(places: Places) -> int:
     return len({place.host for place in places.values()})
 
 
-def place_of(places: Places, node: str) -> Place:
-    return places.get(node) or Place(node)
+def place_of(places: Places, node: str) -> NodePlace:
+    return places.get(node) or NodePlace(node)
 
 
 def fits(places: Places, chosen: Iterable[str], node: str) -> bool:

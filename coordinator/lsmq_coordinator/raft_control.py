@@ -23,9 +23,9 @@ from lsmq.errors import AddressInUse, InvalidRequest, TimedOut, Unavailable
 from .auth import ClusterSecret
 from .commands import apply
 from .errors import ControlStopped, NoControlLeader, NotControlLeader
-from .journal import FULL, OS_DISK, Disk, Journal
+from .journal import FULL, OS_DISK, Journal, JournalDisk
 from .parts import Part
-from .raft_terms import MAX_COMMAND_BYTES, Outcome, RaftTiming, Role
+from .raft_terms import MAX_COMMAND_BYTES, ProposalOutcome, RaftRole, RaftTiming
 from .state import EMPTY, ClusterState
 from .tls import Certificates
 from .voter import RaftStatus, Voter
@@ -52,7 +52,7 @@ class RaftConfig:
     #: Where to listen, when not at the node's own address of ``voters``.
     bind: str | None = None
     timing: RaftTiming = RaftTiming()  # noqa: RUF009
-    disk: Disk = OS_DISK
+    disk: JournalDisk = OS_DISK
     #: What voters show each other; None where nothing is encrypted.
     tls: Certificates | None = None
 
@@ -216,7 +216,7 @@ class RaftControl:
         loop, future = self._loop, self._loop.create_future()
         self._pending.add(future)
 
-        def decided(result: Any, outcome: Outcome) -> None:
+        def decided(result: Any, outcome: ProposalOutcome) -> None:
             _post(loop, _resolve, future, result, outcome)
 
         try:
@@ -228,14 +228,14 @@ class RaftControl:
         finally:
             self._pending.discard(future)
         match outcome:
-            case Outcome.APPLIED:
+            case ProposalOutcome.APPLIED:
                 assert isinstance(result, dict)
                 return result
-            case Outcome.BUSY:
+            case ProposalOutcome.BUSY:
                 raise Unavailable(
                     "too many control commands are waiting, or their disk is too slow; send it again later"
                 )
-            case Outcome.UNKNOWN:
+            case ProposalOutcome.UNKNOWN:
                 raise _unknown("this voter got a snapshot instead of the log")
             case _:
                 raise self._no_leader()
@@ -374,7 +374,7 @@ def _unknown(why: str) -> TimedOut:
     return TimedOut(f"the outcome of the control command is unknown ({why}); repeat it with the same request_id")
 
 
-def _resolve(future: asyncio.Future[Any], result: Any, outcome: Outcome) -> None:
+def _resolve(future: asyncio.Future[Any], result: Any, outcome: ProposalOutcome) -> None:
     if not future.done():
         future.set_result((result, outcome))
 
@@ -396,4 +396,4 @@ def _registered(callbacks: list[Any], callback: Any) -> Callable[[], None]:
     return end
 
 
-__all__ = ["RaftConfig", "RaftControl", "RaftStatus", "RaftTiming", "Role"]
+__all__ = ["RaftConfig", "RaftControl", "RaftStatus", "RaftTiming", "RaftRole"]

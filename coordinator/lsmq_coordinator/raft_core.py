@@ -25,11 +25,11 @@ from collections.abc import Sequence
 from lsmq import runtime
 
 from .raft_following import Assembly, judge_append
-from .raft_kept import Kept
+from .raft_kept import RaftKept
 from .raft_leading import Leading, majority
 from .raft_messages import (
-    Append,
     AppendAnswer,
+    AppendEntries,
     Message,
     PreVote,
     PreVoteAnswer,
@@ -40,8 +40,8 @@ from .raft_messages import (
     VoteAnswer,
 )
 from .raft_outbox import Write
-from .raft_pace import Pace
-from .raft_terms import MAX_COMMAND_BYTES, Entry, Loaded, RaftTiming, Role
+from .raft_pace import RaftPace
+from .raft_terms import MAX_COMMAND_BYTES, Loaded, RaftEntry, RaftRole, RaftTiming
 
 
 class RaftCore:
@@ -52,11 +52,11 @@ class RaftCore:
     ) -> None:
         """``loaded.snapshot`` is for the caller: its state machine begins with it."""
         self.name, self.peers = name, sorted(set(voters) - {name})
-        self.pace = Pace(timing, random)
+        self.pace = RaftPace(timing, random)
         self._timing = timing
-        self.kept = Kept(loaded, random)
+        self.kept = RaftKept(loaded, random)
         self.log = self.kept.log
-        self.role: Role = Role.FOLLOWER
+        self.role: RaftRole = RaftRole.FOLLOWER
         self.leader: str | None = None
         self.leader_heard = -math.inf
         self.leading: Leading | None = None
@@ -124,7 +124,7 @@ class RaftCore:
         self.kept.written(number)
         if self.leading is not None:
             self._commit_on(self.leading)
-        elif self.role is Role.CANDIDATE:
+        elif self.role is RaftRole.CANDIDATE:
             self._count(now)
         elif self.leader is not None and self.kept.durable > durable:
             self._acknowledge(self.leader)
@@ -134,7 +134,7 @@ class RaftCore:
         assert 0 < len(command) <= MAX_COMMAND_BYTES, f"a command of {len(command)} bytes"
         if self.leading is None or self.kept.overloaded or self.kept.undecided:
             return None
-        entry = Entry(self.log.last_index + 1, self.term, command)
+        entry = RaftEntry(self.log.last_index + 1, self.term, command)
         self.kept.add(entry)
         return entry.index, entry.term
 
@@ -155,7 +155,7 @@ class RaftCore:
             case Vote():
                 self._vote(sender, message, now)
             case _ if message.term < self.term and not isinstance(message, PreVoteAnswer):
-                if isinstance(message, Append | SnapshotPart):
+                if isinstance(message, AppendEntries | SnapshotPart):
                     # A leader that was replaced while it was away learns of it.
                     self.kept.outbox.send(sender, AppendAnswer(self.term, False, 0, 0, message.stamp))
             case _:
@@ -171,10 +171,10 @@ class RaftCore:
                     self._granted.add(sender)
                     self._count(now)
             case VoteAnswer():
-                if message.granted and self.role is Role.CANDIDATE and self._asked_term is None:
+                if message.granted and self.role is RaftRole.CANDIDATE and self._asked_term is None:
                     self._granted.add(sender)
                     self._count(now)
-            case Append():
+            case AppendEntries():
                 self._follow(sender, now)
                 self._append(sender, message)
             case SnapshotPart():
@@ -195,13 +195,13 @@ class RaftCore:
 
     def _campaign(self, now: float) -> None:
         """Ask whether an election could be won: only then is one called."""
-        if self.role is Role.CANDIDATE:
+        if self.role is RaftRole.CANDIDATE:
             if self._asked_term is None and not self.kept.state_written:
                 # Another round would only give the disk more to do.
                 self._deadline = now + self.pace.shortest_s
                 return
             self._failed_rounds += 1
-        self.role, self.leader = Role.CANDIDATE, None
+        self.role, self.leader = RaftRole.CANDIDATE, None
         self._asked_term, self._granted = self.term + 1, {self.name}
         self._round_began, self._deadline = now, now + self.pace.question_s(self._failed_rounds)
         for peer in self.peers:
@@ -287,7 +287,7 @@ class RaftCore:
         self.kept.save(term=term, vote=vote)
 
     def _step_down(self) -> None:
-        self.role, self.leader, self.leading = Role.FOLLOWER, None, None
+        self.role, self.leader, self.leading = RaftRole.FOLLOWER, None, None
         self._asked_term, self._granted = None, set()
         self._proven, self._echo = 0, -math.inf
         self._assembly.drop()
@@ -301,11 +301,11 @@ class RaftCore:
     # Leading
 
     def _lead(self, now: float) -> None:
-        assert self.kept.state.vote == self.name and self.role is Role.CANDIDATE
-        self.role, self.leader, self._failed_rounds = Role.LEADER, self.name, 0
+        assert self.kept.state.vote == self.name and self.role is RaftRole.CANDIDATE
+        self.role, self.leader, self._failed_rounds = RaftRole.LEADER, self.name, 0
         self.leading = Leading(self.term, self.log, self.peers, self._timing, now)
         self._judged_from = now
-        self.kept.add(Entry(self.log.last_index + 1, self.term, b""))
+        self.kept.add(RaftEntry(self.log.last_index + 1, self.term, b""))
         self._lead_on(self.leading, now)
 
     def _lead_on(self, leading: Leading, now: float) -> None:
@@ -327,13 +327,13 @@ class RaftCore:
     # Following
 
     def _follow(self, leader: str, now: float) -> None:
-        assert self.role is not Role.LEADER, f"{leader} leads term {self.term}, which {self.name} leads"
-        if self.role is Role.CANDIDATE:
+        assert self.role is not RaftRole.LEADER, f"{leader} leads term {self.term}, which {self.name} leads"
+        if self.role is RaftRole.CANDIDATE:
             self._step_down()
         self.leader, self.leader_heard, self._failed_rounds = leader, now, 0
         self._deadline = now + self.pace.election_s()
 
-    def _append(self, leader: str, message: Append) -> None:
+    def _append(self, leader: str, message: AppendEntries) -> None:
         self._echo = message.stamp
         verdict = judge_append(message, self.log, self.kept.commit)
         refused = bool(verdict.entries) and self.kept.overloaded
@@ -391,7 +391,7 @@ class RaftCore:
             return False
         if new and self.leading is not None:
             self.leading.reborn(peer)
-        if self.role is Role.CANDIDATE:
+        if self.role is RaftRole.CANDIDATE:
             self._ask(peer)
         self._failed_rounds = 0
         return True

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import crc32c
 
 from .raft_log import RaftLog
-from .raft_messages import Append, SnapshotPart
-from .raft_terms import Entry
+from .raft_messages import AppendEntries, SnapshotPart
+from .raft_terms import RaftEntry
 
 
 class Diverged(Exception):
@@ -20,42 +20,42 @@ class Diverged(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AppendVerdict:
     """``proven``: the last entry that the message proves equal, None when it does not fit: try after ``hint``.
     Entries from ``cut`` on go, ``entries`` come."""
 
     proven: int | None
     hint: int = 0
     cut: int | None = None
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[RaftEntry, ...] = ()
 
 
-def judge_append(message: Append, log: RaftLog, commit: int) -> Verdict:
+def judge_append(message: AppendEntries, log: RaftLog, commit: int) -> AppendVerdict:
     """What an AppendEntries means for a log. Raises ``Diverged`` when a committed entry would go."""
     previous, entries = message.previous, message.entries
     if previous < log.base_index:
         # What the snapshot stands for is committed, and so equal.
         entries = entries[log.base_index - previous :]
         if not entries:
-            return Verdict(min(previous + len(message.entries), log.base_index))
+            return AppendVerdict(min(previous + len(message.entries), log.base_index))
         previous = log.base_index
         if entries[0].index != previous + 1:
             raise Diverged(f"entries from {entries[0].index} on were sent behind {message.previous}")
     elif (known := log.term_at(previous)) != message.previous_term:
         if known is not None and previous <= commit:
             raise Diverged(f"entry {previous} is committed with term {known}, not {message.previous_term}")
-        return Verdict(None, hint=_before_term(log, previous, known, commit))
+        return AppendVerdict(None, hint=_before_term(log, previous, known, commit))
     same = 0
     while same < len(entries) and log.term_at(entries[same].index) == entries[same].term:
         same += 1
     rest = entries[same:]
     proven = previous + len(entries)
     if not rest:
-        return Verdict(proven)
+        return AppendVerdict(proven)
     first = rest[0].index
     if first <= commit:
         raise Diverged(f"entry {first} is committed with term {log.term_at(first)}, not {rest[0].term}")
-    return Verdict(proven, cut=first if first <= log.last_index else None, entries=rest)
+    return AppendVerdict(proven, cut=first if first <= log.last_index else None, entries=rest)
 
 
 def _before_term(log: RaftLog, previous: int, known: int | None, commit: int) -> int:

@@ -10,7 +10,7 @@ from lsmq import runtime
 
 from .raft_log import RaftLog
 from .raft_outbox import Outbox, SaveCut, SaveEntry, SaveSnapshot, SaveState
-from .raft_terms import Entry, Loaded, Snapshot
+from .raft_terms import Loaded, RaftEntry, Snapshot
 
 #: Entries kept behind a snapshot, in memory, for voters that are a little late.
 KEPT_ENTRIES, KEPT_BYTES = 1_024, 1 << 20
@@ -30,7 +30,7 @@ class Restore:
     content: bytes
 
 
-class Kept:
+class RaftKept:
     """Invariant: ``applied <= commit <= log.last_index``; what is at most ``durable`` is on this voter's disk."""
 
     def __init__(self, loaded: Loaded, random: runtime.Random) -> None:
@@ -66,7 +66,7 @@ class Kept:
 
     # The log
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: RaftEntry) -> None:
         self.log.append(entry)
         self.outbox.write(SaveEntry(entry))
 
@@ -98,13 +98,13 @@ class Kept:
         self.log.restart(index, term)
         entries = self.log.after(index, ALL, ALL)
         number = self.outbox.write(SaveSnapshot(Snapshot(index, term, lambda: content), self.state, entries))
-        self.outbox.written_with(number, (Entry(index, term, b""), *entries))
+        self.outbox.written_with(number, (RaftEntry(index, term, b""), *entries))
         self.commit = self.applied = index
         self._restore = Restore(index, content)
 
-    def take_committed(self) -> list[Entry | Restore]:
+    def take_committed(self) -> list[RaftEntry | Restore]:
         """What is to be applied, in order."""
-        taken: list[Entry | Restore] = [] if self._restore is None else [self._restore]
+        taken: list[RaftEntry | Restore] = [] if self._restore is None else [self._restore]
         self._restore = None
         taken += self.log.after(self.applied, ALL, self.commit - self.applied)
         self.applied = self.commit

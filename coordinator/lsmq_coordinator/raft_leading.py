@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import crc32c
 
 from .raft_log import RaftLog
-from .raft_messages import MAX_ENTRIES, Append, AppendAnswer, SnapshotAnswer, SnapshotPart
-from .raft_terms import MAX_SNAPSHOT_BYTES, Entry, RaftTiming
+from .raft_messages import MAX_ENTRIES, AppendAnswer, AppendEntries, SnapshotAnswer, SnapshotPart
+from .raft_terms import MAX_SNAPSHOT_BYTES, RaftEntry, RaftTiming
 
 MAX_APPEND_BYTES = 1 << 20
 #: Sent to one voter and not answered yet.
@@ -63,7 +63,7 @@ class Leading:
 
     # Sending
 
-    def messages(self, now: float, commit: int, whole: bool) -> Iterator[tuple[str, Append | SnapshotPart]]:
+    def messages(self, now: float, commit: int, whole: bool) -> Iterator[tuple[str, AppendEntries | SnapshotPart]]:
         """What should leave: signs of life when it is time, and entries that did not leave yet."""
         beat = now >= self._beat
         if beat:
@@ -80,9 +80,9 @@ class Leading:
                 term = self._log.term_at(previous)
                 assert term is not None, f"the leader sends from {previous}, where its log does not reach"
                 progress.next += len(entries)
-                yield peer, Append(self.term, previous, term, entries, commit, now, whole)
+                yield peer, AppendEntries(self.term, previous, term, entries, commit, now, whole)
 
-    def _entries(self, progress: FollowerProgress) -> tuple[Entry, ...]:
+    def _entries(self, progress: FollowerProgress) -> tuple[RaftEntry, ...]:
         last = progress.next - 1
         if last >= self._log.last_index:
             return ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .raft_terms import Entry
+from .raft_terms import RaftEntry
 
 #: What an entry takes besides its command, about.
 ENTRY_BYTES = 29
@@ -13,9 +13,9 @@ ENTRY_BYTES = 29
 class RaftLog:
     """Invariant: indexes count up by one from the base, terms never fall, committed entries are never cut."""
 
-    def __init__(self, base_index: int, base_term: int, entries: Iterable[Entry] = ()) -> None:
+    def __init__(self, base_index: int, base_term: int, entries: Iterable[RaftEntry] = ()) -> None:
         self.base_index, self.base_term = base_index, base_term
-        self._entries: list[Entry] = []
+        self._entries: list[RaftEntry] = []
         #: Bytes of all entries ever appended, up to and with each; differences are what counts.
         self._ends: list[int] = []
         self._start_bytes = 0
@@ -49,13 +49,13 @@ class RaftLog:
         position = index - self.base_index
         return self._ends[position - 1] if position > 0 else self._start_bytes
 
-    def append(self, entry: Entry) -> None:
+    def append(self, entry: RaftEntry) -> None:
         assert entry.index == self.last_index + 1, f"entry {entry.index} does not follow entry {self.last_index}"
         assert entry.term >= self.last_term, f"entry {entry.index} falls from term {self.last_term} to {entry.term}"
         self._ends.append(self._end_of(self.last_index) + len(entry.command) + ENTRY_BYTES)
         self._entries.append(entry)
 
-    def after(self, index: int, max_bytes: int, max_count: int) -> tuple[Entry, ...]:
+    def after(self, index: int, max_bytes: int, max_count: int) -> tuple[RaftEntry, ...]:
         """Entries behind ``index``, which is not below the base: at least one, where there is one."""
         assert index >= self.base_index, f"entries from {index} on are no longer there"
         first = index - self.base_index

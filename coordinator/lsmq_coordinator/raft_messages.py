@@ -11,7 +11,7 @@ import typing
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from .raft_terms import MAX_COMMAND_BYTES, MAX_SNAPSHOT_BYTES, Entry
+from .raft_terms import MAX_COMMAND_BYTES, MAX_SNAPSHOT_BYTES, RaftEntry
 
 MAX_ENTRIES = 1_024
 
@@ -52,13 +52,13 @@ class VoteAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
+class AppendEntries:
     """Entries behind ``previous``; none in a mere sign of life."""
 
     term: int
     previous: int
     previous_term: int
-    entries: tuple[Entry, ...]
+    entries: tuple[RaftEntry, ...]
     commit: int
     stamp: float
     whole: bool
@@ -107,14 +107,24 @@ class Resigned:
     term: int
 
 
-Message = PreVote | PreVoteAnswer | Vote | VoteAnswer | Append | AppendAnswer | SnapshotPart | SnapshotAnswer | Resigned
+Message = (
+    PreVote
+    | PreVoteAnswer
+    | Vote
+    | VoteAnswer
+    | AppendEntries
+    | AppendAnswer
+    | SnapshotPart
+    | SnapshotAnswer
+    | Resigned
+)
 
 _KINDS: dict[int, type[Message]] = {
     1: PreVote,
     2: PreVoteAnswer,
     3: Vote,
     4: VoteAnswer,
-    5: Append,
+    5: AppendEntries,
     6: AppendAnswer,
     7: SnapshotPart,
     8: SnapshotAnswer,
@@ -132,8 +142,8 @@ def pack(message: Message) -> list[Any]:
     """The message as plain values for a frame."""
     kind = type(message)
     values = [_NUMBERS[kind], *(getattr(message, name) for name in _NAMES[kind])]
-    if isinstance(message, Append):
-        place = 1 + _NAMES[Append].index("entries")
+    if isinstance(message, AppendEntries):
+        place = 1 + _NAMES[AppendEntries].index("entries")
         values[place] = [(entry.index, entry.term, entry.command) for entry in message.entries]
     return values
 
@@ -150,7 +160,7 @@ def unpack(content: Any) -> Message | None:
         return None
     message = _KINDS[content[0]](*given)
     match message:
-        case Append():
+        case AppendEntries():
             return _checked_append(message)
         case SnapshotPart():
             fits = message.offset + len(message.part) <= message.total <= MAX_SNAPSHOT_BYTES
@@ -159,14 +169,14 @@ def unpack(content: Any) -> Message | None:
             return message
 
 
-def _checked_append(message: Append) -> Append | None:
+def _checked_append(message: AppendEntries) -> AppendEntries | None:
     """With entries that follow one another and never fall in term, or None."""
-    entries: list[Entry] = []
+    entries: list[RaftEntry] = []
     index, term = message.previous, message.previous_term
     for given in message.entries:
         if not isinstance(given, tuple) or [type(value) for value in given] != [int, int, bytes]:
             return None
-        entry = Entry(*given)
+        entry = RaftEntry(*given)
         if entry.index != index + 1 or not term <= entry.term <= message.term or len(entry.command) > MAX_COMMAND_BYTES:
             return None
         index, term = entry.index, entry.term

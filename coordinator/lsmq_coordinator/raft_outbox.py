@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from .raft_log import ENTRY_BYTES
 from .raft_messages import Message
-from .raft_terms import Entry, HardState, Snapshot
+from .raft_terms import HardState, RaftEntry, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class SaveEntry:
-    entry: Entry
+    entry: RaftEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class SaveSnapshot:
 
     snapshot: Snapshot
     state: HardState
-    entries: tuple[Entry, ...]
+    entries: tuple[RaftEntry, ...]
 
 
 Write = SaveEntry | SaveCut | SaveState | SaveSnapshot
@@ -49,7 +49,7 @@ class Outbox:
         self._writes: list[Write] = []
         self.queued = self.written = 0
         #: Entries that are not durable yet, in the order of their writes.
-        self._entries: list[tuple[int, Entry]] = []
+        self._entries: list[tuple[int, RaftEntry]] = []
         self.unwritten_bytes = 0
         self._ready: list[tuple[str, Message]] = []
         self._held: dict[tuple[str, type[Message]], tuple[int, Message]] = {}
@@ -70,11 +70,11 @@ class Outbox:
                 pass
         return self.queued
 
-    def written_with(self, number: int, entries: tuple[Entry, ...]) -> None:
+    def written_with(self, number: int, entries: tuple[RaftEntry, ...]) -> None:
         """These are what of the log is not durable before the write ``number`` is."""
         self._keep([(number, entry) for entry in entries])
 
-    def _keep(self, entries: list[tuple[int, Entry]]) -> None:
+    def _keep(self, entries: list[tuple[int, RaftEntry]]) -> None:
         self._entries = entries
         self.unwritten_bytes = sum(_size(entry) for _, entry in entries)
 
@@ -121,5 +121,5 @@ class Outbox:
         return taken
 
 
-def _size(entry: Entry) -> int:
+def _size(entry: RaftEntry) -> int:
     return len(entry.command) + ENTRY_BYTES

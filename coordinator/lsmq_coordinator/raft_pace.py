@@ -20,7 +20,7 @@ _DELAYS_PER_ELECTION = 4.0
 _MAX_BACK_OFF = 3
 
 
-class Pace:
+class RaftPace:
     def __init__(self, timing: RaftTiming, random: runtime.Random) -> None:
         self._timing, self._random = timing, random
         self._syncs: deque[float] = deque(maxlen=_REMEMBERED)

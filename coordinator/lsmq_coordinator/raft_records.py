@@ -6,7 +6,7 @@ A journal is :data:`MAGIC` and then records, little-endian:
     marker      4    ``RLOG``
     length      4    of the content
     crc32c      4    of all that follows
-    kind        1    :class:`Kind`
+    kind        1    :class:`JournalKind`
     durable     8    file position below which all was synced before the record was written
     content     n
     ========  =====  =====================================================================
@@ -37,7 +37,7 @@ import crc32c
 import msgpack
 
 from .raft_outbox import SaveCut, SaveEntry, SaveState
-from .raft_terms import MAX_COMMAND_BYTES, MAX_SNAPSHOT_BYTES, Entry, HardState, Loaded
+from .raft_terms import MAX_COMMAND_BYTES, MAX_SNAPSHOT_BYTES, HardState, Loaded, RaftEntry
 
 MAGIC = b"LSMQRFT2"
 MARKER = b"RLOG"
@@ -48,7 +48,7 @@ _INDEX = struct.Struct("<Q")
 RECORD_BYTES = _HEADER.size + _FIELDS.size
 
 
-class Kind(IntEnum):
+class JournalKind(IntEnum):
     """Numbers reach disk: never given anew."""
 
     STATE = 1
@@ -60,22 +60,22 @@ class Kind(IntEnum):
 
 #: The most bytes of content a record may have.
 _LIMITS = {
-    Kind.STATE: 64 << 10,
-    Kind.ENTRY: _POSITION.size + MAX_COMMAND_BYTES,
-    Kind.CUT: _INDEX.size,
-    Kind.SYNCED: _INDEX.size,
-    Kind.SNAPSHOT: _POSITION.size + MAX_SNAPSHOT_BYTES,
+    JournalKind.STATE: 64 << 10,
+    JournalKind.ENTRY: _POSITION.size + MAX_COMMAND_BYTES,
+    JournalKind.CUT: _INDEX.size,
+    JournalKind.SYNCED: _INDEX.size,
+    JournalKind.SNAPSHOT: _POSITION.size + MAX_SNAPSHOT_BYTES,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    kind: Kind
+class JournalRecord:
+    kind: JournalKind
     durable: int
     content: bytes
 
 
-class Damaged(Exception):
+class JournalDamaged(Exception):
     """The file does not hold what was durable. ``position`` is where it ends to make sense."""
 
     def __init__(self, position: int, why: str) -> None:
@@ -83,7 +83,7 @@ class Damaged(Exception):
         self.position = position
 
 
-def encode_record(kind: Kind, durable: int, content: bytes) -> bytes:
+def encode_record(kind: JournalKind, durable: int, content: bytes) -> bytes:
     assert len(content) <= _LIMITS[kind], f"a record {kind.name} of {len(content)} bytes; the limit is {_LIMITS[kind]}"
     body = _FIELDS.pack(kind, durable) + content
     return _HEADER.pack(MARKER, len(content), crc32c.crc32c(body)) + body
@@ -92,21 +92,21 @@ def encode_record(kind: Kind, durable: int, content: bytes) -> bytes:
 def encode_write(write: SaveEntry | SaveCut | SaveState, durable: int) -> bytes:
     match write:
         case SaveEntry(entry):
-            return encode_record(Kind.ENTRY, durable, _POSITION.pack(entry.index, entry.term) + entry.command)
+            return encode_record(JournalKind.ENTRY, durable, _POSITION.pack(entry.index, entry.term) + entry.command)
         case SaveCut(first):
-            return encode_record(Kind.CUT, durable, _INDEX.pack(first))
+            return encode_record(JournalKind.CUT, durable, _INDEX.pack(first))
         case SaveState(state):
-            return encode_record(Kind.STATE, durable, _pack_state(state))
+            return encode_record(JournalKind.STATE, durable, _pack_state(state))
         case _:
             assert_never(write)
 
 
 def encode_synced(durable: int, commit: int) -> bytes:
-    return encode_record(Kind.SYNCED, durable, _INDEX.pack(commit))
+    return encode_record(JournalKind.SYNCED, durable, _INDEX.pack(commit))
 
 
 def encode_snapshot(index: int, term: int, content: bytes) -> bytes:
-    return encode_record(Kind.SNAPSHOT, 0, _POSITION.pack(index, term) + content)
+    return encode_record(JournalKind.SNAPSHOT, 0, _POSITION.pack(index, term) + content)
 
 
 def _pack_state(state: HardState) -> bytes:
@@ -139,7 +139,7 @@ def unpack_position(content: bytes) -> tuple[int, int, bytes]:
     return index, term, content[_POSITION.size :]
 
 
-def read_record(content: bytes, position: int) -> tuple[Record, int] | None:
+def read_record(content: bytes, position: int) -> tuple[JournalRecord, int] | None:
     """The record at ``position`` and where it ends, or None when none is intact there."""
     start = position + _HEADER.size
     if start + _FIELDS.size > len(content):
@@ -149,12 +149,12 @@ def read_record(content: bytes, position: int) -> tuple[Record, int] | None:
     if marker != MARKER or end > len(content) or crc32c.crc32c(memoryview(content)[start:end]) != checksum:
         return None
     kind, durable = _FIELDS.unpack_from(content, start)
-    if kind not in Kind.__members__.values() or length > _LIMITS[Kind(kind)]:
+    if kind not in JournalKind.__members__.values() or length > _LIMITS[JournalKind(kind)]:
         return None
-    return Record(Kind(kind), durable, content[start + _FIELDS.size : end]), end
+    return JournalRecord(JournalKind(kind), durable, content[start + _FIELDS.size : end]), end
 
 
-def records(content: bytes) -> Iterator[tuple[int, Record]]:
+def records(content: bytes) -> Iterator[tuple[int, JournalRecord]]:
     """The intact records from the start on, each with its position."""
     position = len(MAGIC)
     while (found := read_record(content, position)) is not None:
@@ -163,46 +163,46 @@ def records(content: bytes) -> Iterator[tuple[int, Record]]:
 
 
 def replay(content: bytes) -> tuple[Loaded, int]:
-    """What a journal holds, and where it ends. Raises ``Damaged``."""
+    """What a journal holds, and where it ends. Raises ``JournalDamaged``."""
     if not content.startswith(MAGIC):
-        raise Damaged(0, f"it does not begin with {MAGIC.decode()}")
+        raise JournalDamaged(0, f"it does not begin with {MAGIC.decode()}")
     state: HardState | None = None
-    entries: list[Entry] = []
+    entries: list[RaftEntry] = []
     snapshot: tuple[int, int, bytes | None] = (0, 0, None)
     commit, end = 0, len(MAGIC)
     for position, record in records(content):
         end = position + RECORD_BYTES + len(record.content)
         match record.kind:
-            case Kind.STATE:
+            case JournalKind.STATE:
                 state = unpack_state(record.content)
-            case Kind.ENTRY:
+            case JournalKind.ENTRY:
                 index, term, command = unpack_position(record.content)
-                last = entries[-1] if entries else Entry(snapshot[0], snapshot[1], b"")
+                last = entries[-1] if entries else RaftEntry(snapshot[0], snapshot[1], b"")
                 if index != last.index + 1 or term < last.term:
-                    raise Damaged(position, f"entry {index} of term {term} follows {last.index} of {last.term}")
-                entries.append(Entry(index, term, command))
-            case Kind.CUT:
+                    raise JournalDamaged(position, f"entry {index} of term {term} follows {last.index} of {last.term}")
+                entries.append(RaftEntry(index, term, command))
+            case JournalKind.CUT:
                 first = unpack_index(record.content)
                 kept = first - snapshot[0] - 1
                 if not 0 <= kept < len(entries):
-                    raise Damaged(position, f"entries from {first} on are cut, which are not there")
+                    raise JournalDamaged(position, f"entries from {first} on are cut, which are not there")
                 del entries[kept:]
-            case Kind.SYNCED:
+            case JournalKind.SYNCED:
                 commit = unpack_index(record.content)
-            case Kind.SNAPSHOT:
+            case JournalKind.SNAPSHOT:
                 if position != len(MAGIC):
-                    raise Damaged(position, "a snapshot stands behind other records")
+                    raise JournalDamaged(position, "a snapshot stands behind other records")
                 snapshot = unpack_position(record.content)
     durable = max((record.durable for record in _later_records(content, end)), default=0)
     if durable > end:
-        raise Damaged(end, f"the record there is not intact, and {durable} bytes were durable")
+        raise JournalDamaged(end, f"the record there is not intact, and {durable} bytes were durable")
     if state is None:
-        raise Damaged(end, "it holds no term and vote")
+        raise JournalDamaged(end, "it holds no term and vote")
     last_index = snapshot[0] + len(entries)
     return Loaded(state, *snapshot, tuple(entries), min(max(commit, snapshot[0]), last_index)), end
 
 
-def _later_records(content: bytes, position: int) -> Iterator[Record]:
+def _later_records(content: bytes, position: int) -> Iterator[JournalRecord]:
     """Each intact record from ``position`` on, wherever it begins."""
     while (position := content.find(MARKER, position)) >= 0:
         found = read_record(content, position)

@@ -11,13 +11,13 @@ MAX_COMMAND_BYTES = 256 << 10
 MAX_SNAPSHOT_BYTES = 256 << 20
 
 
-class Role(Enum):
+class RaftRole(Enum):
     FOLLOWER = "follower"
     CANDIDATE = "candidate"
     LEADER = "leader"
 
 
-class Outcome(Enum):
+class ProposalOutcome(Enum):
     """What became of a proposed command."""
 
     APPLIED = "applied"
@@ -28,7 +28,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RaftEntry:
     """A command in the log. The empty command does nothing: with it a leader begins its term."""
 
     index: int
@@ -76,7 +76,7 @@ class Loaded:
     snapshot_index: int = 0
     snapshot_term: int = 0
     snapshot: bytes | None = None
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[RaftEntry, ...] = ()
     commit: int = 0
 
 

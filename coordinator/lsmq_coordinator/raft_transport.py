@@ -64,7 +64,7 @@ _BUFFER_BYTES = 1 << 16
 Life = tuple[int, str]
 
 
-class Peers(Protocol):
+class RaftListener(Protocol):
     """Who is told what comes. All of it is called in the thread that calls :meth:`RaftTransport.poll`."""
 
     def life(self) -> Life:
@@ -216,7 +216,7 @@ class RaftTransport(TCPTransport):  # type: ignore[misc]
         bind: str,
         keys: Sequence[bytes],
         reconnect_s: float,
-        peers: Peers,
+        peers: RaftListener,
         tls: Certificates | None = None,
     ) -> None:
         """Listens at ``bind``. Of ``keys`` the first signs, all are accepted.

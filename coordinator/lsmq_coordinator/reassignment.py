@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any
 
-from .balance import Move
+from .balance import ReplicaMove
 from .placement import Places, better_places, choose, places_of
 from .state import ClusterState, NodeState, Shard
 
@@ -111,7 +111,7 @@ def _on(shard: Shard, op: str, **fields: Any) -> Step:
     return {"op": op, "shard": shard.id, "expected_version": shard.version, **fields}
 
 
-def beginning(state: ClusterState, move: Move) -> Step:
+def beginning(state: ClusterState, move: ReplicaMove) -> Step:
     """The command that begins a move. Where only the order of replicas changes, it is done with that."""
     shard = state.shards[move.shard]
     op = "set_target" if move.added or shard.target else "set_replicas"

@@ -13,12 +13,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .state import ClusterState, NodeState, Topic
+from .state import ClusterState, NodeState, TopicRecord
 
 Document = dict[str, Any]
 
 
-def topic_document(state: ClusterState, topic: Topic) -> Document:
+def topic_document(state: ClusterState, topic: TopicRecord) -> Document:
     """``ranges`` are ``[first, end, shard]``, half-open, in order, covering all queues; or all slots, where these are
     ``named``."""
     return {
@@ -64,7 +64,7 @@ def resolve(topic: Mapping[str, Any], cluster: Mapping[str, Any]) -> list[dict[s
     return routes
 
 
-def routes(state: ClusterState, topic: Topic) -> list[dict[str, Any]]:
+def routes(state: ClusterState, topic: TopicRecord) -> list[dict[str, Any]]:
     """The same, straight from the state."""
     return resolve(topic_document(state, topic), cluster_document(state))
 

@@ -22,7 +22,7 @@ from .command_fields import (
     with_shard,
 )
 from .start_commands import MAX_INCARNATION, started, trusted
-from .state import MAX_REPLICAS, ClusterState, Member, NodeState, Shard
+from .state import MAX_REPLICAS, ClusterState, InSyncMember, NodeState, Shard
 
 MAX_EPOCH = 1 << 62
 
@@ -103,10 +103,10 @@ def set_in_sync(state: ClusterState, command: Command) -> Change:
     return with_shard(state, shard, in_sync=in_sync, adding=adding, distrusted=trusted(shard, in_sync))
 
 
-def _listed_members(given: Sequence[Sequence[Any]], shard: Shard) -> dict[str, Member]:
+def _listed_members(given: Sequence[Sequence[Any]], shard: Shard) -> dict[str, InSyncMember]:
     pairs = [(node, number(incarnation, "incarnation", 0, MAX_INCARNATION)) for node, incarnation in given]
     members([node for node, _ in pairs], "in_sync", set(shard.replicas))
-    return {node: Member(node, incarnation) for node, incarnation in pairs}
+    return {node: InSyncMember(node, incarnation) for node, incarnation in pairs}
 
 
 def leave_in_sync(state: ClusterState, command: Command) -> Change:
@@ -116,7 +116,7 @@ def leave_in_sync(state: ClusterState, command: Command) -> Change:
     """
     shard = known_shard(state, command)
     expect_version(shard, command)
-    leaving = Member(command["node"], number(command["incarnation"], "incarnation", 0, MAX_INCARNATION))
+    leaving = InSyncMember(command["node"], number(command["incarnation"], "incarnation", 0, MAX_INCARNATION))
     if leaving not in shard.in_sync:
         return state, {"shard_version": shard.version}
     in_sync = tuple(member for member in shard.in_sync if member != leaving)

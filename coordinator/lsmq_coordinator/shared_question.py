@@ -12,7 +12,7 @@ from .errors import ControlStopped
 Answer = TypeVar("Answer")
 
 
-class SharedQuestion(Generic[Answer]):
+class CoalescedQuery(Generic[Answer]):
     """Whoever asks while a question is under way shares the next one, which is put when that is answered.
 
     ``put`` ends by itself: it has a deadline of its own.

@@ -24,7 +24,7 @@ from .command_fields import (
     with_shard,
 )
 from .pieces import Pieces
-from .state import MAX_REVIVALS, MAX_SHARDS, ClusterState, Member, RegisteredStart, Revival, Shard
+from .state import MAX_REVIVALS, MAX_SHARDS, ClusterState, InSyncMember, RegisteredStart, Revival, Shard
 
 MAX_INCARNATION = (1 << 64) - 1
 MAX_LSN = (1 << 62) - 1
@@ -161,7 +161,7 @@ def revive(state: ClusterState, command: Command) -> Change:
         leader=start.node,
         epoch=epoch,
         leading=start.life,
-        in_sync=(Member(start.node, start.incarnation),),
+        in_sync=(InSyncMember(start.node, start.incarnation),),
         adding=tuple(node for node in shard.adding if node != start.node),
         distrusted=tuple(node for node in shard.distrusted if node != start.node),
         starts=tuple(other._replace(floor_lsn=0) for other in shard.starts),
@@ -178,11 +178,11 @@ def started(shard: Shard, node: str) -> RegisteredStart:
     return start
 
 
-def trusted(shard: Shard, in_sync: Iterable[Member]) -> tuple[str, ...]:
+def trusted(shard: Shard, in_sync: Iterable[InSyncMember]) -> tuple[str, ...]:
     """Who is still distrusted when ``in_sync`` are: those that the set took in as they are, are not."""
     taken_in = set(in_sync)
     return tuple(
         node
         for node in shard.distrusted
-        if (start := shard.start_of(node)) is None or Member(node, start.incarnation) not in taken_in
+        if (start := shard.start_of(node)) is None or InSyncMember(node, start.incarnation) not in taken_in
     )

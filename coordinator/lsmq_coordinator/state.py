@@ -59,7 +59,7 @@ class NodeState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeRecord:
     """A process that may hold replicas. ``url`` is for clients, ``internal_url`` for other nodes.
 
     ``life`` is the start of the process that registered last, empty before the first: it alone may hold a lease.
@@ -88,13 +88,13 @@ class Node:
         }
 
     @classmethod
-    def from_dict(cls, id: str, fields: Mapping[str, Any]) -> Node:
+    def from_dict(cls, id: str, fields: Mapping[str, Any]) -> NodeRecord:
         state = NodeState(fields["state"])
         labels = fields.get("host", ""), fields.get("rack", "")
         return cls(id, fields["url"], fields["internal_url"], fields["voter"], state, fields["life"], *labels)
 
 
-class Member(NamedTuple):
+class InSyncMember(NamedTuple):
     """A member of an in-sync set: a node, and the incarnation of its log.
 
     A replica whose disk was emptied, or whose log lost something that was durable, has another incarnation, so that it
@@ -156,7 +156,7 @@ class Shard:
     replicas: tuple[str, ...]
     leader: str | None
     epoch: int
-    in_sync: tuple[Member, ...]
+    in_sync: tuple[InSyncMember, ...]
     version: int
     adding: tuple[str, ...] = ()
     target: tuple[str, ...] = ()
@@ -211,7 +211,7 @@ class Shard:
             tuple(fields["replicas"]),
             fields["leader"],
             fields["epoch"],
-            tuple(Member(*member) for member in fields["in_sync"]),
+            tuple(InSyncMember(*member) for member in fields["in_sync"]),
             fields["version"],
             tuple(fields["adding"]),
             tuple(fields["target"]),
@@ -233,7 +233,7 @@ class QueueRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class TopicRecord:
     """A topic and where its queues lie. A queue never changes its shard: growing adds ranges at the end."""
 
     id: int
@@ -258,7 +258,7 @@ class Topic:
         }
 
     @classmethod
-    def from_dict(cls, name: str, fields: Mapping[str, Any]) -> Topic:
+    def from_dict(cls, name: str, fields: Mapping[str, Any]) -> TopicRecord:
         return cls(
             fields["id"],
             name,
@@ -270,7 +270,7 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ClusterSettings:
     """What a cluster was founded with. ``shards`` is fixed; a topic's queues are spread over all of them.
 
     ``segment_bytes`` says where the segments of every shard's log end. Replicas hold the same bytes at the same places,
@@ -302,10 +302,10 @@ class ClusterState:
     """All that the cluster agrees on. ``version`` grows by one with each change; 0 is before the bootstrap."""
 
     version: int = 0
-    settings: Settings = Settings()
-    nodes: MappingProxyType[str, Node] = field(default_factory=_nothing)
+    settings: ClusterSettings = ClusterSettings()
+    nodes: MappingProxyType[str, NodeRecord] = field(default_factory=_nothing)
     shards: Mapping[int, Shard] = field(default_factory=Pieces)
-    topics: MappingProxyType[str, Topic] = field(default_factory=_nothing)
+    topics: MappingProxyType[str, TopicRecord] = field(default_factory=_nothing)
     next_topic_id: int = 1
     #: The version with which ``topics`` changed last: who knows the topics of that version knows these.
     topics_version: int = 0
@@ -354,20 +354,22 @@ class ClusterState:
         return packed
 
     @classmethod
-    def decode(cls, packed: bytes, topics: MappingProxyType[str, Topic] | None = None) -> ClusterState:
+    def decode(cls, packed: bytes, topics: MappingProxyType[str, TopicRecord] | None = None) -> ClusterState:
         """The inverse of :meth:`encode`. Raises ``ValueError`` for another format, or when topics are missing."""
         content = msgpack.unpackb(packed, strict_map_key=False)
         if content["format"] != _FORMAT:
             raise ValueError(f"the cluster state has format {content['format']}; this version reads {_FORMAT}")
         if content["topics"] is not None:
-            topics = MappingProxyType({name: Topic.from_dict(name, entry) for name, entry in content["topics"].items()})
+            topics = MappingProxyType(
+                {name: TopicRecord.from_dict(name, entry) for name, entry in content["topics"].items()}
+            )
         elif topics is None:
             raise ValueError("the cluster state came without its topics")
         rights_version, rights = content.get("rights", (0, {}))
         return cls(
             content["version"],
-            Settings(**content["settings"]),
-            MappingProxyType({id: Node.from_dict(id, fields) for id, fields in content["nodes"].items()}),
+            ClusterSettings(**content["settings"]),
+            MappingProxyType({id: NodeRecord.from_dict(id, fields) for id, fields in content["nodes"].items()}),
             Pieces({id: Shard.from_dict(id, fields) for id, fields in content["shards"].items()}),
             topics,
             content["next_topic_id"],

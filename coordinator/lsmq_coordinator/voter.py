@@ -20,7 +20,7 @@ from .raft_core import RaftCore
 from .raft_frames import BadFrame
 from .raft_kept import Restore
 from .raft_messages import Message
-from .raft_terms import MAX_COMMAND_BYTES, Entry, Outcome, RaftTiming, Role, Snapshot
+from .raft_terms import MAX_COMMAND_BYTES, ProposalOutcome, RaftEntry, RaftRole, RaftTiming, Snapshot
 from .raft_transport import Life, RaftTransport
 from .raft_writer import RaftWriter
 from .tls import Certificates
@@ -32,14 +32,14 @@ _LOG_EVERY_S = 60.0
 #: The journal is compacted once it takes so much, or twice what its snapshot takes.
 COMPACT_BYTES = 1 << 20
 
-Callback = Callable[[Any, Outcome], None]
+Callback = Callable[[Any, ProposalOutcome], None]
 
 
 @dataclass(frozen=True, slots=True)
 class RaftStatus:
     """A voter's view. Roles are beliefs: only ``lease`` says until when they were known to be right."""
 
-    role: Role = Role.FOLLOWER
+    role: RaftRole = RaftRole.FOLLOWER
     #: Address of the leader, None when none was heard lately.
     leader: str | None = None
     term: int = 0
@@ -151,10 +151,10 @@ class Voter:
             raise ValueError(f"a command of {len(command)} bytes; the limit is {MAX_COMMAND_BYTES}")
         with self._lock:
             outcome = None
-            if self._closed or self.status.role is not Role.LEADER:
-                outcome = Outcome.NOT_LEADER
+            if self._closed or self.status.role is not RaftRole.LEADER:
+                outcome = ProposalOutcome.NOT_LEADER
             elif len(self._proposals) >= MAX_PROPOSALS:
-                outcome = Outcome.BUSY
+                outcome = ProposalOutcome.BUSY
             else:
                 self._proposals.append((command, callback))
         if outcome is not None:
@@ -223,11 +223,11 @@ class Voter:
             self._proposals.clear()
         for command, callback in proposals:
             if self._core.leading is None:
-                callback(None, Outcome.NOT_LEADER)
+                callback(None, ProposalOutcome.NOT_LEADER)
                 continue
             placed = self._core.propose(command)
             if placed is None:
-                callback(None, Outcome.BUSY)
+                callback(None, ProposalOutcome.BUSY)
             else:
                 index, term = placed
                 self._waiting[index] = term, callback
@@ -238,14 +238,14 @@ class Voter:
                 case Restore(index, content):
                     self._listener.restore(content)
                     for covered in [waiting for waiting in self._waiting if waiting <= index]:
-                        self._waiting.pop(covered)[1](None, Outcome.UNKNOWN)
-                case Entry(index, term, command):
+                        self._waiting.pop(covered)[1](None, ProposalOutcome.UNKNOWN)
+                case RaftEntry(index, term, command):
                     result = self._listener.apply(command) if command else None
                     expected, callback = self._waiting.pop(index, (0, None))
                     if callback is not None and expected == term:
-                        callback(result, Outcome.APPLIED)
+                        callback(result, ProposalOutcome.APPLIED)
                     elif callback is not None:
-                        callback(None, Outcome.DISCARDED)
+                        callback(None, ProposalOutcome.DISCARDED)
 
     def _keep(self) -> None:
         """Let a snapshot take the place of a journal that has grown, and offer one to a voter that needs it."""
@@ -308,5 +308,5 @@ class Voter:
         self._core.lost(peer, runtime.monotonic())
 
 
-def _belief(status: RaftStatus) -> tuple[Role, str | None, int, bool]:
+def _belief(status: RaftStatus) -> tuple[RaftRole, str | None, int, bool]:
     return status.role, status.leader, status.term, status.ready

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .election import Progress
+from .election import ReplicaProgress
 from .state import ClusterState
 
 #: What grew is noted so often while nothing happens: an entry of the log for all shards together.
@@ -27,7 +27,7 @@ class Witness:
         self._noted: dict[int, int] = {}
         self._noted_at = float("-inf")
 
-    def hear(self, state: ClusterState, node: str, progress: Mapping[int, Progress]) -> None:
+    def hear(self, state: ClusterState, node: str, progress: Mapping[int, ReplicaProgress]) -> None:
         """A node's heartbeat. Only what a member of the set says in its registered life counts."""
         for id, report in progress.items():
             shard = state.shards.get(id)

@@ -20,7 +20,7 @@ from lsmq_coordinator.liveness import LivenessTiming
 from lsmq_coordinator.overseer import OverseerTiming
 from lsmq_coordinator.raft_terms import RaftTiming
 from lsmq_coordinator.resigning import ResignTiming
-from lsmq_node.cluster_nodes import Founder, Voter, check_label, check_nodes, check_url, read_nodes
+from lsmq_node.cluster_nodes import Founder, VoterAddresses, check_label, check_nodes, check_url, read_nodes
 from lsmq_node.replication.control import Timings
 from lsmq_node.settings import KIB, MIB, InvalidConfig, check_ranges, convert, plain, setting, unknown_setting
 
@@ -145,7 +145,7 @@ class ClusterConfig:
         range=(0, 10_000),
         hazard="For drills only.",
     )
-    voters: Mapping[str, Voter] = field(
+    voters: Mapping[str, VoterAddresses] = field(
         metadata={
             "description": "The 1, 3 or 5 nodes that keep the control state: a table `[cluster.voters.ID]` each, with "
             "`url`, `internal_url` and `raft`, and optionally `host`, `rack` and `only_votes` (no replicas are founded "
@@ -566,7 +566,7 @@ _MISSING = {
 def _read(name: str, value: Any, what: str) -> Any:
     match name:
         case "voters":
-            return read_nodes(Voter, value, what)
+            return read_nodes(VoterAddresses, value, what)
         case "founders":
             return read_nodes(Founder, value, what)
         case "first_leaders":

@@ -30,14 +30,14 @@ class Founder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Voter(Founder):
+class VoterAddresses(Founder):
     """One of the nodes that keep the control state, with its addresses as the other nodes reach it."""
 
     raft: str = setting(..., "`host:port` of the Raft port. IPv4 or a name.")
     only_votes: bool = setting(False, "It is given no replicas when the cluster is founded.")
 
 
-_Kind = TypeVar("_Kind", Founder, Voter)
+_Kind = TypeVar("_Kind", Founder, VoterAddresses)
 
 
 def read_nodes(kind: type[_Kind], value: Any, what: str) -> dict[str, _Kind]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lsmq_node.cluster_config import ClusterConfig
-from lsmq_node.cluster_nodes import Voter
+from lsmq_node.cluster_nodes import VoterAddresses
 from lsmq_node.config import NodeConfig
 from lsmq_node.settings import KIB, MIB, plain
 
@@ -149,7 +149,7 @@ def main() -> None:
         print(reference_table(NodeConfig), reference_table(ClusterConfig, "cluster."), sep="\n", end="")
         return
     voters = {
-        f"n{number}": Voter(
+        f"n{number}": VoterAddresses(
             url=f"http://node{number}:7600", internal_url=f"http://node{number}:7601", raft=f"node{number}:7602"
         )
         for number in (1, 2, 3)

@@ -48,7 +48,7 @@ class Limits:
         return cls(most, max(1, most * share_percent // 100))
 
 
-class Connection(socket.socket):
+class AcceptedSocket(socket.socket):
     """An accepted socket that says when it is closed."""
 
     on_close: Callable[[], None] | None = None
@@ -118,7 +118,7 @@ class Doorkeeper:
                 self._wait_for_room(error)
                 return
             self.accepted += 1
-            connection = Connection(plain.family, plain.type, plain.proto, plain.detach())
+            connection = AcceptedSocket(plain.family, plain.type, plain.proto, plain.detach())
             self._admit(connection, client_of(address[0] if isinstance(address, tuple) else None))
 
     def _wait_for_room(self, error: OSError) -> None:
@@ -135,7 +135,7 @@ class Doorkeeper:
         self._loop.remove_reader(self._listener)
         self._retry = self._loop.call_later(_RETRY_S, self.start)
 
-    def _admit(self, connection: Connection, client: str) -> None:
+    def _admit(self, connection: AcceptedSocket, client: str) -> None:
         own = self._by_client.get(client, 0)
         if self.count >= self.limits.most or own >= self.limits.most_of_one:
             self.refused += 1
@@ -152,7 +152,7 @@ class Doorkeeper:
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _open(self, connection: Connection, client: str) -> None:
+    async def _open(self, connection: AcceptedSocket, client: str) -> None:
         try:
             if self.tls is None:
                 await self._loop.connect_accepted_socket(self._make, connection)
@@ -202,7 +202,7 @@ class Doorkeeper:
         )
 
 
-def _refuse(connection: Connection, error: LsmqError) -> None:
+def _refuse(connection: AcceptedSocket, error: LsmqError) -> None:
     body = json.dumps({"error": error.to_dict()}).encode()
     head = (
         f"HTTP/1.1 {status_of(error)} Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class DescriptorShares:
     """How many descriptors each part of the process may have.
 
     Attributes:
@@ -51,17 +51,17 @@ class Shares:
     connections: int
 
 
-def shares(limit: int | None = None) -> Shares:
+def shares(limit: int | None = None) -> DescriptorShares:
     """The shares of ``limit``, which is by default what the process has now."""
     if limit is None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit < 0 or limit > _UNLIMITED:
         limit = _UNLIMITED
     tables, store = min(limit // 4, 4096), min(limit // 4, 4096)
-    return Shares(limit, tables, min(_MOST_RESERVED, store // 4), store, limit - tables - store)
+    return DescriptorShares(limit, tables, min(_MOST_RESERVED, store // 4), store, limit - tables - store)
 
 
-class Holder(Protocol):
+class DescriptorHolder(Protocol):
     """Who holds files open that it can do without."""
 
     def give_back(self) -> bool:
@@ -76,18 +76,18 @@ class Descriptors:
         self._wanted = reserve
         self._lock = runtime.Lock()  # guards what follows
         self._reserve: list[int] = []
-        self._holders: WeakSet[Holder] = WeakSet()
+        self._holders: WeakSet[DescriptorHolder] = WeakSet()
         self._warned = -_WARN_SECONDS
         #: How often a file could not be opened at once.
         self.shortages = 0
 
-    def join(self, holder: Holder) -> None:
+    def join(self, holder: DescriptorHolder) -> None:
         """Ask ``holder`` as well from now on, for as long as it lives."""
         with self._lock:
             self._holders.add(holder)
         self._refill()
 
-    def leave(self, holder: Holder) -> None:
+    def leave(self, holder: DescriptorHolder) -> None:
         """Ask ``holder`` no more. With the last one the reserve goes."""
         with self._lock:
             self._holders.discard(holder)

@@ -40,7 +40,7 @@ COLUMNS: Final = (
 _SENDING = ("sendMessages", "sendBatch")
 
 
-class History:
+class NodeHistory:
     """One for each node. Loop thread only."""
 
     def __init__(self, broker: Broker) -> None:

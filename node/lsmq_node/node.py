@@ -29,7 +29,7 @@ from lsmq_node.delayed import DelayedService
 from lsmq_node.delayed.metrics import DelayedCollector
 from lsmq_node.groups import GroupService
 from lsmq_node.groups.metrics import GroupCollector
-from lsmq_node.history import History
+from lsmq_node.history import NodeHistory
 from lsmq_node.letters import LetterService
 from lsmq_node.letters.metrics import LetterCollector
 from lsmq_node.metrics import NodeMetrics, ScrubMetrics, SpanMetrics
@@ -45,7 +45,7 @@ from lsmq_node.workqueue import WorkService
 from lsmq_node.workqueue.metrics import WorkCollector
 
 if TYPE_CHECKING:
-    from lsmq_node.tracing import Tracing
+    from lsmq_node.tracing import NodeTracing
 
 
 class _Service(Protocol):
@@ -78,7 +78,7 @@ class Node:
         self.schedules = ScheduleService(broker)
         self.backups = BackupSource(broker)
         self.scrubber = Scrubber(broker)
-        self.history = History(broker)
+        self.history = NodeHistory(broker)
         self.monitoring = Monitoring(broker)
         self.metrics = NodeMetrics(
             broker,
@@ -162,15 +162,15 @@ class Node:
         return [*damages, *self.groups.stalled(), *self.broker.parts.problems(essential=False)]
 
 
-def _tracing(broker: Broker) -> Tracing | None:
+def _tracing(broker: Broker) -> NodeTracing | None:
     """None where nothing is traced. Raises ``TracingNotInstalled``."""
     config = broker.config
     if config.trace_endpoint is None:
         return None
-    from lsmq_node.tracing import Tracing  # with OpenTelemetry, which nobody else needs
+    from lsmq_node.tracing import NodeTracing  # with OpenTelemetry, which nobody else needs
 
     name = config.public_url if config.cluster is None else config.cluster.node
-    return Tracing(config, str(name), broker.parts.part("tracing", essential=False))
+    return NodeTracing(config, str(name), broker.parts.part("tracing", essential=False))
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ from lsmq_node.cluster_config import ClusterConfig
 from lsmq_node.settings import InvalidConfig
 
 
-class Settings(Protocol):
+class TlsSettings(Protocol):
     """Of a node's configuration, what is looked at here."""
 
     @property
@@ -27,7 +27,7 @@ class Settings(Protocol):
     def cluster(self) -> ClusterConfig | None: ...
 
 
-def check_tls(config: Settings) -> None:
+def check_tls(config: TlsSettings) -> None:
     """Raises ``InvalidConfig`` for settings of the port for clients that do not go together."""
     client_auth = config.tls_client_auth or ClientAuth.NONE
     if (config.tls_cert is None) != (config.tls_key is None):
@@ -50,7 +50,7 @@ def check_tls(config: Settings) -> None:
         )
 
 
-def client_files(config: Settings) -> TlsFiles | None:
+def client_files(config: TlsSettings) -> TlsFiles | None:
     """What the port for clients shows; None where it speaks no TLS."""
     if config.tls_cert is None or config.tls_key is None:
         return None
@@ -58,7 +58,7 @@ def client_files(config: Settings) -> TlsFiles | None:
     return TlsFiles(config.tls_cert, config.tls_key, config.tls_client_ca, config.tls_client_auth or standard)
 
 
-def peer_files(config: Settings) -> TlsFiles | None:
+def peer_files(config: TlsSettings) -> TlsFiles | None:
     """What other nodes of the cluster are shown; None where nodes speak no TLS with each other.
 
     Raises ``InvalidConfig`` where there is nothing to show."""

@@ -78,7 +78,7 @@ class Traced:
         return self._began_ns + int((moment - self._began) * 1e9)
 
 
-class Tracing:
+class NodeTracing:
     """Of a node. A service of it, and a part that is tried again where the collector does not answer."""
 
     def __init__(self, config: NodeConfig, node: str, part: Part) -> None:

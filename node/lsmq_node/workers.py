@@ -39,7 +39,7 @@ class Workers:
         await asyncio.to_thread(self._threads.shutdown)
 
 
-class Turns:
+class LoopTurns:
     """Work on the loop that may be long, in pieces: the others have a turn after each."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from lsmq.loop_thread import LoopThread
 from lsmq.shard_requests import ShardRequests
 from lsmq.topics import NamedQueue, Topic
 from lsmq_pipeline.errors import InvalidOption
-from lsmq_pipeline.options import Connection
+from lsmq_pipeline.options import ConnectionOptions
 
 I64 = NDArray[np.int64]
 
@@ -50,10 +50,10 @@ class Want:
     picks: Mapping[str, Any] = field(default_factory=dict)  # tag, type and filter, where not all are wanted
 
 
-class Cluster:
+class BlockingClient:
     """A client in an event loop of its own. Close it, or use it in a ``with`` block."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ConnectionOptions) -> None:
         self._connection = connection
         given = bool(connection.url or connection.zookeeper)
         self._client = Client(

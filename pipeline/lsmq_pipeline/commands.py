@@ -13,7 +13,7 @@ import click
 
 from lsmq.cli.options import TIME, TOPIC, json_option, url_option
 from lsmq.cli.render import print_fields, print_json, print_table
-from lsmq_pipeline.jobs.report import Quiet, Report, Shown, lines_of
+from lsmq_pipeline.jobs.report import JobProgressBar, JobReport, Quiet, lines_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,11 +40,11 @@ _until = click.option("--until", type=TIME, help="Messages stored before that ti
 _plot = click.option("--plot", type=click.Path(dir_okay=False), help="Draw it into a PNG or SVG file as well.")
 
 
-def _spark_job(*, connected: bool = True) -> Callable[[Callable[..., Report]], Callable[..., None]]:
+def _spark_job(*, connected: bool = True) -> Callable[[Callable[..., JobReport]], Callable[..., None]]:
     """Makes a command's function of one that runs a job: it is given ``spark``, ``progress`` and, if ``connected``,
     ``connection``; its report is shown."""
 
-    def decorate(run: Callable[..., Report]) -> Callable[..., None]:
+    def decorate(run: Callable[..., JobReport]) -> Callable[..., None]:
         @functools.wraps(run)
         def command(
             master: str,
@@ -58,7 +58,7 @@ def _spark_job(*, connected: bool = True) -> Callable[[Callable[..., Report]], C
             if connected:
                 given["connection"] = connection_of(url, deadline_ms)
             with session(run.__name__, master, memory, settings) as spark:
-                report = run(spark=spark, progress=Shown(spark), **given)
+                report = run(spark=spark, progress=JobProgressBar(spark), **given)
             show(report, as_json)
 
         options = (json_option, *([url_option] if connected else []), *_SPARK_OPTIONS)
@@ -99,7 +99,7 @@ def session(name: str, master: str, memory: str, settings: tuple[str, ...]) -> I
         spark.stop()
 
 
-def show(report: Report, as_json: bool) -> None:
+def show(report: JobReport, as_json: bool) -> None:
     """Print a report; exit with 1 when it tells of problems."""
     if as_json:
         print_json(report.to_dict())
@@ -122,7 +122,7 @@ def _ms(moment: datetime | None) -> int | None:
 @click.option("--messages-per-run", type=click.IntRange(1), default=10_000_000, show_default=True)
 @click.option("--allow-data-loss", is_flag=True, help="Go on when retention took messages before they were archived.")
 @_spark_job()
-def archive(allow_data_loss: bool, **given: Any) -> Report:
+def archive(allow_data_loss: bool, **given: Any) -> JobReport:
     """Archive TOPICS to Parquet, from where the last run ended.
 
     \b
@@ -146,7 +146,7 @@ def archive(allow_data_loss: bool, **given: Any) -> Report:
 @_until
 @click.option("--create", is_flag=True, help="Make TARGET if it is not there.")
 @_spark_job()
-def replay(name: str | None, since: datetime | None, until: datetime | None, **given: Any) -> Report:
+def replay(name: str | None, since: datetime | None, until: datetime | None, **given: Any) -> JobReport:
     """Write what the archive at PATH has of topic SOURCE to topic TARGET, each queue in its order."""
     from lsmq_pipeline.jobs.replay import replay as job
 
@@ -156,7 +156,7 @@ def replay(name: str | None, since: datetime | None, until: datetime | None, **g
 @click.command()
 @click.argument("topic", type=TOPIC)
 @_spark_job()
-def audit(topic: str, **given: Any) -> Report:
+def audit(topic: str, **given: Any) -> JobReport:
     """Read all of TOPIC, on every replica that can be read, and prove that it is whole.
 
     Exits with 0 only when offsets are dense, nothing is there twice, and the replicas hold the same.
@@ -199,7 +199,7 @@ def lagreport(topics: tuple[str, ...], plot: str | None, url: str, deadline_ms: 
 @_until
 @_plot
 @_spark_job()
-def usage(since: datetime | None, until: datetime | None, **given: Any) -> Report:
+def usage(since: datetime | None, until: datetime | None, **given: Any) -> JobReport:
     """Show counts, bytes and latency of TOPICS by tenant and hour."""
     from lsmq_pipeline.jobs.usage import usage as job
 
@@ -211,7 +211,7 @@ def usage(since: datetime | None, until: datetime | None, **given: Any) -> Repor
 @click.argument("target")
 @click.option("--by", type=click.Choice(["id", "key", "body"]), default="body", show_default=True)
 @_spark_job(connected=False)
-def dedupe(**given: Any) -> Report:
+def dedupe(**given: Any) -> JobReport:
     """Write the archive at PATH to TARGET without repeats: the first of messages that are alike stays.
 
     Alike are messages of the same id, of the same key, or of the same key and body.
@@ -225,7 +225,7 @@ def dedupe(**given: Any) -> Report:
 @click.argument("path")
 @click.argument("target")
 @_spark_job(connected=False)
-def compact(**given: Any) -> Report:
+def compact(**given: Any) -> JobReport:
     """Write the archive at PATH to TARGET with the last message of each key, and all that have no key."""
     from lsmq_pipeline.jobs.thinning import compact as job
 

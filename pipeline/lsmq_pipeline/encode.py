@@ -33,7 +33,7 @@ MAX_PRIORITY = 255
 
 
 @dataclass(slots=True)
-class Rows:
+class RecordRows:
     """Records to be, as columns of one length. ``queues``: -1 where none is named; ``bytes``: header and body.
 
     ``names`` are of their queues, an Arrow array with nulls where none is said.
@@ -54,9 +54,9 @@ class Rows:
     def __len__(self) -> int:
         return len(self.queues)
 
-    def take(self, places: I64) -> Rows:
+    def take(self, places: I64) -> RecordRows:
         """These rows, in this order."""
-        return Rows(
+        return RecordRows(
             self.queues[places],
             self.header_lengths[places],
             self.lengths[places],
@@ -70,9 +70,9 @@ class Rows:
             self.names.take(pa.array(places)),
         )
 
-    def slice(self, start: int, stop: int) -> Rows:
+    def slice(self, start: int, stop: int) -> RecordRows:
         """Rows ``[start, stop)``."""
-        return Rows(
+        return RecordRows(
             self.queues[start:stop],
             self.header_lengths[start:stop],
             self.lengths[start:stop],
@@ -87,11 +87,11 @@ class Rows:
         )
 
 
-def joined(parts: list[Rows]) -> Rows:
+def joined(parts: list[RecordRows]) -> RecordRows:
     """Rows one after another."""
     if len(parts) == 1:
         return parts[0]
-    return Rows(
+    return RecordRows(
         np.concatenate([part.queues for part in parts]),
         np.concatenate([part.header_lengths for part in parts]),
         np.concatenate([part.lengths for part in parts]),
@@ -106,7 +106,7 @@ def joined(parts: list[Rows]) -> Rows:
     )
 
 
-def to_rows(batch: Any, *, max_message_bytes: int) -> Rows:
+def to_rows(batch: Any, *, max_message_bytes: int) -> RecordRows:
     """An Arrow batch of Spark's as rows. Raises ``SchemaMismatch``, ``MessageTooLarge`` naming a row."""
     count = batch.num_rows
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -125,7 +125,7 @@ def to_rows(batch: Any, *, max_message_bytes: int) -> Rows:
         record = pc.binary_join_element_wise(header, body, pa.scalar(b"", pa.binary()))
     lengths = _lengths(record)
     _check(lengths, max_message_bytes)
-    return Rows(
+    return RecordRows(
         queues=_queues(columns.get("queue"), count),
         header_lengths=header_lengths,
         lengths=lengths,
@@ -354,7 +354,7 @@ def _packed_maps(properties: Any, count: int) -> Any:
     return pa.array(packed, pa.binary())
 
 
-def encode_named(rows: Rows, *, producer_id: int, sequence: int, codec: Codec) -> bytes:
+def encode_named(rows: RecordRows, *, producer_id: int, sequence: int, codec: Codec) -> bytes:
     """Rows that name their queues, with the names before the batch, in the order in which they come first."""
     found = rows.names.dictionary_encode()
     names = SEPARATOR.join(found.dictionary.to_pylist()).encode()
@@ -363,7 +363,7 @@ def encode_named(rows: Rows, *, producer_id: int, sequence: int, codec: Codec) -
     return len(names).to_bytes(4, "little") + names + packed
 
 
-def encode(rows: Rows, *, producer_id: int, sequence: int, codec: Codec) -> bytes:
+def encode(rows: RecordRows, *, producer_id: int, sequence: int, codec: Codec) -> bytes:
     """The rows as one record batch. They share a shard and name their queues."""
     columns: list[tuple[Column, NDArray[Any]]] = [
         (Column.QUEUE, rows.queues),

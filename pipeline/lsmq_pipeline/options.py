@@ -31,7 +31,7 @@ from lsmq_pipeline.given import (
     parse_time,
     parse_values,
 )
-from lsmq_pipeline.times import TIMES_BY_QUEUE, Times, parse_times_by_queue
+from lsmq_pipeline.times import TIMES_BY_QUEUE, TimesByQueue, parse_times_by_queue
 
 READ_FROM = ("follower", "leader", "any")
 NO_MESSAGE_SINCE = ("latest", "error")
@@ -44,7 +44,7 @@ _OF_STREAMS = ("maxMessagesPerTrigger", "minMessagesPerTrigger", "maxTriggerDela
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ConnectionOptions:
     """How to find the cluster; picklable, since tasks connect by themselves."""
 
     url: str
@@ -65,7 +65,7 @@ class Edge:
 
     option: str
     offsets: str
-    times: Times | None
+    times: TimesByQueue | None
     is_start: bool
     needs_message: bool = False
 
@@ -84,7 +84,7 @@ class ReadOptions:
     ``assigned`` are the queues that are read of each of ``topics``; else ``queues`` of each, all where that is None.
     """
 
-    connection: Connection
+    connection: ConnectionOptions
     topics: tuple[str, ...]
     topic_pattern: str | None
     assigned: Mapping[str, tuple[range, ...]] | None
@@ -127,7 +127,7 @@ class ReadOptions:
 class WriteOptions:
     """Of a write, batch or streaming."""
 
-    connection: Connection
+    connection: ConnectionOptions
     topic: str | None
     ack: str | None
     query_id: str | None
@@ -203,8 +203,8 @@ def _condition(given: Given) -> str | None:
     return text
 
 
-def _connection(given: Given) -> Connection:
-    return Connection(
+def _connection(given: Given) -> ConnectionOptions:
+    return ConnectionOptions(
         url=given.text("url") or "",
         zookeeper=given.text("zookeeper") or "",
         cluster=given.text("cluster") or None,
@@ -252,16 +252,16 @@ def _end(given: Given) -> Edge:
     return Edge("endingOffsets", given.text("endingOffsets") or "latest", times, is_start=False)
 
 
-def _times(given: Given, names: tuple[str, str, str]) -> Times | None:
+def _times(given: Given, names: tuple[str, str, str]) -> TimesByQueue | None:
     """Of the options for one edge: a time for all queues, times by queue, or none where offsets are given."""
     given.at_most_one(names)
     everywhere, by_queue, _ = names
     moment = given.parsed(everywhere, parse_time, TIME)
     if moment is not None:
         given.text(by_queue)
-        return Times(everywhere, moment)
+        return TimesByQueue(everywhere, moment)
     by_topic = given.parsed(by_queue, parse_times_by_queue, TIMES_BY_QUEUE)
-    return None if by_topic is None else Times(by_queue, None, by_topic)
+    return None if by_topic is None else TimesByQueue(by_queue, None, by_topic)
 
 
 def _check_together(given: Given, read: ReadOptions, streaming: bool) -> None:

@@ -26,8 +26,8 @@ from lsmq.batch_builder import Codec
 from lsmq.errors import LsmqError, OutOfOrderSequence, SequenceReused, StaleSequence, UnknownProducer, UnknownQueue
 from lsmq.queue_names import check_queue_name, queue_slot
 from lsmq.topics import Topic
-from lsmq_pipeline.cluster import Cluster
-from lsmq_pipeline.encode import Rows, encode, encode_named, joined, to_rows
+from lsmq_pipeline.cluster import BlockingClient
+from lsmq_pipeline.encode import RecordRows, encode, encode_named, joined, to_rows
 from lsmq_pipeline.errors import InputChanged, SchemaMismatch
 from lsmq_pipeline.options import WriteOptions
 
@@ -70,17 +70,17 @@ class _Lane:
 
     topic: Topic
     shard: int
-    waiting: list[Rows] = field(default_factory=list)
+    waiting: list[RecordRows] = field(default_factory=list)
     waiting_count: int = 0
     waiting_bytes: int = 0
     batches: int = 0
-    flying: tuple[Future[bool], Rows] | None = None
+    flying: tuple[Future[bool], RecordRows] | None = None
 
 
 class TopicWriter:
     """Writes Arrow batches of one task. Not thread-safe."""
 
-    def __init__(self, cluster: Cluster, options: WriteOptions, name: WriterName) -> None:
+    def __init__(self, cluster: BlockingClient, options: WriteOptions, name: WriterName) -> None:
         self._cluster = cluster
         self._options = options
         self._name = name
@@ -138,7 +138,7 @@ class TopicWriter:
             lane.waiting_bytes += int(_sizes(part).sum())
             self._cut(lane, last=False)
 
-    def _choose_queues(self, topic: Topic, rows: Rows) -> None:
+    def _choose_queues(self, topic: Topic, rows: RecordRows) -> None:
         """Rows that name no queue: by key, as producers do; without one, a batch's worth to each queue in turn."""
         if int(rows.queues.max()) >= topic.queues:
             topic.check_queue(int(rows.queues.max()))
@@ -172,7 +172,7 @@ class TopicWriter:
             lane.waiting_bytes -= int(_sizes(head).sum())
             self._send(lane, head)
 
-    def _send(self, lane: _Lane, rows: Rows) -> None:
+    def _send(self, lane: _Lane, rows: RecordRows) -> None:
         self._settle(lane)
         group, sequence = divmod(lane.batches, PRODUCER_WINDOW)
         producer_id = self._name.producer_id(lane.topic, lane.shard, group)
@@ -218,7 +218,7 @@ class TopicWriter:
         )
 
 
-def _sizes(rows: Rows) -> I64:
+def _sizes(rows: RecordRows) -> I64:
     """What each row takes of a batch: its record, and the name of its queue, which is counted as often as it comes."""
     if rows.names.null_count == len(rows):
         return rows.lengths

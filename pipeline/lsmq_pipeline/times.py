@@ -24,7 +24,7 @@ TIMES_BY_QUEUE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class TimesByQueue:
     """Milliseconds since 1970: ``everywhere``, or where that is None, of the ranges of queues in ``by_topic``."""
 
     option: str

@@ -25,7 +25,7 @@ from lsmq_pipeline.decode import Records, keep_records
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedKeys:
     """All keys, tags and types that are wanted, and the condition to be met; None where any is."""
 
     keys: frozenset[str] | None = None

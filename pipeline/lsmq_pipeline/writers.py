@@ -16,7 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from lsmq.errors import LsmqError
-from lsmq_pipeline.cluster import Cluster
+from lsmq_pipeline.cluster import BlockingClient
 from lsmq_pipeline.options import WriteOptions
 from lsmq_pipeline.sending import TopicWriter, WriterName, Written
 
@@ -26,7 +26,7 @@ _BATCH_ID = "streaming.sql.batchId"
 
 
 @dataclass(frozen=True)
-class Stored(WriterCommitMessage):
+class TaskStored(WriterCommitMessage):
     """What a task stored."""
 
     written: Written
@@ -60,12 +60,12 @@ class LsmqStreamWriter(DataSourceStreamArrowWriter):
         return _write(self.options, WriterName(f"stream:{query}", int(batch), context.partitionId()), iterator)
 
 
-def _write(options: WriteOptions, name: WriterName, batches: Iterator[Any]) -> Stored:
-    with Cluster(options.connection) as cluster:
+def _write(options: WriteOptions, name: WriterName, batches: Iterator[Any]) -> TaskStored:
+    with BlockingClient(options.connection) as cluster:
         writer = TopicWriter(cluster, options, name)
         for batch in batches:
             writer.write(batch)
-        return Stored(writer.finish())
+        return TaskStored(writer.finish())
 
 
 def _context() -> TaskContext:

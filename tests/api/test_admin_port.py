@@ -13,7 +13,7 @@ import pytest
 
 from lsmq import Client, Rights, WrongPort
 from lsmq_node.api.access import ACCESS
-from lsmq_node.api.routing import Route
+from lsmq_node.api.routing import ApiOperation
 from lsmq_node.config import NodeConfig
 from lsmq_node.settings import InvalidConfig
 from support.node_process import NodeProcess
@@ -53,7 +53,7 @@ def admin_url(node: NodeProcess) -> str:
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation)
 def test_an_operation_is_administration_and_refused_to_clients_or_neither(
-    node: NodeProcess, admin_url: str, token: str, route: Route
+    node: NodeProcess, admin_url: str, token: str, route: ApiOperation
 ) -> None:
     assert ACCESS[route.operation].administers == (route.operation in ADMINISTRATION)
     if route.is_stream:

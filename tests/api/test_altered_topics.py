@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from lsmq_node.broker.catalog import Catalog
+from lsmq_node.broker.catalog import NodeCatalog
 from lsmq_node.broker.layout import open_shards
 from lsmq_node.config import NodeConfig
 from lsmq_node.node import running_node
-from lsmq_node.storage import Topic, TopicOptions
+from lsmq_node.storage import StoredTopic, TopicOptions
 
 
 def config(path: Path) -> NodeConfig:
@@ -33,16 +33,16 @@ def test_a_change_holds_in_all_shards_and_after_a_restart(tmp_path: Path) -> Non
 
 def test_what_a_crash_left_undone_is_done_at_the_next_start(tmp_path: Path) -> None:
     stores = open_shards(config(tmp_path))
-    Catalog(stores).create("t", 7, TopicOptions())
+    NodeCatalog(stores).create("t", 7, TopicOptions())
     stores[0].alter_topic("t", TopicOptions(retention_ms=5, revision=1))
     for store in stores:
         store.close()
 
-    def allow(topic: Topic, options: TopicOptions) -> None:
+    def allow(topic: StoredTopic, options: TopicOptions) -> None:
         pass
 
     stores = open_shards(config(tmp_path))
-    catalog = Catalog(stores)
+    catalog = NodeCatalog(stores)
     catalog.complete()
     assert [store.topic("t").options for store in stores] == [TopicOptions(retention_ms=5, revision=1)] * 3
     assert catalog.alter("t", {"ack": "leader"}, allow).options == TopicOptions(

@@ -14,7 +14,7 @@ from aiohttp.test_utils import make_mocked_request
 from lsmq_node.api.app import route_table
 from lsmq_node.api.browser_sessions import shown_cookie
 from lsmq_node.api.origins import is_own_page
-from lsmq_node.api.routing import Route
+from lsmq_node.api.routing import ApiOperation
 from lsmq_node.api.schema import check
 from lsmq_node.config import NodeConfig
 from lsmq_node.rights.sessions import SESSIONS_EACH, SIGN_INS_A_MINUTE
@@ -101,7 +101,7 @@ def test_where_the_page_came_by_tls_the_cookie_goes_by_nothing_else(realm: Realm
 
 
 @pytest.mark.parametrize("route", CHANGES, ids=lambda route: route.operation)
-def test_nothing_is_changed_by_a_cookie_without_the_anti_forgery_token(realm: Realm, route: Route) -> None:
+def test_nothing_is_changed_by_a_cookie_without_the_anti_forgery_token(realm: Realm, route: ApiOperation) -> None:
     browser = everything(realm)
     other = everything(realm, "another")
     path = path_of(route)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq.record_batch import BatchBuilder, RecordBatch
-from lsmq_node.broker.elsewhere import NEAR_PART, Turns, caught_up, far, find_caught_up, find_far
+from lsmq_node.broker.elsewhere import NEAR_PART, FollowerTurns, caught_up, far, find_caught_up, find_far
 from lsmq_node.storage import ShardStore, StoreOptions
 
 KIB = 1024
@@ -50,7 +50,7 @@ def test_who_is_sent_back_is_not_sent_away_again(
 
 
 def test_followers_take_turns() -> None:
-    turns = Turns()
+    turns = FollowerTurns()
     assert sorted(turns.next(["a", "b", "c"]) for _ in range(6)) == ["a", "a", "b", "b", "c", "c"]
 
 

@@ -15,10 +15,10 @@ import pytest
 
 from lsmq_node.api.access import ACCESS
 from lsmq_node.api.app import route_table
-from lsmq_node.api.routing import Route
+from lsmq_node.api.routing import ApiOperation
 from lsmq_node.broker import Broker
 from lsmq_node.config import Auth
-from lsmq_node.rights import Action, Kind, Right
+from lsmq_node.rights import Action, CheckedRight, ResourceKind
 from support.waiting import comes_true
 
 from .calls import Api
@@ -89,7 +89,7 @@ def document(chance: random.Random, schema: Any, binary: bool) -> Any:
     return found
 
 
-def encoded(chance: random.Random, route: Route, binary: bool) -> bytes:
+def encoded(chance: random.Random, route: ApiOperation, binary: bool) -> bytes:
     assert route.request is not None
     if chance.random() < 0.05:
         return chance.choice([b"", b"{", b"\xc1", b"\xff", b"[" * 10_000, b"1" * 5_000, b'"\xed\xa0\x80"', b"\x93\x01"])
@@ -104,7 +104,7 @@ def encoded(chance: random.Random, route: Route, binary: bool) -> bytes:
     return packed
 
 
-def url(chance: random.Random, route: Route) -> str:
+def url(chance: random.Random, route: ApiOperation) -> str:
     path = route.path
     for parameter in route.parameters:
         if route.is_in_path(parameter):
@@ -122,7 +122,7 @@ def url(chance: random.Random, route: Route) -> str:
     return path + ("?" + "&".join(asked) if asked else "")
 
 
-def request(chance: random.Random, route: Route, token: str | None = None) -> bytes:
+def request(chance: random.Random, route: ApiOperation, token: str | None = None) -> bytes:
     binary = chance.random() < 0.4
     body = encoded(chance, route, binary) if route.request is not None else b""
     headers = [("Host", "x"), ("Content-Type", "application/msgpack" if binary else "application/json")]
@@ -170,7 +170,7 @@ def test_nothing_that_is_sent_does_more_than_its_sender_may(tmp_path: Path) -> N
         file = tmp_path / "admin.token"
         await comes_true(file.exists, "the first token is written")
         admin, rights = file.read_text().strip(), node_of(client).rights
-        half = [Right(Kind.TOPIC, "t", Action.READ), Right(Kind.GROUP, "*", Action.READ)]
+        half = [CheckedRight(ResourceKind.TOPIC, "t", Action.READ), CheckedRight(ResourceKind.GROUP, "*", Action.READ)]
         _, reader = await rights.create_token("reader", None, (), "a test")
         await rights.grant("reader", (), half)
         _, nobody = await rights.create_token("nobody", None, (), "a test")

@@ -8,7 +8,7 @@ import pytest
 
 from lsmq import errors
 from lsmq_node.api.app import route_table
-from lsmq_node.api.routing import Route
+from lsmq_node.api.routing import ApiOperation
 from lsmq_node.config import NodeConfig
 
 from .calls import Api
@@ -24,7 +24,7 @@ def test_only_what_is_held_has_no_head() -> None:
 
 
 @pytest.mark.parametrize("route", GETS, ids=lambda route: route.operation)
-def test_head_answers_as_get_does_without_a_body(api: Api, topic_name: str, route: Route) -> None:
+def test_head_answers_as_get_does_without_a_body(api: Api, topic_name: str, route: ApiOperation) -> None:
     path = _path(route.path, topic_name)
     api.create(topic_name, 2)
     whole, head = api.get(path, status=None), api.call("HEAD", path)

@@ -13,7 +13,7 @@ import pytest
 from lsmq.queue_names import compile_pattern, queue_slot
 from lsmq.record_batch import BatchBuilder, Column, RecordBatch
 from lsmq_node.broker import Broker
-from lsmq_node.broker.names import QueueNames
+from lsmq_node.broker.names import BrokerNames
 from support.node_process import NodeProcess
 from support.waiting import eventually
 
@@ -178,7 +178,7 @@ def test_what_was_read_of_a_deleted_queue_is_not_given_as_that_of_another(
         await client.put("/v1/topics/n", json={"queues": "named"})
         body = {"messages": [{"queue": "mine", "key": "k", "body": "mine"}]}
         (sent,) = (await (await client.post("/v1/topics/n/messages", json=body)).json())["results"]
-        names_of = QueueNames.names_of
+        names_of = BrokerNames.names_of
 
         async def replaced_first(*args: Any) -> Any:
             monkeypatch.undo()
@@ -187,7 +187,7 @@ def test_what_was_read_of_a_deleted_queue_is_not_given_as_that_of_another(
             await client.post("/v1/topics/n/messages", json=other)
             return await names_of(*args)
 
-        monkeypatch.setattr(QueueNames, "names_of", replaced_first)
+        monkeypatch.setattr(BrokerNames, "names_of", replaced_first)
         match way:
             case "find":
                 answer = await client.get("/v1/topics/n/messages?key=k")

@@ -10,7 +10,7 @@ import pytest
 from lsmq_coordinator import parts as parts_module
 from lsmq_node import history
 from lsmq_node.broker import Broker
-from lsmq_node.history import History
+from lsmq_node.history import NodeHistory
 from lsmq_node.machines import MachineService
 from support.raft_group import until
 
@@ -54,16 +54,16 @@ def test_a_sample_of_the_last_hour_that_fails_is_a_warning_and_the_next_ones_are
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(history, "EVERY_S", 0.02)
-    broken, taken, honest = True, 0, History.sample
+    broken, taken, honest = True, 0, NodeHistory.sample
 
-    def sample(self: History) -> None:
+    def sample(self: NodeHistory) -> None:
         nonlocal taken
         if broken:
             raise KeyError("a mistake")
         honest(self)
         taken += 1
 
-    monkeypatch.setattr(History, "sample", sample)
+    monkeypatch.setattr(NodeHistory, "sample", sample)
 
     async def test(session: Session, broker: Broker) -> None:
         nonlocal broken

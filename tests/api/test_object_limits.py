@@ -9,11 +9,11 @@ import pytest
 
 from lsmq.errors import DocumentsFull, TooManyTransactions
 from lsmq_node.broker import Broker
-from lsmq_node.groups.group import Group
+from lsmq_node.groups.group import CoordinatedGroup
 from lsmq_node.machines import HOUR_S
 from lsmq_node.transactions import shares
-from lsmq_node.transactions.records import Plan, State, Transaction
-from lsmq_node.transactions.shares import Shares
+from lsmq_node.transactions.records import BookChange, TransactionRecord, TransactionState
+from lsmq_node.transactions.shares import AddressShares
 from support.waiting import comes_true
 
 from .in_process import Session, node_of, with_node
@@ -104,8 +104,8 @@ def test_groups_without_members_are_not_looked_at(tmp_path: Path, monkeypatch: p
         groups.tick()
         await client.post("/v1/groups/busy/heartbeat", json={"member": "m", "topics": ["t"], "session_ms": 60_000})
         looked: list[str] = []
-        expire = Group.expire
-        monkeypatch.setattr(Group, "expire", lambda self, now: looked.append(self.name) or expire(self, now))
+        expire = CoordinatedGroup.expire
+        monkeypatch.setattr(CoordinatedGroup, "expire", lambda self, now: looked.append(self.name) or expire(self, now))
         groups.tick()
         assert looked == ["busy"]
         await client.post("/v1/groups/busy/heartbeat", json={"member": "m", "topics": ["t"], "leave": True})
@@ -205,18 +205,18 @@ def test_a_sequence_that_nobody_uses_is_forgotten_and_others_are_kept(tmp_path: 
     with_node(tmp_path, test)
 
 
-def transaction(id: str, size_bytes: int, state: State = State.OPEN) -> Transaction:
-    return Transaction("g", id, "m", "", "", "", 0, 1, 1, 1, state=state.value, size_bytes=size_bytes)
+def transaction(id: str, size_bytes: int, state: TransactionState = TransactionState.OPEN) -> TransactionRecord:
+    return TransactionRecord("g", id, "m", "", "", "", 0, 1, 1, 1, state=state.value, size_bytes=size_bytes)
 
 
 def test_one_address_holds_its_share_of_open_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shares, "MAX_UNFINISHED", 2)
-    held = Shares(100)
+    held = AddressShares(100)
 
     def begin(id: str, size_bytes: int, client: str = "a") -> None:
         held.check(("g", id), client, size_bytes)
         held.begun(("g", id), client)
-        held.follow(Plan(transactions={("g", id): transaction(id, size_bytes)}))
+        held.follow(BookChange(transactions={("g", id): transaction(id, size_bytes)}))
 
     begin("1", 60)
     with pytest.raises(DocumentsFull):
@@ -225,9 +225,11 @@ def test_one_address_holds_its_share_of_open_transactions(monkeypatch: pytest.Mo
     with pytest.raises(TooManyTransactions):
         held.check(("g", "3"), "a", 0)
     begin("3", 100, "b")
-    held.follow(Plan(transactions={("g", "1"): transaction("1", 60, State.ROLLED_BACK), ("g", "2"): None}))
+    held.follow(
+        BookChange(transactions={("g", "1"): transaction("1", 60, TransactionState.ROLLED_BACK), ("g", "2"): None})
+    )
     begin("4", 100)
-    held.follow(Plan(transactions={("g", "3"): None, ("g", "4"): None}))
+    held.follow(BookChange(transactions={("g", "3"): None, ("g", "4"): None}))
     assert not held._owner and not held._bytes and not held._count
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from lsmq.errors import TooManyRequests
 from lsmq_node.broker import pacing
-from lsmq_node.broker.pacing import BURST_S, LONGEST_DELAY_S, Pace
+from lsmq_node.broker.pacing import BURST_S, LONGEST_DELAY_S, LimitPace
 from support.node_process import NodeProcess
 
 from .calls import Answer, Api
@@ -40,7 +40,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_what_is_more_than_a_burst_is_delayed_then_refused_and_paid_by_time(clock: Clock) -> None:
-    pace = Pace("requests", "address_requests_per_s")
+    pace = LimitPace("requests", "address_requests_per_s")
 
     async def ask(client: str, times: int) -> None:
         for _ in range(times):
@@ -68,11 +68,11 @@ def test_what_is_more_than_a_burst_is_delayed_then_refused_and_paid_by_time(cloc
     run("a", burst + 1)
     assert clock.slept == [], "what was not used is not saved up beyond a burst, nor is a debt kept"
     with pytest.raises(StopIteration):
-        Pace("requests", "none").wait("a", 0, 1_000_000).send(None)
+        LimitPace("requests", "none").wait("a", 0, 1_000_000).send(None)
 
 
 def test_a_debt_is_paid_at_the_rate_there_is_now(clock: Clock) -> None:
-    pace = Pace("bytes", "principal_bytes_per_s")
+    pace = LimitPace("bytes", "principal_bytes_per_s")
     pace.took("a", 100, 1_000_000)
     with pytest.raises(TooManyRequests):
         pace.wait("a", 100).send(None)
@@ -87,7 +87,7 @@ def test_a_million_addresses_take_bounded_memory_and_who_goes_on_asking_is_not_f
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pacing, "_MOST_CLIENTS", 10)
-    pace = Pace("bytes", "none")
+    pace = LimitPace("bytes", "none")
     for number in range(1_000):
         pace.took(f"many {number}", 10, 1_000)
         pace.took("steady", 10, 1)
@@ -110,7 +110,7 @@ def test_so_many_requests_are_delayed_at_a_time_and_others_refused(
         await Held()
 
     monkeypatch.setattr(pacing.asyncio, "sleep", sleep)
-    pace = Pace("requests", "address_requests_per_s")
+    pace = LimitPace("requests", "address_requests_per_s")
     for client in ("a", "b"):
         pace.took(client, 100, 101)
     waiting = [pace.wait("a", 100, 1) for _ in range(2)]

@@ -16,7 +16,7 @@ from lsmq_node.broker import ByteBudget, queue_ranges, shard_of
 from lsmq_node.broker.placement import grown_ranges, split_by_shard
 from lsmq_node.broker.waiters import Waiter, WaiterTable
 from lsmq_node.config import InvalidConfig, LogFormat, NodeConfig
-from lsmq_node.storage import FlushMode, Topic
+from lsmq_node.storage import FlushMode, StoredTopic
 from lsmq_node.storage.columns import encode_columns
 
 QUEUES = st.integers(1, 50)
@@ -27,11 +27,11 @@ SHARDS = st.integers(1, 9)
 def test_ranges_cover_every_queue_once_and_shard_of_is_their_inverse(
     queues: int, shards: int, growth: list[int], data: st.DataObject
 ) -> None:
-    topic = Topic(1, "t", queues)
+    topic = StoredTopic(1, "t", queues)
     for more in growth:
         before = [shard_of(queue, topic, shards) for queue in range(topic.queues)]
         ranges = grown_ranges(topic, topic.queues + more, shards)
-        topic = Topic(1, "t", topic.queues + more, ranges=ranges)
+        topic = StoredTopic(1, "t", topic.queues + more, ranges=ranges)
         assert [shard_of(queue, topic, shards) for queue in range(len(before))] == before, "no queue moves"
     found = queue_ranges(topic, shards)
     owners = [part.shard for part in found for _ in range(part.first, part.end)]

@@ -26,10 +26,10 @@ from lsmq.record_batch import BatchBuilder, split_batches
 from lsmq_node.broker import BROKER_PRODUCERS, DeleteRequest, Fetched, FetchRequest, Hold, ProduceRequest, ReadRequest
 from lsmq_node.config import NodeConfig
 from lsmq_node.node import Node, running_node
-from lsmq_node.storage import Topic, TopicOptions
+from lsmq_node.storage import StoredTopic, TopicOptions
 from support.waiting import comes_true
 
-Test = Callable[[Node, Topic, Hold], Awaitable[None]]
+Test = Callable[[Node, StoredTopic, Hold], Awaitable[None]]
 LIMITS: dict[str, Any] = {"max_records": 100, "max_bytes": 1 << 20}
 
 
@@ -54,19 +54,19 @@ def packed(*messages: tuple[int, bytes], **producer: int) -> bytes:
     return builder.build(**producer)
 
 
-async def send(node: Node, topic: Topic, hold: Hold, *messages: tuple[int, bytes]) -> list[int]:
+async def send(node: Node, topic: StoredTopic, hold: Hold, *messages: tuple[int, bytes]) -> list[int]:
     part = await node.broker.unpack(topic, packed(*messages), hold)
     (appended,) = await node.broker.produce(ProduceRequest(topic, (part,)))
     return [int(offset) for offset in appended.offsets]
 
 
-def bodies(topic: Topic, found: Fetched) -> list[bytes]:
+def bodies(topic: StoredTopic, found: Fetched) -> list[bytes]:
     rows = ((batch, row) for batch in split_batches(found.load(), source="a test") for row in batch.rows(topic.id))
     return [bytes(batch.payload[row[4] : row[5]]) for batch, row in rows]
 
 
 def test_what_was_produced_is_read_fetched_and_gone_on_with(tmp_path: Path) -> None:
-    async def test(node: Node, topic: Topic, hold: Hold) -> None:
+    async def test(node: Node, topic: StoredTopic, hold: Hold) -> None:
         broker = node.broker
         assert await send(node, topic, hold, (0, b"a"), (1, b"b")) == [0, 0]
         assert await send(node, topic, hold, (3, b"c")) == [0]
@@ -89,7 +89,7 @@ def test_what_was_produced_is_read_fetched_and_gone_on_with(tmp_path: Path) -> N
 
 
 def test_no_request_has_more_than_the_limits_whoever_makes_it(tmp_path: Path) -> None:
-    async def test(node: Node, topic: Topic, hold: Hold) -> None:
+    async def test(node: Node, topic: StoredTopic, hold: Hold) -> None:
         admission = node.broker.admission
         greedy: dict[str, Any] = {"max_records": 10**9, "max_bytes": 10**12, "wait_ms": 10**9}
         read = ReadRequest(topic=topic, queue=0, offset=0, **greedy)
@@ -118,7 +118,7 @@ def test_no_request_has_more_than_the_limits_whoever_makes_it(tmp_path: Path) ->
 def test_a_batch_that_may_not_be_sent_is_refused_before_it_is_stored(
     tmp_path: Path, body: bytes, error: type[LsmqError]
 ) -> None:
-    async def test(node: Node, topic: Topic, hold: Hold) -> None:
+    async def test(node: Node, topic: StoredTopic, hold: Hold) -> None:
         with pytest.raises(error):
             await node.broker.unpack(topic, body, hold)
         _, latest = await node.broker.offsets(topic, np.arange(4))
@@ -128,7 +128,7 @@ def test_a_batch_that_may_not_be_sent_is_refused_before_it_is_stored(
 
 
 def test_queues_that_are_not_there_or_too_many_are_refused(tmp_path: Path) -> None:
-    async def test(node: Node, topic: Topic, hold: Hold) -> None:
+    async def test(node: Node, topic: StoredTopic, hold: Hold) -> None:
         broker = node.broker
         for queues, error in (([0, 4], UnknownQueue), ([0, 1, 2], InvalidRequest)):
             wanted = {"queues": np.array(queues, np.uint32), "offsets": np.zeros(len(queues), np.int64)}
@@ -143,7 +143,7 @@ def test_queues_that_are_not_there_or_too_many_are_refused(tmp_path: Path) -> No
 
 
 def test_who_means_another_topic_of_the_name_is_told(tmp_path: Path) -> None:
-    async def test(node: Node, topic: Topic, hold: Hold) -> None:
+    async def test(node: Node, topic: StoredTopic, hold: Hold) -> None:
         assert await node.broker.topic("t", topic.id) == topic
         with pytest.raises(TopicReplaced):
             await node.broker.topic("t", topic.id - 1)
@@ -154,7 +154,7 @@ def test_who_means_another_topic_of_the_name_is_told(tmp_path: Path) -> None:
 
 
 def test_a_node_that_stops_takes_no_writes_and_answers_reads_that_are_held(tmp_path: Path) -> None:
-    async def test(node: Node, topic: Topic, hold: Hold) -> None:
+    async def test(node: Node, topic: StoredTopic, hold: Hold) -> None:
         broker = node.broker
         part = await broker.unpack(topic, packed((0, b"x")), hold)
         held = asyncio.create_task(

@@ -18,10 +18,10 @@ import pytest
 from lsmq.messages import message_id
 from lsmq_node.api.access import ACCESS
 from lsmq_node.api.app import route_table
-from lsmq_node.api.routing import Route
+from lsmq_node.api.routing import ApiOperation
 from lsmq_node.api.schema import check
 from lsmq_node.config import NodeConfig
-from lsmq_node.rights import Kind
+from lsmq_node.rights import ResourceKind
 from support.node_process import NodeProcess
 from support.waiting import PATIENCE_S, eventually
 
@@ -92,7 +92,7 @@ def realm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
         node.stop()
 
 
-def path_of(route: Route) -> str:
+def path_of(route: ApiOperation) -> str:
     names = {
         "topic": "t",
         "queue": "0",
@@ -117,7 +117,7 @@ def path_of(route: Route) -> str:
     return f"{path}?{query}" if query else path
 
 
-def ask(api: Api, route: Route, path: str | None = None) -> Answer:
+def ask(api: Api, route: ApiOperation, path: str | None = None) -> Answer:
     body = BODIES.get(route.operation, {} if route.request is not None else None)
     return api.call(route.method, path or path_of(route), body)
 
@@ -130,17 +130,17 @@ def test_every_operation_whose_path_names_something_needs_a_right_to_that() -> N
     for route in ROUTES:
         kinds = {need.kind for need in ACCESS[route.operation].needs}
         if "{topic}" in route.path:
-            assert Kind.TOPIC in kinds, route.operation
+            assert ResourceKind.TOPIC in kinds, route.operation
         if "/groups/{group}" in route.path and route.operation != "getCoordinator":
-            assert Kind.GROUP in kinds, route.operation
+            assert ResourceKind.GROUP in kinds, route.operation
         if "/producer-groups/{group}" in route.path:
-            assert Kind.PRODUCER_GROUP in kinds, route.operation
+            assert ResourceKind.PRODUCER_GROUP in kinds, route.operation
         if route.path.startswith(("/v1/cluster", "/v1/shards")):
-            assert Kind.CLUSTER in kinds, route.operation
+            assert ResourceKind.CLUSTER in kinds, route.operation
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation)
-def test_nobody_does_anything_without_a_token_or_a_right(realm: Realm, route: Route) -> None:
+def test_nobody_does_anything_without_a_token_or_a_right(realm: Realm, route: ApiOperation) -> None:
     access = ACCESS[route.operation]
     stranger = ask(Asking(realm.node.url, None), route)
     if access.open:
@@ -161,7 +161,7 @@ def test_nobody_does_anything_without_a_token_or_a_right(realm: Realm, route: Ro
 @pytest.mark.parametrize(
     "route", [each for each in ROUTES if len(ACCESS[each.operation].needs) > 1], ids=lambda route: route.operation
 )
-def test_what_needs_two_rights_is_not_done_with_one(realm: Realm, route: Route) -> None:
+def test_what_needs_two_rights_is_not_done_with_one(realm: Realm, route: ApiOperation) -> None:
     """Also where the topic is named in the body alone."""
     for missing in ACCESS[route.operation].needs:
         others = tuple(
@@ -174,7 +174,7 @@ def test_what_needs_two_rights_is_not_done_with_one(realm: Realm, route: Route) 
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.operation)
-def test_the_right_that_the_table_names_is_enough(realm: Realm, route: Route) -> None:
+def test_the_right_that_the_table_names_is_enough(realm: Realm, route: ApiOperation) -> None:
     if route.is_stream:
         return  # see below
     _, may = realm.somebody(rights=tuple((need.kind, "*", need.action) for need in ACCESS[route.operation].needs))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lsmq_node.workqueue.settings import Settings
+from lsmq_node.workqueue.settings import WorkSettings
 from support.node_process import NodeProcess
 
 from .calls import Api
@@ -172,9 +172,9 @@ def check_refused_weight(api: Api, fair_by: str, name: str) -> None:
 
 
 def test_weights_that_an_earlier_release_stored_and_nobody_can_have_are_passed_over() -> None:
-    stored = Settings.of({"weights": {"9" * 5_000: 2, "7": 5}})
+    stored = WorkSettings.of({"weights": {"9" * 5_000: 2, "7": 5}})
     assert stored.tenant_weights() == {7: 5}
-    assert Settings.of({"fair_by": "key", "weights": {"\ud800": 2}}).tenant_weights() == {}
+    assert WorkSettings.of({"fair_by": "key", "weights": {"\ud800": 2}}).tenant_weights() == {}
 
 
 def test_a_killed_node_goes_on_by_priority_and_with_its_settings(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lsmq import Client, Producer
-from lsmq.cli._reset import Target, moves, summed
+from lsmq.cli._reset import ResetTarget, moves, summed
 from lsmq.errors import FencedMember, GroupHasMembers, StaleGeneration, UnknownGroup, UnknownMember, UnknownQueue
 from lsmq.group_values import portions
 from lsmq.groups import Assignment, Group, Heartbeat, Ranges, list_groups, new_member_id
@@ -170,16 +170,16 @@ def test_a_reset_stays_within_what_is_kept_and_leaves_alone_what_is_right() -> N
     bounds = Offsets([0, 1, 2, 3], [5, 0, 0, 0], [9, 4, 0, 7], [6, 4, 0, 2])
     committed = {0: 7, 3: 2}
 
-    def to(target: Target) -> dict[int, int]:
+    def to(target: ResetTarget) -> dict[int, int]:
         return {move.queue: move.to for move in moves(target, bounds, committed)}
 
-    assert to(Target(offset=2)) == {0: 5, 1: 2}
-    assert to(Target(end="earliest")) == {0: 5, 1: 0, 3: 0}
-    assert summed(moves(Target(end="earliest"), bounds, committed)) == (2 + 2, 0)
-    assert summed(moves(Target(offset=6), bounds, committed)) == (1, 4 + 4)
-    assert to(Target(end="latest")) == {0: 9, 1: 4, 3: 7}
-    assert to(Target(shift=-10)) == {0: 5, 3: 0}
-    assert to(Target(shift=3)) == {0: 9, 3: 5}
+    assert to(ResetTarget(offset=2)) == {0: 5, 1: 2}
+    assert to(ResetTarget(end="earliest")) == {0: 5, 1: 0, 3: 0}
+    assert summed(moves(ResetTarget(end="earliest"), bounds, committed)) == (2 + 2, 0)
+    assert summed(moves(ResetTarget(offset=6), bounds, committed)) == (1, 4 + 4)
+    assert to(ResetTarget(end="latest")) == {0: 9, 1: 4, 3: 7}
+    assert to(ResetTarget(shift=-10)) == {0: 5, 3: 0}
+    assert to(ResetTarget(shift=3)) == {0: 9, 3: 5}
 
 
 def test_a_request_names_no_more_than_it_may() -> None:

@@ -19,12 +19,12 @@ from lsmq_node.cluster.links import Links
 from lsmq_node.cluster.ports import Progress, ReplicaPorts
 from lsmq_node.cluster.replica import Replica
 from lsmq_node.cluster.transfer import Snapshots
-from lsmq_node.replication import UNCLAIMED, ControlView, LifeId, Member, Message, RegisteredStart, Timings
+from lsmq_node.replication import UNCLAIMED, ControlView, InSyncMember, LifeId, Message, RegisteredStart, Timings
 from lsmq_node.replication.actions import ProposeInSync, ProposeLeave, RegisterStart
 from lsmq_node.replication.identity import recognises
 from lsmq_node.storage import ShardStore, StoreOptions
 from lsmq_node.storage.disk import Disk
-from lsmq_node.storage.state import Topic, TopicOptions
+from lsmq_node.storage.state import StoredTopic, TopicOptions
 from storage.harness import bodies, small
 from support.waiting import PATIENCE_S
 
@@ -88,7 +88,7 @@ class Group:
             epoch=0,
             version=1,
             leader=None,
-            in_sync=frozenset(Member(name, UNCLAIMED) for name in names),
+            in_sync=frozenset(InSyncMember(name, UNCLAIMED) for name in names),
             replicas=frozenset(names),
             min_in_sync=min_in_sync,
         )
@@ -238,7 +238,7 @@ class Group:
 
     async def make_topic(self, leader: Replica) -> None:
         leader.check_writable(Ack.QUORUM)
-        appended = leader.store.put_topic(Topic(1, "t", QUEUES, TopicOptions(), 1), 0, QUEUES)
+        appended = leader.store.put_topic(StoredTopic(1, "t", QUEUES, TopicOptions(), 1), 0, QUEUES)
         await leader.wait(appended, Ack.QUORUM)
 
     async def put(self, leader: Replica, *contents: bytes, queue: int = 0, ack: Ack = Ack.QUORUM) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from lsmq_coordinator.liveness import LivenessTiming
 from lsmq_coordinator.raft_terms import RaftTiming
-from lsmq_node.cluster_config import ClusterConfig, Voter
+from lsmq_node.cluster_config import ClusterConfig, VoterAddresses
 from lsmq_node.config import InvalidConfig, NodeConfig
 from lsmq_node.config_file import render, write
 from lsmq_node.replication.control import Timings
@@ -51,7 +51,7 @@ def test_the_table_is_read(tmp_path: Path) -> None:
     cluster = cluster_of(config)
     assert (cluster.node, cluster.shards, cluster.first_leaders) == ("n2", 5, ("n2", "n3"))
     assert cluster.secret_file == Path("s")
-    assert cluster.voters["n3"] == Voter(**VOTERS["n3"])
+    assert cluster.voters["n3"] == VoterAddresses(**VOTERS["n3"])
     assert cluster.is_voter
     assert cluster.raft_voters["n1"] == "10.1.0.1:7602"
     assert cluster.control_urls["n1"] == "http://10.1.0.1:7601"

@@ -17,7 +17,7 @@ from lsmq.sync import Client, Consumer, Producer
 from lsmq_lab.local_cluster import LocalCluster, found_plan
 from lsmq_node.cluster.handing_over import FIRST_PAUSE_S, LONGEST_PAUSE_S, DamagedLeaders
 from lsmq_node.cluster.repair import can_be_spared
-from lsmq_node.replication import UNCLAIMED, ControlView, Member
+from lsmq_node.replication import UNCLAIMED, ControlView, InSyncMember
 from support.waiting import eventually
 
 TOPIC = "t"
@@ -215,7 +215,7 @@ def test_who_can_be_spared(leader: str | None, in_sync: str, spared: bool) -> No
         epoch=1,
         version=1,
         leader=leader,
-        in_sync=frozenset(Member(node, UNCLAIMED) for node in in_sync),
+        in_sync=frozenset(InSyncMember(node, UNCLAIMED) for node in in_sync),
         replicas=frozenset("abc"),
         min_in_sync=2,
     )

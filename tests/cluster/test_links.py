@@ -14,7 +14,7 @@ from aiohttp import web
 from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
 from lsmq_node.cluster import outgoing
 from lsmq_node.cluster.links import PATH, Links
-from lsmq_node.replication import LifeId, Message, Session
+from lsmq_node.replication import LifeId, Message, ReplicaSession
 from lsmq_node.replication.messages import Frame, PromiseRequest
 
 from .replica_group import run, until
@@ -75,7 +75,7 @@ async def ends(*names: str, secrets: dict[str, ClusterSecret] | None = None) -> 
 
 
 def frame(size: int, number: int = 1) -> Frame:
-    return Frame(Session(1, number), 1, 0, size, 0)
+    return Frame(ReplicaSession(1, number), 1, 0, size, 0)
 
 
 def test_messages_arrive_in_order_with_their_payloads_in_both_directions() -> None:

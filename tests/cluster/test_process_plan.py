@@ -14,7 +14,7 @@ from lsmq.errors import LsmqError
 from lsmq_node.broker.layout import NodeFile
 from lsmq_node.config import InvalidConfig, NodeConfig
 from lsmq_node.processes.directory import fitting, held
-from lsmq_node.processes.plan import CONTROL, Founded, Process, cores, planned, shifted
+from lsmq_node.processes.plan import CONTROL, Founded, PlannedProcess, cores, planned, shifted
 
 
 def own(**settings: Any) -> NodeConfig:
@@ -55,7 +55,7 @@ def test_each_process_has_ports_a_directory_and_a_name_of_its_own(founded: int, 
     assert [process.name for process in processes if process.last] == ([CONTROL] if founded == 2 else [])
 
 
-def ports_of(process: Process) -> list[int]:
+def ports_of(process: PlannedProcess) -> list[int]:
     cluster = process.config.cluster
     assert cluster is not None
     return [process.config.port, cluster.internal_port, *([cluster.raft_port] if cluster.is_voter else [])]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lsmq.errors import UnsupportedFormat
 from lsmq_lab.world.drive import Drive
 from lsmq_node.cluster.record import NAME, decode_record, encode_record, load_record, save_record
-from lsmq_node.replication import LifeId, ReplicaRecord, Start
+from lsmq_node.replication import DiskStart, LifeId, ReplicaRecord
 from lsmq_node.storage.disk import OsDisk
 from storage.harness import profile
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("drives_there")
 
 RECORD = ReplicaRecord(
     incarnation=4503599627370497,
-    starts=(Start(2, 9007199254740992), Start(3, 1125899906842624)),
+    starts=(DiskStart(2, 9007199254740992), DiskStart(3, 1125899906842624)),
     registered=3,
     epoch=8,
     leader="n2",
@@ -41,7 +41,7 @@ numbers = st.integers(0, (1 << 63) - 1)
     st.builds(
         ReplicaRecord,
         numbers,
-        st.lists(st.builds(Start, numbers, numbers), max_size=40).map(tuple),
+        st.lists(st.builds(DiskStart, numbers, numbers), max_size=40).map(tuple),
         numbers,
         numbers,
         st.none() | st.text(max_size=20),

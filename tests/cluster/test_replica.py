@@ -11,7 +11,7 @@ import pytest
 from lsmq.errors import NotEnoughReplicas, NotLeader, ShuttingDown, Unavailable
 from lsmq_node.broker.topology import Ack
 from lsmq_node.cluster.replica import Replica
-from lsmq_node.replication import Role
+from lsmq_node.replication import ReplicaRole
 from storage.harness import bodies
 
 from .replica_group import NAMES, batch, group, run, until
@@ -62,7 +62,7 @@ def test_writes_survive_the_leader_and_go_on_with_the_next(tmp_path: Path) -> No
             await nodes.put(leader, b"three")
             await nodes.equal()
             assert bodies(nodes["a"].store, 1, 0) == {0: b"one", 1: b"two", 2: b"three"}
-            assert nodes["a"].role is Role.FOLLOWING
+            assert nodes["a"].role is ReplicaRole.FOLLOWING
 
     run(test)
 

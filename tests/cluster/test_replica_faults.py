@@ -16,7 +16,7 @@ from lsmq_lab.world.drive import Drive
 from lsmq_node.broker.topology import Ack
 from lsmq_node.cluster.opening import Directory
 from lsmq_node.cluster.record import NAME, decode_record
-from lsmq_node.replication import ReplicaRecord, Role
+from lsmq_node.replication import ReplicaRecord, ReplicaRole
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.recovery import unusable
 from lsmq_node.storage.segments import SegmentFiles
@@ -54,14 +54,14 @@ def test_a_failed_fsync_ends_the_replica_and_the_others_go_on(tmp_path: Path, vi
             if victim == "a":
                 with pytest.raises((ShardStopped, NotLeader)):
                     await write
-                await until(lambda: nodes["a"].role is Role.HALTED, "a gives up")
+                await until(lambda: nodes["a"].role is ReplicaRole.HALTED, "a gives up")
                 with pytest.raises(LsmqError):
                     nodes["a"].check_writable(Ack.QUORUM)
             else:
                 await write
             leader = await nodes.lead("c", without=(victim,))
             await nodes.put(leader, b"three")
-            assert nodes[victim].role is Role.HALTED
+            assert nodes[victim].role is ReplicaRole.HALTED
             assert nodes[victim].failure is not None
             found = list(bodies(leader.store, 1, 0).values())
             assert [content for content in found if content != b"two"] == [b"one", b"three"]
@@ -84,7 +84,7 @@ def test_want_of_space_or_descriptors_at_the_leader_drops_a_write_and_takes_the_
             disk.at(1, error, ("pwrite", "write"))
             with pytest.raises(refusal):
                 await nodes.put(nodes["a"], b"two")
-            assert nodes["a"].role is Role.LEADING
+            assert nodes["a"].role is ReplicaRole.LEADING
             await until(lambda: not nodes["a"].store.disk_full, "there is space again")
             await nodes.put(nodes["a"], b"three")
             assert bodies(nodes["a"].store, 1, 0) == {0: b"one", 1: b"three"}
@@ -217,7 +217,7 @@ def test_the_only_member_with_a_damaged_log_waits_and_changes_nothing(tmp_path: 
             damaged = segment.read_bytes()
             await nodes.start("a")
             nodes.elect("a")
-            await until(lambda: nodes["a"].role is Role.WAITING, "it waits")
+            await until(lambda: nodes["a"].role is ReplicaRole.WAITING, "it waits")
             with pytest.raises(NotLeader):
                 nodes["a"].check_writable(Ack.LEADER)
             assert segment.read_bytes() == damaged
@@ -255,7 +255,7 @@ def test_a_full_disk_does_not_keep_a_replica_from_promising(tmp_path: Path) -> N
             await until(lambda: {member.node for member in nodes.view.in_sync} == {"a", "c"}, "b leaves the set")
             await nodes.stop("a")
             nodes.elect("c", without=("a",))
-            await until(lambda: nodes["c"].role is Role.LEADING, "b promises, and c begins its epoch")
+            await until(lambda: nodes["c"].role is ReplicaRole.LEADING, "b promises, and c begins its epoch")
             assert nodes["b"].failure is None
             disk.heal()
             await until(lambda: nodes["c"].serving, "b makes up the number")
@@ -284,7 +284,7 @@ def test_a_log_found_damaged_while_it_is_shipped_ends_the_leader_which_is_filled
                 file.seek(50_000)
                 file.write(b"damage")
             await nodes.start("c")
-            await until(lambda: nodes["a"].role is Role.HALTED, "a finds it")
+            await until(lambda: nodes["a"].role is ReplicaRole.HALTED, "a finds it")
             assert "damaged" in nodes["a"].damage[0]
             leader = await nodes.lead("b")
             await nodes.put(leader, b"more")
@@ -391,7 +391,7 @@ def test_a_replica_that_begins_anew_on_a_full_disk_says_so_and_begins_when_there
             await until(lambda: disk.refused > 1, "it is tried again and again")
             stopped = nodes["b"].stopped
             assert stopped is not None and "No space left" in stopped.message
-            assert nodes["b"].role is Role.HALTED
+            assert nodes["b"].role is ReplicaRole.HALTED
             disk.full = False
             await until(lambda: nodes.view.listed("b") not in (None, former), "it joins under another name")
             assert nodes["b"].stopped is None and nodes["b"].failure is None

@@ -15,7 +15,7 @@ from lsmq_lab.world.drive import Drive
 from lsmq_node.broker.topology import Ack
 from lsmq_node.cluster.replica import Replica
 from lsmq_node.storage import FlushMode, TopicOptions
-from lsmq_node.storage.state import Topic
+from lsmq_node.storage.state import StoredTopic
 from storage.harness import KIB, bodies, body, tiny
 
 from .replica_group import QUEUES, Group, group, run, until
@@ -124,7 +124,7 @@ def test_what_expires_goes_on_followers_too_and_after_a_failover(tmp_path: Path)
             leader = await nodes.lead("a")
             await nodes.all_in_sync()
             kept = TopicOptions(retention_bytes=200 * KIB)
-            await leader.wait(leader.store.put_topic(Topic(1, "t", QUEUES, kept, 1), 0, QUEUES), Ack.QUORUM)
+            await leader.wait(leader.store.put_topic(StoredTopic(1, "t", QUEUES, kept, 1), 0, QUEUES), Ack.QUORUM)
             await fill(nodes, leader, 0, 400)
             # Nobody but the leader decides where queues begin; what follows does as it is told, and drops its files.
             for name in nodes.sites:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq_node.cluster.seals import SEAL_BYTES, Seal
-from lsmq_node.cluster.wire import HEAD, HEAD_BYTES, VERSION, BadMessage, Decoder, Kind, Received, encode
-from lsmq_node.replication import EpochHistory, EpochStart, LifeId, LogPosition, Message, Session
+from lsmq_node.cluster.wire import HEAD, HEAD_BYTES, VERSION, BadMessage, Decoder, FromWire, MessageKind, encode
+from lsmq_node.replication import EpochHistory, EpochStart, LifeId, LogPosition, Message, ReplicaSession
 from lsmq_node.replication.messages import (
     Frame,
     Hello,
@@ -28,7 +28,7 @@ from storage.harness import profile
 
 numbers = st.integers(0, (1 << 63) - 1)
 names = st.text(min_size=1, max_size=20)
-sessions = st.builds(Session, numbers, numbers)
+sessions = st.builds(ReplicaSession, numbers, numbers)
 lives = st.builds(LifeId, numbers, numbers)
 positions = st.builds(LogPosition, numbers, numbers)
 histories = st.lists(st.tuples(numbers, numbers, lives), max_size=5).map(
@@ -73,7 +73,7 @@ def sent(shard: int, message: Message, by: Seal) -> tuple[bytes, bytes]:
     return head + by.next(head, payload) + payload, payload
 
 
-def received(pieces: list[bytes]) -> list[Received]:
+def received(pieces: list[bytes]) -> list[FromWire]:
     decoder = Decoder(seal())
     return [item for piece in pieces for item in decoder.feed(piece)]
 
@@ -127,12 +127,12 @@ def raw(kind: int, body: bytes, *, version: int = VERSION, payload: int = 0) -> 
     ("stream", "reason"),
     [
         (raw(99, b"\x90"), "no message has kind 99"),
-        (raw(Kind.PROGRESS, b"\x90", version=VERSION + 1), "version 4"),
-        (raw(Kind.PROGRESS, b"\x90"), "0 fields"),
-        (raw(Kind.PROGRESS, b"\xc1"), "PROGRESS cannot be read"),
-        (raw(Kind.PROMISE_REQUEST, b"\x92\xff\x92\x01\x02"), "no number"),
-        (raw(Kind.PROMISE_REQUEST, b"\x92\x07\x92\x01\x02", payload=3) + b"abc", "3 bytes came with"),
-        (HEAD.pack(VERSION, Kind.FRAME, 0, 5, 1 << 31), "at most"),
+        (raw(MessageKind.PROGRESS, b"\x90", version=VERSION + 1), "version 4"),
+        (raw(MessageKind.PROGRESS, b"\x90"), "0 fields"),
+        (raw(MessageKind.PROGRESS, b"\xc1"), "PROGRESS cannot be read"),
+        (raw(MessageKind.PROMISE_REQUEST, b"\x92\xff\x92\x01\x02"), "no number"),
+        (raw(MessageKind.PROMISE_REQUEST, b"\x92\x07\x92\x01\x02", payload=3) + b"abc", "3 bytes came with"),
+        (HEAD.pack(VERSION, MessageKind.FRAME, 0, 5, 1 << 31), "at most"),
     ],
 )
 def test_what_is_no_message_is_refused_with_the_reason(stream: bytes, reason: str) -> None:
@@ -141,11 +141,11 @@ def test_what_is_no_message_is_refused_with_the_reason(stream: bytes, reason: st
 
 
 GOLDEN: list[tuple[Any, str]] = [
-    (Progress(Session(2, 3), 4, 5, 6), "030807000000070000000000000094920203040506"),
+    (Progress(ReplicaSession(2, 3), 4, 5, 6), "030807000000070000000000000094920203040506"),
     (PromiseRefusal(9, 10, None), "030b07000000040000000000000093090ac0"),
     (Stale(8, "n2", LifeId(4, 5)), "03060700000008000000000000009308a26e32920405"),
     (
-        Hello(Session(2, 3), 4, 5, EpochHistory.of([EpochStart(7, 90, LifeId(4, 5))]), 120, borrows=False),
+        Hello(ReplicaSession(2, 3), 4, 5, EpochHistory.of([EpochStart(7, 90, LifeId(4, 5))]), 120, borrows=False),
         "03010700000015000000000000009692020304059293000092000093075a92040578c2",
     ),
     (PromiseRequest(8, LifeId(4, 5)), "03090700000005000000000000009208920405"),

@@ -11,7 +11,7 @@ import pytest
 from lsmq.errors import LsmqError
 from lsmq_lab.local_cluster import zookeeper_server
 from lsmq_lab.local_cluster.zookeeper_server import (
-    Peer,
+    EnsembleMember,
     ZooKeeperInstall,
     ZooKeeperNotFound,
     ZooKeeperServer,
@@ -52,7 +52,7 @@ def test_without_anything_the_message_says_what_to_install(monkeypatch: pytest.M
 
 
 def test_a_server_is_found_again_by_its_directory_and_keeps_its_data(tmp_path: Path) -> None:
-    peer = Peer(1, *free_ports(3))
+    peer = EnsembleMember(1, *free_ports(3))
     server = ZooKeeperServer(tmp_path, peer)
     server.start()
     assert server.wait_ready() == "standalone"
@@ -72,7 +72,7 @@ def test_a_server_is_found_again_by_its_directory_and_keeps_its_data(tmp_path: P
 
 def test_a_server_that_ends_at_once_says_why(tmp_path: Path) -> None:
     install = ZooKeeperInstall(find_zookeeper().java, str(tmp_path), "nowhere")
-    server = ZooKeeperServer(tmp_path, Peer(1, *free_ports(3)), install=install)
+    server = ZooKeeperServer(tmp_path, EnsembleMember(1, *free_ports(3)), install=install)
     server.start()
     with pytest.raises(LsmqError, match="QuorumPeerMain"):
         server.wait_ready()

@@ -12,8 +12,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lsmq_coordinator.balance import Move, Moves, Situation, Why, first_moves, plan
-from lsmq_coordinator.state import ClusterState, Member, Node, NodeState, RegisteredStart, Settings, Shard
+from lsmq_coordinator.balance import MoveReason, Moves, ReplicaMove, Situation, first_moves, plan
+from lsmq_coordinator.state import (
+    ClusterSettings,
+    ClusterState,
+    InSyncMember,
+    NodeRecord,
+    NodeState,
+    RegisteredStart,
+    Shard,
+)
 
 GIB = 1 << 30
 
@@ -23,17 +31,20 @@ def cluster(placed: dict[int, tuple[str, ...]], nodes: Collection[str], **fields
     shards = {}
     for id, replicas in placed.items():
         starts = tuple(sorted(RegisteredStart(node, 1, 1, 1, confirmed=True) for node in replicas))
-        members = tuple(Member(node, 1) for node in replicas)
+        members = tuple(InSyncMember(node, 1) for node in replicas)
         shard = Shard(id, replicas, replicas[0], 1, members, 1, starts=starts)
         shards[id] = replace(shard, **{name: True for name, of in fields.items() if id in of})
-    known = {node: Node(node, f"http://{node}", f"http://{node}:1", voter=False) for node in nodes}
+    known = {node: NodeRecord(node, f"http://{node}", f"http://{node}:1", voter=False) for node in nodes}
     least = min((len(replicas) for replicas in placed.values()), default=1)
     return ClusterState(
-        1, Settings("c", len(placed), least, least // 2 + 1, 1), MappingProxyType(known), MappingProxyType(shards)
+        1,
+        ClusterSettings("c", len(placed), least, least // 2 + 1, 1),
+        MappingProxyType(known),
+        MappingProxyType(shards),
     )
 
 
-def done(state: ClusterState, moves: Collection[Move]) -> ClusterState:
+def done(state: ClusterState, moves: Collection[ReplicaMove]) -> ClusterState:
     """The state when all moves have been carried out."""
     placed = {id: shard.wanted for id, shard in state.shards.items()}
     for move in moves:
@@ -44,7 +55,7 @@ def done(state: ClusterState, moves: Collection[Move]) -> ClusterState:
     return replace(after, nodes=state.nodes, settings=state.settings)
 
 
-def flat(moves: Collection[Moves]) -> list[Move]:
+def flat(moves: Collection[Moves]) -> list[ReplicaMove]:
     return [move for together in moves for move in together]
 
 
@@ -119,14 +130,14 @@ def test_what_was_at_a_node_that_is_gone_is_made_again_elsewhere(state: ClusterS
     lost = [shard for shard in state.shards.values() if gone in shard.replicas]
     assume(all(shard.leader != gone for shard in lost))
     moves = flat(list(plan(state, situation)))
-    rebuilt = [move for move in moves if move.why is Why.REBUILD]
+    rebuilt = [move for move in moves if move.why is MoveReason.REBUILD]
     replaceable = [shard for shard in lost if len(shard.replicas) < len(nodes)]
     assert len(rebuilt) == len(replaceable)
     after = done(state, moves)
     for shard in replaceable:
         assert gone not in after.shards[shard.id].replicas
     assert all(move.replicas[:-1] == tuple(node for node in move.former if node != gone) for move in rebuilt)
-    assert Why.REBUILD not in {move.why for move in flat(list(plan(after, situation)))}
+    assert MoveReason.REBUILD not in {move.why for move in flat(list(plan(after, situation)))}
 
 
 @settings(max_examples=150, deadline=None)
@@ -218,13 +229,13 @@ def test_a_shard_that_nobody_leads_holds_nothing_up(leader: str | None) -> None:
     shards = {**state.shards, 0: replace(state.shards[0], leader=leader)}
     state = replace(state, shards=MappingProxyType(shards))
     moves = flat(list(plan(state, Situation(alive=frozenset({"n2", "n3", "n4"}), gone=frozenset({"n1"})))))
-    assert [move.shard for move in moves if move.why is Why.REBUILD] == [1]
+    assert [move.shard for move in moves if move.why is MoveReason.REBUILD] == [1]
 
 
 def test_bytes_that_differ_little_are_left_where_they_are() -> None:
     nodes = ["n1", "n2"]
     state = cluster({id: (nodes[id % 2],) for id in range(8)}, nodes)
     uneven = Situation(alive=frozenset(nodes), sizes={id: (2 + id % 2) * GIB for id in range(8)})
-    assert {move.why for move in flat(list(plan(state, uneven)))} == {Why.BYTES}
+    assert {move.why for move in flat(list(plan(state, uneven)))} == {MoveReason.BYTES}
     even = Situation(alive=frozenset(nodes), sizes={id: (10 + id % 2) * GIB for id in range(8)})
     assert list(plan(state, even)) == []

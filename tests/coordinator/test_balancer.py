@@ -12,9 +12,9 @@ import pytest
 from lsmq_coordinator.balance import Situation
 from lsmq_coordinator.balancer import Balancer, BalanceTiming, given_up
 from lsmq_coordinator.commands import apply
-from lsmq_coordinator.election import Flaw, Progress
+from lsmq_coordinator.election import Flaw, ReplicaProgress
 from lsmq_coordinator.founding import register_command
-from lsmq_coordinator.heartbeats import Heartbeat
+from lsmq_coordinator.heartbeats import NodeHeartbeat
 from lsmq_coordinator.liveness import FailureDetector, LivenessTiming
 from lsmq_coordinator.overseer import Overseer, OverseerTiming
 from lsmq_coordinator.state import ClusterState
@@ -50,8 +50,10 @@ class House:
         self.raft.state = state = with_starts(self.raft.state)
         for node in sorted(self.alive):
             flawed = Flaw.FULL if node in self.full else 0
-            works = {shard.id: Progress(shard.epoch, 9, 1, 1, flawed=flawed) for shard in state.replicas_on(node)}
-            self.overseer.heartbeat(Heartbeat(node, LIFE, works))
+            works = {
+                shard.id: ReplicaProgress(shard.epoch, 9, 1, 1, flawed=flawed) for shard in state.replicas_on(node)
+            }
+            self.overseer.heartbeat(NodeHeartbeat(node, LIFE, works))
         await self.overseer.look()
         shards = list(self.raft.state.shards.values())
         self.most_at_once = max(self.most_at_once, sum(bool(shard.adding) for shard in shards))
@@ -246,7 +248,7 @@ def test_load_is_what_was_written_on_average_and_sizes_are_the_leaders_word() ->
     detector = FailureDetector()
     detector.begin(state.nodes, 0.0)
     for at in range(0, 201, 10):
-        balancer.hear("n0", {0: Progress(1, at * 1_000, 1, 1)}, {0: 5_000} if at == 0 else None, float(at))
+        balancer.hear("n0", {0: ReplicaProgress(1, at * 1_000, 1, 1)}, {0: 5_000} if at == 0 else None, float(at))
         balancer.hear("n1", {}, {0: 7_000}, float(at))
     situation = balancer.situation(state, detector, frozenset(), 200.0)
     assert isinstance(situation, Situation)

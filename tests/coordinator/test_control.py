@@ -15,7 +15,7 @@ from lsmq.errors import InvalidRequest, TimedOut
 from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
 from lsmq_coordinator.commands import apply
 from lsmq_coordinator.control import ControlClient, ControlTiming
-from lsmq_coordinator.election import Progress
+from lsmq_coordinator.election import ReplicaProgress
 from lsmq_coordinator.errors import ControlStopped, NoControlLeader, NodeRuns, NotControlLeader
 from lsmq_coordinator.founding import register_command
 from lsmq_coordinator.heartbeats import HeartbeatAnswer
@@ -116,7 +116,11 @@ def running(test: Callable[[FakeVoter, ControlClient], Awaitable[None]]) -> None
         host, port = runner.addresses[0][:2]
         timing = ControlTiming(heartbeat_s=0.02)
         client = ControlClient(
-            "n4", {"v": f"http://{host}:{port}"}, SECRET, timing=timing, progress=lambda: {0: Progress(1, 99, 7, 1)}
+            "n4",
+            {"v": f"http://{host}:{port}"},
+            SECRET,
+            timing=timing,
+            progress=lambda: {0: ReplicaProgress(1, 99, 7, 1)},
         )
         async with client:
             await test(voter, client)

@@ -15,47 +15,57 @@ from hypothesis import strategies as st
 from lsmq_coordinator.commands import apply
 from lsmq_coordinator.deaf_leaders import DeafLeaders
 from lsmq_coordinator.election import (
-    Progress,
+    ReplicaProgress,
     choose_candidate,
     leader_counts,
     place_replicas,
     spread_leaders,
 )
 from lsmq_coordinator.overseer import failovers, transfers
-from lsmq_coordinator.state import ClusterState, LifeId, Member, Node, NodeState, RegisteredStart, Settings, Shard
+from lsmq_coordinator.state import (
+    ClusterSettings,
+    ClusterState,
+    InSyncMember,
+    LifeId,
+    NodeRecord,
+    NodeState,
+    RegisteredStart,
+    Shard,
+)
 
 NAMES = ["a", "b", "c", "d", "e"]
 
 
-def listed(nodes: Iterable[str], incarnation: int = 7) -> tuple[Member, ...]:
-    return tuple(Member(node, incarnation) for node in nodes)
+def listed(nodes: Iterable[str], incarnation: int = 7) -> tuple[InSyncMember, ...]:
+    return tuple(InSyncMember(node, incarnation) for node in nodes)
 
 
 def started(nodes: Iterable[str], incarnation: int = 7) -> tuple[RegisteredStart, ...]:
     return tuple(RegisteredStart(node, incarnation, 1, 99, confirmed=True) for node in sorted(nodes))
 
 
-def report(epoch: int, end_lsn: int, incarnation: int = 7, start: int = 1, flawed: int = 0) -> Progress:
-    return Progress(epoch, end_lsn, incarnation, start, flawed=flawed)
+def report(epoch: int, end_lsn: int, incarnation: int = 7, start: int = 1, flawed: int = 0) -> ReplicaProgress:
+    return ReplicaProgress(epoch, end_lsn, incarnation, start, flawed=flawed)
 
 
-def everybody_reports(state: ClusterState) -> dict[str, dict[int, Progress]]:
+def everybody_reports(state: ClusterState) -> dict[str, dict[int, ReplicaProgress]]:
     return {node: {id: report(1, 0) for id in state.shards} for node in state.nodes}
 
 
 def cluster(shards: list[Shard], nodes: list[str] = NAMES, draining: tuple[str, ...] = ()) -> ClusterState:
     entries = {
-        name: Node(name, "u", "i", True, NodeState.DRAINING if name in draining else NodeState.ACTIVE) for name in nodes
+        name: NodeRecord(name, "u", "i", True, NodeState.DRAINING if name in draining else NodeState.ACTIVE)
+        for name in nodes
     }
     return ClusterState(
         1,
-        Settings("c", len(shards), 3, 2, 1 << 20),
+        ClusterSettings("c", len(shards), 3, 2, 1 << 20),
         MappingProxyType(entries),
         MappingProxyType({shard.id: shard for shard in shards}),
     )
 
 
-def shard(id: int, replicas: tuple[str, ...], leader: str, epoch: int, in_sync: tuple[Member, ...]) -> Shard:
+def shard(id: int, replicas: tuple[str, ...], leader: str, epoch: int, in_sync: tuple[InSyncMember, ...]) -> Shard:
     return Shard(id, replicas, leader, epoch, in_sync, 1, leading=LifeId(7, 1), starts=started(replicas))
 
 
@@ -223,13 +233,13 @@ LED_BY_A = cluster([SHARD], ["a", "b", "c"])
 LED_BY_B = cluster([replace(SHARD, leader="b", epoch=4)], ["a", "b", "c"])
 
 
-def working(nodes: str, epoch: int = 3) -> dict[str, dict[int, Progress]]:
+def working(nodes: str, epoch: int = 3) -> dict[str, dict[int, ReplicaProgress]]:
     """What nodes report whose replicas' logs end in an epoch."""
     return {node: {0: report(epoch, 100, 7)} for node in nodes}
 
 
 def asking(
-    state: ClusterState, times: Iterable[float], reports: dict[str, dict[int, Progress]], alive: str = "abc"
+    state: ClusterState, times: Iterable[float], reports: dict[str, dict[int, ReplicaProgress]], alive: str = "abc"
 ) -> list[dict[int, str]]:
     """Who is to lead at each of the times, when the leader says each time that it hears too few."""
     deaf, shard = DeafLeaders(), state.shards[0]
@@ -290,7 +300,7 @@ def test_what_is_said_of_another_epoch_or_by_another_node_is_not_heeded() -> Non
     ],
 )
 def test_who_heard_too_few_is_not_elected_in_turn_before_a_later_leader_reached_it_or_long_after(
-    began: float, reports: dict[str, dict[int, Progress]], expected: dict[int, str]
+    began: float, reports: dict[str, dict[int, ReplicaProgress]], expected: dict[int, str]
 ) -> None:
     deaf = DeafLeaders()
     deaf.say(0, "a", 3, 10.0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lsmq_coordinator.election import Flaw, Progress
+from lsmq_coordinator.election import Flaw, ReplicaProgress
 from lsmq_coordinator.full_disks import FullTiming
-from lsmq_coordinator.heartbeats import Heartbeat
+from lsmq_coordinator.heartbeats import NodeHeartbeat
 from lsmq_coordinator.overseer import Overseer
 
 from .test_overseer import LIFE, FakeRaft, VirtualTime, running
@@ -19,7 +19,7 @@ def reports_full(raft: FakeRaft, overseer: Overseer, *full: str) -> None:
     epoch = raft.state.shards[0].epoch
     for node in raft.state.shards[0].replicas:
         flawed = Flaw.FULL if node in full else 0
-        overseer.heartbeat(Heartbeat(node, LIFE, {0: Progress(epoch, 9, 1, 1, flawed=flawed)}))
+        overseer.heartbeat(NodeHeartbeat(node, LIFE, {0: ReplicaProgress(epoch, 9, 1, 1, flawed=flawed)}))
 
 
 def test_a_leader_whose_disk_stays_full_is_replaced_by_one_with_room_and_leads_again_long_after_it_has_room() -> None:

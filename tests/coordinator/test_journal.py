@@ -14,21 +14,21 @@ from lsmq.errors import CorruptFile, DataDirectoryLocked, DataDirectoryUnusable
 from lsmq_coordinator.journal import OS_DISK, Journal, JournalFailed, JournalFull
 from lsmq_coordinator.journal_dump import dump_journal
 from lsmq_coordinator.raft_outbox import SaveCut, SaveEntry, SaveSnapshot, SaveState, Write
-from lsmq_coordinator.raft_records import MAGIC, Kind, records
-from lsmq_coordinator.raft_terms import Entry, HardState, Loaded, Snapshot
+from lsmq_coordinator.raft_records import MAGIC, JournalKind, records
+from lsmq_coordinator.raft_terms import HardState, Loaded, RaftEntry, Snapshot
 
 STATE = HardState(9, "n1", True, (3, "abc"), {"n2": (7, "def")})
 
 
-def entries(count: int, first: int = 1) -> list[Entry]:
-    return [Entry(index, 1 + index // 3, b"command-%d" % index) for index in range(first, first + count)]
+def entries(count: int, first: int = 1) -> list[RaftEntry]:
+    return [RaftEntry(index, 1 + index // 3, b"command-%d" % index) for index in range(first, first + count)]
 
 
 def saved(count: int, first: int = 1) -> list[Write]:
     return [SaveEntry(entry) for entry in entries(count, first)]
 
 
-def snapshot(index: int, *after: Entry) -> SaveSnapshot:
+def snapshot(index: int, *after: RaftEntry) -> SaveSnapshot:
     return SaveSnapshot(Snapshot(index, 1 + index // 3, lambda: b"state-%d" % index), STATE, after)
 
 
@@ -158,7 +158,7 @@ def test_every_flipped_byte_of_what_was_durable_is_refused_in_the_last_record_to
     whole = path.read_bytes()
     before = contents(tmp_path)
     found = list(records(whole))
-    assert found[-1][1].kind is Kind.SYNCED and found[-2][1].kind is Kind.ENTRY
+    assert found[-1][1].kind is JournalKind.SYNCED and found[-2][1].kind is JournalKind.ENTRY
     for position in range(found[-1][0]):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x40]) + whole[position + 1 :])
         with pytest.raises(CorruptFile, match="Remove this file to let it start anew"):
@@ -191,9 +191,9 @@ def test_cut_entries_never_come_back_and_others_take_their_place(tmp_path: Path)
     journal.close()
     assert contents(tmp_path).entries == tuple(entries(3))
     journal = Journal(tmp_path)
-    journal.write([SaveEntry(Entry(4, 7, b"other"))], 3)
+    journal.write([SaveEntry(RaftEntry(4, 7, b"other"))], 3)
     journal.close()
-    assert contents(tmp_path).entries == (*entries(3), Entry(4, 7, b"other"))
+    assert contents(tmp_path).entries == (*entries(3), RaftEntry(4, 7, b"other"))
 
 
 def test_a_snapshot_takes_the_place_of_all_before_it(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from lsmq_coordinator.commands import apply
-from lsmq_coordinator.election import Progress
+from lsmq_coordinator.election import ReplicaProgress
 from lsmq_coordinator.errors import NoControlLeader, NodeRuns, NotControlLeader
 from lsmq_coordinator.founding import register_command
-from lsmq_coordinator.heartbeats import Heartbeat, HeartbeatAnswer
+from lsmq_coordinator.heartbeats import HeartbeatAnswer, NodeHeartbeat
 from lsmq_coordinator.liveness import LivenessTiming
 from lsmq_coordinator.overseer import Overseer, OverseerTiming, departures
 from lsmq_coordinator.resigning import ResignTiming
@@ -107,13 +107,13 @@ def running(
         raft, time = FakeRaft(registered(founded(min_in_sync=min_in_sync))), VirtualTime()
         given = {"liveness": LivenessTiming(node_timeout_s=0.3), "settle_s": 3600.0, **timing}
         overseer = Overseer(raft, timing=OverseerTiming(**given), clock=lambda: time.now)  # type: ignore[arg-type]
-        works = {id: Progress(0, 0, 1, 1) for id in raft.state.shards} if reporting else None
+        works = {id: ReplicaProgress(0, 0, 1, 1) for id in raft.state.shards} if reporting else None
 
         async def step() -> None:
             nonlocal works
             for node in beating:
                 if raft.is_leader:
-                    overseer.heartbeat(Heartbeat(node, LIFE, works))
+                    overseer.heartbeat(NodeHeartbeat(node, LIFE, works))
             works = None  # As before.
             await overseer.look()
 
@@ -144,7 +144,7 @@ def test_a_leader_that_hears_too_few_is_replaced_once_however_often_it_asks() ->
         former = raft.state.shards[1]
         deaf = str(former.leader)
         for node in NODES:
-            overseer.heartbeat(Heartbeat(node, LIFE, {1: Progress(former.epoch, 9, 1, 1)}))
+            overseer.heartbeat(NodeHeartbeat(node, LIFE, {1: ReplicaProgress(former.epoch, 9, 1, 1)}))
         for _ in range(60):
             overseer.ask_election(1, former.epoch, deaf)
             overseer.ask_election(77, former.epoch, deaf)
@@ -161,10 +161,10 @@ def test_a_leader_that_hears_too_few_stays_where_no_other_works() -> None:
     async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         former = raft.state.shards[1]
         deaf = str(former.leader)
-        overseer.heartbeat(Heartbeat(deaf, LIFE, {1: Progress(former.epoch, 9, 1, 1)}))
+        overseer.heartbeat(NodeHeartbeat(deaf, LIFE, {1: ReplicaProgress(former.epoch, 9, 1, 1)}))
         for node in former.replicas:
             if node != deaf:
-                overseer.heartbeat(Heartbeat(node, LIFE, {}))
+                overseer.heartbeat(NodeHeartbeat(node, LIFE, {}))
         for _ in range(60):
             overseer.ask_election(1, former.epoch, deaf)
             await time.passes(0.01)
@@ -213,7 +213,7 @@ def test_who_does_not_lead_takes_no_reports() -> None:
     async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         raft.is_leader, raft.leader = False, "n2"
         for report in (
-            lambda: overseer.heartbeat(Heartbeat("n1", LIFE)),
+            lambda: overseer.heartbeat(NodeHeartbeat("n1", LIFE)),
             lambda: overseer.ask_election(0, 5),
         ):
             with pytest.raises(NotControlLeader) as refused:
@@ -225,8 +225,8 @@ def test_who_does_not_lead_takes_no_reports() -> None:
 
 def test_a_heartbeat_is_answered_with_who_is_alive() -> None:
     async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
-        await time.until(lambda: "n4" not in overseer.heartbeat(Heartbeat("n1", LIFE)).living)
-        assert overseer.heartbeat(Heartbeat("n1", LIFE)).living == {"n0", "n1", "n2", "n3"}
+        await time.until(lambda: "n4" not in overseer.heartbeat(NodeHeartbeat("n1", LIFE)).living)
+        assert overseer.heartbeat(NodeHeartbeat("n1", LIFE)).living == {"n0", "n1", "n2", "n3"}
         assert all(shard.leader != "n4" for shard in raft.state.shards.values())
 
     running(run, beating=("n0", "n1", "n2", "n3"))
@@ -253,14 +253,18 @@ def test_leadership_is_not_returned_to_a_node_whose_replica_does_not_work() -> N
         shard = raft.state.shards[0]
         preferred, other = shard.replicas[:2]
         command = {"op": "elect", "shard": 0, "candidate": other, "expected_epoch": 1, "request_id": "x"}
-        overseer.heartbeat(Heartbeat(preferred, LIFE, {}))
+        overseer.heartbeat(NodeHeartbeat(preferred, LIFE, {}))
         raft.state = apply(raft.state, command)[0]
         await time.passes(0.2)
         assert raft.state.shards[0].leader == other
-        overseer.heartbeat(Heartbeat(preferred, LIFE, {id: Progress(1, 0, 1, 1) for id in raft.state.shards}))
+        overseer.heartbeat(
+            NodeHeartbeat(preferred, LIFE, {id: ReplicaProgress(1, 0, 1, 1) for id in raft.state.shards})
+        )
         await time.passes(0.2)
         assert raft.state.shards[0].leader == other, "the leader's epoch has not come there yet"
-        overseer.heartbeat(Heartbeat(preferred, LIFE, {id: Progress(2, 9, 1, 1) for id in raft.state.shards}))
+        overseer.heartbeat(
+            NodeHeartbeat(preferred, LIFE, {id: ReplicaProgress(2, 9, 1, 1) for id in raft.state.shards})
+        )
         await time.until(lambda: raft.state.shards[0].leader == preferred)
 
     running(run, settle_s=0.05)
@@ -272,7 +276,7 @@ def test_leadership_that_a_node_handed_over_is_not_returned_at_once() -> None:
         preferred, other = raft.state.shards[0].replicas[:2]
         command = {"op": "elect", "shard": 0, "candidate": other, "expected_epoch": 1, "request_id": "x"}
         raft.state, handed_over = apply(raft.state, command)[0], time.now
-        overseer.heartbeat(Heartbeat(preferred, LIFE, {0: Progress(2, 9, 1, 1)}))
+        overseer.heartbeat(NodeHeartbeat(preferred, LIFE, {0: ReplicaProgress(2, 9, 1, 1)}))
         await time.until(lambda: raft.state.shards[0].leader == preferred)
         assert time.now - handed_over >= 0.5, "never sooner than it is quiet"
 
@@ -291,7 +295,7 @@ def test_who_is_proven_dead_leaves_the_sets_of_leaders_that_live_and_loses_its_o
         began = time.now
         overseer.died("n2", LIFE)
         await time.until(lambda: not listing(raft, "n2") and all(raft.state.shards[id].leader != "n2" for id in led))
-        assert "n2" not in overseer.heartbeat(Heartbeat("n2", LIFE)).living, "it was under way"
+        assert "n2" not in overseer.heartbeat(NodeHeartbeat("n2", LIFE)).living, "it was under way"
         assert len(raft.batches) == 1, f"all in one, after {time.now - began} s"
         for shard in raft.state.shards.values():
             assert len(shard.in_sync) >= raft.state.settings.min_in_sync
@@ -303,7 +307,7 @@ def test_a_proof_of_another_life_condemns_nobody() -> None:
     async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         overseer.died("n2", "an earlier one")
         overseer.died("nobody", LIFE)
-        await time.until(lambda: overseer.heartbeat(Heartbeat("n2", LIFE)).alive)
+        await time.until(lambda: overseer.heartbeat(NodeHeartbeat("n2", LIFE)).alive)
         await time.passes(0.1)
         assert raft.batches == []
         # The proof may come before the news of the life that it is for.
@@ -328,7 +332,7 @@ def test_a_proof_that_came_before_this_voter_led_counts_when_it_leads() -> None:
 def test_a_life_that_the_cluster_does_not_know_gets_no_lease_and_keeps_nobody_alive() -> None:
     async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         for _ in range(40):
-            assert not overseer.heartbeat(Heartbeat("n2", "unregistered")).alive
+            assert not overseer.heartbeat(NodeHeartbeat("n2", "unregistered")).alive
             await time.passes(0.02)
         assert "n2" not in overseer.alive
 
@@ -338,12 +342,12 @@ def test_a_life_that_the_cluster_does_not_know_gets_no_lease_and_keeps_nobody_al
 def test_who_is_not_well_is_dead_and_says_why() -> None:
     async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         def sick() -> HeartbeatAnswer:
-            return overseer.heartbeat(Heartbeat("n2", LIFE, well=False, problems=("voter: the disk is full",)))
+            return overseer.heartbeat(NodeHeartbeat("n2", LIFE, well=False, problems=("voter: the disk is full",)))
 
         await time.until(lambda: "n2" not in sick().living)
         assert not sick().alive
-        assert overseer.heartbeat(Heartbeat("n1", LIFE)).problems == {"n2": ("voter: the disk is full",)}
-        assert overseer.heartbeat(Heartbeat("n2", LIFE)).problems == {}
+        assert overseer.heartbeat(NodeHeartbeat("n1", LIFE)).problems == {"n2": ("voter: the disk is full",)}
+        assert overseer.heartbeat(NodeHeartbeat("n2", LIFE)).problems == {}
 
     running(run, beating=("n0", "n1", "n3", "n4"))
 
@@ -352,10 +356,10 @@ def test_who_lives_and_holds_no_lease_is_replaced() -> None:
     async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         shard = next(shard for shard in raft.state.shards.values() if shard.leader == "n2")
         for node in NODES:
-            overseer.heartbeat(Heartbeat(node, LIFE, {shard.id: Progress(shard.epoch, 9, 1, 1)}))
+            overseer.heartbeat(NodeHeartbeat(node, LIFE, {shard.id: ReplicaProgress(shard.epoch, 9, 1, 1)}))
 
         def leaseless() -> bool:
-            overseer.heartbeat(Heartbeat("n2", LIFE, leased=False))
+            overseer.heartbeat(NodeHeartbeat("n2", LIFE, leased=False))
             return raft.state.shards[shard.id].leader != "n2"
 
         await time.until(leaseless)
@@ -397,8 +401,8 @@ def test_the_dead_stay_listed_where_too_few_would_be_left() -> None:
 def test_all_are_told_how_far_each_clock_is_from_the_middle_one() -> None:
     async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         for node, ms in (("n0", 0.0), ("n1", -3.0), ("n2", 41_000.0)):
-            overseer.heartbeat(Heartbeat(node, LIFE, clock_ms=ms))
-        assert overseer.heartbeat(Heartbeat("n3", LIFE)).clocks_ms == {"n0": 0.0, "n1": -3.0, "n2": 41_000.0}
+            overseer.heartbeat(NodeHeartbeat(node, LIFE, clock_ms=ms))
+        assert overseer.heartbeat(NodeHeartbeat("n3", LIFE)).clocks_ms == {"n0": 0.0, "n1": -3.0, "n2": 41_000.0}
 
     running(run, beating=())
 
@@ -420,11 +424,11 @@ def test_a_second_process_of_a_name_is_refused_and_named_while_the_first_beats()
         for _ in range(20):
             with pytest.raises(NodeRuns, match="'n2' runs already, at http://") as refused:
                 register(raft, "n2", "two")
-            assert not overseer.heartbeat(Heartbeat("n2", "two")).alive
+            assert not overseer.heartbeat(NodeHeartbeat("n2", "two")).alive
             await time.passes(0.1)
         assert refused.value.details == {"node": "n2", "url": before.nodes["n2"].internal_url}
         assert refused.value.retriable
-        assert overseer.heartbeat(Heartbeat("n2", LIFE)).alive
+        assert overseer.heartbeat(NodeHeartbeat("n2", LIFE)).alive
         assert raft.state.nodes == before.nodes
         assert register(raft, "n2", LIFE)["ok"], "the first says again who it is"
 
@@ -443,7 +447,7 @@ def test_of_two_processes_of_a_new_name_the_first_is_taken() -> None:
 def test_a_first_process_that_is_not_well_runs_all_the_same() -> None:
     async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         for _ in range(100):
-            overseer.heartbeat(Heartbeat("n2", LIFE, well=False))
+            overseer.heartbeat(NodeHeartbeat("n2", LIFE, well=False))
             await time.passes(0.02)
         assert "n2" not in overseer.alive
         with pytest.raises(NodeRuns):
@@ -454,18 +458,18 @@ def test_a_first_process_that_is_not_well_runs_all_the_same() -> None:
 
 def test_a_restarted_process_is_taken_at_once_when_the_death_of_the_first_is_proven() -> None:
     async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
-        overseer.heartbeat(Heartbeat("n2", LIFE))
+        overseer.heartbeat(NodeHeartbeat("n2", LIFE))
         overseer.died("n2", LIFE)
         assert register(raft, "n2", "two")["ok"]
-        assert overseer.heartbeat(Heartbeat("n2", "two")).alive
-        assert not overseer.heartbeat(Heartbeat("n2", LIFE)).alive, "it was under way"
+        assert overseer.heartbeat(NodeHeartbeat("n2", "two")).alive
+        assert not overseer.heartbeat(NodeHeartbeat("n2", LIFE)).alive, "it was under way"
 
     running(run)
 
 
 def test_a_restarted_process_is_taken_when_the_first_was_silent_for_as_long_as_any_lease_lasts() -> None:
     async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
-        overseer.heartbeat(Heartbeat("n2", LIFE))
+        overseer.heartbeat(NodeHeartbeat("n2", LIFE))
         began = time.now
 
         def taken() -> bool:
@@ -507,7 +511,7 @@ def test_a_new_control_leader_judges_no_disk_before_it_heard_who_knows_the_log()
             with pytest.raises(NoControlLeader, match=f"has not heard yet.*{others[number:]}".replace("[", r"\[")):
                 raft.testify(start)
             assert raft.testify({**start, "incarnation": 99})["witnessed_lsn"] == 0, "it is no member"
-            overseer.heartbeat(Heartbeat(other, LIFE))
+            overseer.heartbeat(NodeHeartbeat(other, LIFE))
         assert raft.testify(start)["witnessed_lsn"] == 0
 
     running(run, beating=())

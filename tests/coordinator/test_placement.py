@@ -14,9 +14,17 @@ from lsmq_coordinator.commands import apply
 from lsmq_coordinator.election import place_replicas
 from lsmq_coordinator.founding import founding_command, register_command
 from lsmq_coordinator.overview import overview
-from lsmq_coordinator.placement import Place, better_places, fits_beside, host_count, objection, places_of, shared_hosts
+from lsmq_coordinator.placement import (
+    NodePlace,
+    better_places,
+    fits_beside,
+    host_count,
+    objection,
+    places_of,
+    shared_hosts,
+)
 from lsmq_coordinator.reassignment import drain_targets, next_steps
-from lsmq_coordinator.state import ClusterState, Node, NodeState
+from lsmq_coordinator.state import ClusterState, NodeRecord, NodeState
 
 from .test_reassignment import Cluster
 
@@ -24,28 +32,28 @@ from .test_reassignment import Cluster
 SIZES = [sizes for hosts in range(1, 5) for sizes in combinations_with_replacement((1, 2, 3), hosts)]
 
 
-def layouts() -> Iterator[dict[str, Place]]:
+def layouts() -> Iterator[dict[str, NodePlace]]:
     for sizes in SIZES:
         for racks in product("abc", repeat=len(sizes)):
             yield layout(sizes, racks)
 
 
-def layout(sizes: Sequence[int], racks: Sequence[str]) -> dict[str, Place]:
+def layout(sizes: Sequence[int], racks: Sequence[str]) -> dict[str, NodePlace]:
     return {
-        f"h{host}p{process}": Place(f"h{host}", racks[host])
+        f"h{host}p{process}": NodePlace(f"h{host}", racks[host])
         for host, size in enumerate(sizes)
         for process in range(size)
     }
 
 
-def nodes_of(places: Mapping[str, Place]) -> list[Node]:
+def nodes_of(places: Mapping[str, NodePlace]) -> list[NodeRecord]:
     return [
-        Node(id, f"http://{id}", f"http://{id}", False, host=place.host, rack=place.rack)
+        NodeRecord(id, f"http://{id}", f"http://{id}", False, host=place.host, rack=place.rack)
         for id, place in places.items()
     ]
 
 
-def assert_kept(places: Mapping[str, Place], replicas: Sequence[str]) -> None:
+def assert_kept(places: Mapping[str, NodePlace], replicas: Sequence[str]) -> None:
     """No host twice, and racks as even as hosts allow."""
     assert not shared_hosts(places, replicas), replicas
     hosts: dict[str, set[str]] = {}
@@ -86,7 +94,7 @@ def test_more_replicas_than_hosts_are_refused_by_name() -> None:
         place_replicas(sorted(places), 1, 3, places=places)
 
 
-def founded(places: Mapping[str, Place], shards: int, replicas: int) -> ClusterState:
+def founded(places: Mapping[str, NodePlace], shards: int, replicas: int) -> ClusterState:
     nodes = {
         id: {"url": f"http://{id}", "internal_url": f"http://{id}", "host": place.host, "rack": place.rack}
         for id, place in places.items()
@@ -98,7 +106,7 @@ def founded(places: Mapping[str, Place], shards: int, replicas: int) -> ClusterS
 
 
 @st.composite
-def any_layout(draw: st.DrawFn) -> dict[str, Place]:
+def any_layout(draw: st.DrawFn) -> dict[str, NodePlace]:
     sizes = draw(st.lists(st.integers(1, 3), min_size=2, max_size=6))
     return layout(sizes, draw(st.lists(st.sampled_from("abc"), min_size=len(sizes), max_size=len(sizes))))
 
@@ -118,7 +126,7 @@ def cluster_of(state: ClusterState) -> Cluster:
 @settings(max_examples=60, deadline=None)
 @given(any_layout(), st.integers(1, 3), st.integers(1, 6), st.data())
 def test_what_is_drained_goes_to_hosts_of_its_own_or_stays(
-    places: dict[str, Place], replicas: int, shards: int, data: st.DataObject
+    places: dict[str, NodePlace], replicas: int, shards: int, data: st.DataObject
 ) -> None:
     replicas = min(replicas, host_count(places))
     cluster = cluster_of(founded(places, shards, replicas))
@@ -141,10 +149,10 @@ def test_what_is_drained_goes_to_hosts_of_its_own_or_stays(
 @settings(max_examples=60, deadline=None)
 @given(any_layout(), st.integers(1, 3), st.integers(1, 6))
 def test_replicas_that_are_found_to_share_a_host_or_a_rack_are_moved_apart(
-    places: dict[str, Place], replicas: int, shards: int
+    places: dict[str, NodePlace], replicas: int, shards: int
 ) -> None:
     replicas = min(replicas, host_count(places))
-    cluster = cluster_of(founded({id: Place(id) for id in places}, shards, replicas))
+    cluster = cluster_of(founded({id: NodePlace(id) for id in places}, shards, replicas))
     for node in nodes_of(places):
         command = register_command(node.id, node.url, node.internal_url, "life", node.host, node.rack)
         assert cluster.do(**command)["ok"]
@@ -155,7 +163,7 @@ def test_replicas_that_are_found_to_share_a_host_or_a_rack_are_moved_apart(
 
 
 def test_nothing_moves_for_racks_before_every_node_has_one() -> None:
-    places = {id: Place(id) for id in ("n0", "n1", "n2", "n3")}
+    places = {id: NodePlace(id) for id in ("n0", "n1", "n2", "n3")}
     cluster = cluster_of(founded(places, 4, 2))
     for number, node in enumerate(places):
         assert better_places(cluster.state, cluster.alive) == {}
@@ -180,7 +188,7 @@ def test_what_fits_beside_others_keeps_to_hosts_and_racks_in_every_layout() -> N
 
 
 def test_a_host_that_cannot_be_left_is_told() -> None:
-    state = founded({id: Place(id) for id in ("a", "b")}, 1, 2)
+    state = founded({id: NodePlace(id) for id in ("a", "b")}, 1, 2)
     for node in ("a", "b"):
         command = register_command(node, "http://u", "http://i", "life", host="h1")
         state, _ = apply(state, {**command, "request_id": node})
@@ -216,5 +224,5 @@ def test_labels_are_kept_with_the_state_and_change_no_byte_where_there_are_none(
     state = founded(layout([2], "a"), 1, 1)
     assert ClusterState.decode(state.encode()) == state
     assert (state.nodes["h0p1"].host, state.nodes["h0p1"].rack) == ("h0", "a")
-    plain = founded({id: Place("", "") for id in ("a", "b")}, 1, 1)
+    plain = founded({id: NodePlace("", "") for id in ("a", "b")}, 1, 1)
     assert set(plain.nodes["a"].to_dict()) == {"url", "internal_url", "voter", "state", "life"}

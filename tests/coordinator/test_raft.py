@@ -27,7 +27,7 @@ from lsmq_coordinator.journal import DelayedDisk, Journal
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
 from lsmq_coordinator.raft_frames import FrameSession
 from lsmq_coordinator.raft_records import replay
-from lsmq_coordinator.raft_terms import Outcome, RaftTiming
+from lsmq_coordinator.raft_terms import ProposalOutcome, RaftTiming
 from lsmq_coordinator.raft_transport import RaftTransport
 from lsmq_coordinator.voter import RaftStatus, Voter
 from support.ports import free_ports
@@ -342,7 +342,7 @@ def test_a_hundred_thousand_commands_leave_a_small_journal_that_is_opened_quickl
         if number % 500 == 499:
             wait(lambda count=number + 1: len(answers) == count)
             largest = max(largest, (tmp_path / "JOURNAL").stat().st_size)
-    assert {outcome for _, outcome in answers} == {Outcome.APPLIED}
+    assert {outcome for _, outcome in answers} == {ProposalOutcome.APPLIED}
     assert largest < 4 << 20, "the journal grew with what once was"
     running.stop()
     assert flapping.failure is None

@@ -10,8 +10,8 @@ from lsmq_coordinator.raft_core import RaftCore
 from lsmq_coordinator.raft_following import Diverged
 from lsmq_coordinator.raft_kept import MAX_UNCOMMITTED_BYTES, MAX_UNWRITTEN_BYTES
 from lsmq_coordinator.raft_messages import (
-    Append,
     AppendAnswer,
+    AppendEntries,
     Message,
     PreVote,
     PreVoteAnswer,
@@ -20,7 +20,7 @@ from lsmq_coordinator.raft_messages import (
     VoteAnswer,
 )
 from lsmq_coordinator.raft_outbox import SaveState
-from lsmq_coordinator.raft_terms import Entry, HardState, Loaded, RaftTiming, Role
+from lsmq_coordinator.raft_terms import HardState, Loaded, RaftEntry, RaftRole, RaftTiming
 
 from .test_raft_messages import append, terms_of
 
@@ -31,7 +31,7 @@ class Voter:
     """v1 of three, whose peers and disk are the test."""
 
     def __init__(self, log: tuple[int, ...] = LOG, *, whole: bool = True, term: int = 1, voters: int = 3) -> None:
-        entries = tuple(Entry(index, term, b"c%d" % index) for index, term in enumerate(log, 1))
+        entries = tuple(RaftEntry(index, term, b"c%d" % index) for index, term in enumerate(log, 1))
         loaded = Loaded(HardState(term, None, whole), entries=entries)
         names = [f"v{number}" for number in range(1, voters + 1)]
         self.now = 100.0
@@ -59,12 +59,12 @@ class Voter:
         return self.said()
 
     def lead(self) -> None:
-        while self.core.role is not Role.CANDIDATE:
+        while self.core.role is not RaftRole.CANDIDATE:
             self.pass_time(0.05)
         self.receive(PreVoteAnswer(self.core.term, self.core.term + 1, True, 0.0))
         self.receive(VoteAnswer(self.core.term, True))
         self.write()
-        assert self.core.role is Role.LEADER
+        assert self.core.role is RaftRole.LEADER
 
     def terms(self) -> list[int]:
         return terms_of(self.core.log)
@@ -126,16 +126,16 @@ def test_a_voter_that_lost_its_disk_votes_for_nobody_who_has_not_until_it_has_ca
 
 def test_a_candidates_own_vote_counts_once_it_is_durable_and_each_other_one_once() -> None:
     voter = Voter(voters=5)
-    while voter.core.role is not Role.CANDIDATE:
+    while voter.core.role is not RaftRole.CANDIDATE:
         voter.pass_time(0.05)
     for peer in ("v2", "v3"):
         voter.receive(PreVoteAnswer(1, 2, True, 0.0), peer)
     assert voter.core.term == 2
     for peer in ("v2", "v2", "v3"):
         voter.receive(VoteAnswer(2, True), peer)
-    assert voter.core.role is Role.CANDIDATE
+    assert voter.core.role is RaftRole.CANDIDATE
     voter.write()
-    assert voter.core.role is Role.LEADER
+    assert voter.core.role is RaftRole.LEADER
 
 
 # Pre-votes
@@ -151,7 +151,7 @@ def test_a_voter_that_cannot_win_raises_no_terms_and_writes_nothing() -> None:
 
 def test_a_candidate_asks_who_connects_later_than_it_asked() -> None:
     voter = Voter()
-    while voter.core.role is not Role.CANDIDATE:
+    while voter.core.role is not RaftRole.CANDIDATE:
         voter.pass_time(0.05)
     assert voter.core.connected("v2", (1, "a"), None)
     assert voter.said() == [PreVote(1, 2, 4, 1, True)]
@@ -177,7 +177,7 @@ def test_a_leader_that_was_replaced_learns_it_from_the_first_who_knows() -> None
     other = Voter()
     other.lead()
     other.receive(AppendAnswer(7, False, 0, 0, 1.0))
-    assert (other.core.role, other.core.term) == (Role.FOLLOWER, 7)
+    assert (other.core.role, other.core.term) == (RaftRole.FOLLOWER, 7)
 
 
 def test_a_voter_that_was_paused_hears_what_was_said_before_it_calls_an_election() -> None:
@@ -194,15 +194,15 @@ def test_the_slower_a_disk_the_longer_a_candidate_waits() -> None:
     voter = Voter()
     for _ in range(3):
         voter.core.pace.synced(0.5)
-    while voter.core.role is not Role.CANDIDATE:
+    while voter.core.role is not RaftRole.CANDIDATE:
         voter.pass_time(0.05)
     voter.receive(PreVoteAnswer(1, 2, True, 0.5))
     assert voter.core.term == 2
     voter.pass_time(1.2)
-    assert voter.core.term == 2 and voter.core.role is Role.CANDIDATE
+    assert voter.core.term == 2 and voter.core.role is RaftRole.CANDIDATE
     voter.receive(VoteAnswer(2, True))
     voter.write()
-    assert voter.core.role is Role.LEADER
+    assert voter.core.role is RaftRole.LEADER
 
 
 # What waits for the disk
@@ -228,9 +228,9 @@ def test_a_leader_sends_before_it_has_written_and_its_signs_of_life_do_not_wait(
     voter.said()
     assert voter.core.propose(b"command") == (6, 2)
     voter.core.tick(voter.now)
-    assert [len(message.entries) for message in voter.said() if isinstance(message, Append)] == [1, 1]
+    assert [len(message.entries) for message in voter.said() if isinstance(message, AppendEntries)] == [1, 1]
     beats = voter.pass_time(0.3)
-    assert len(beats) >= 8 and all(isinstance(message, Append) and not message.entries for message in beats)
+    assert len(beats) >= 8 and all(isinstance(message, AppendEntries) and not message.entries for message in beats)
     # Two others make a majority without it.
     for peer in ("v2", "v3"):
         voter.receive(AppendAnswer(2, True, 6, 0, voter.now), peer)
@@ -284,15 +284,15 @@ def test_a_disk_that_waits_too_much_is_given_no_more() -> None:
     follower = Voter()
     index = 4
     while True:
-        entry = Entry(index + 1, 1, b"x" * 250_000)
-        said = follower.receive(Append(1, index, 1, (entry,), 0, 1.0, True))
+        entry = RaftEntry(index + 1, 1, b"x" * 250_000)
+        said = follower.receive(AppendEntries(1, index, 1, (entry,), 0, 1.0, True))
         if said:
             break
         index += 1
         assert index < 100
     assert said == [AppendAnswer(1, False, 0, index, 1.0)], "the leader is told from where to send again"
     follower.write()
-    assert follower.receive(Append(1, index, 1, (entry,), 0, 1.0, True)) == []
+    assert follower.receive(AppendEntries(1, index, 1, (entry,), 0, 1.0, True)) == []
 
 
 def test_commands_that_no_majority_writes_do_not_pile_up() -> None:

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from lsmq_coordinator.raft_following import Assembly, Diverged, judge_append
 from lsmq_coordinator.raft_log import RaftLog
 from lsmq_coordinator.raft_messages import (
-    Append,
     AppendAnswer,
+    AppendEntries,
     Message,
     PreVote,
     PreVoteAnswer,
@@ -26,18 +26,18 @@ from lsmq_coordinator.raft_messages import (
     pack,
     unpack,
 )
-from lsmq_coordinator.raft_terms import MAX_SNAPSHOT_BYTES, Entry
+from lsmq_coordinator.raft_terms import MAX_SNAPSHOT_BYTES, RaftEntry
 
 
-def append(previous: int, terms: list[int], count: int, commit: int, term: int = 9) -> Append:
+def append(previous: int, terms: list[int], count: int, commit: int, term: int = 9) -> AppendEntries:
     """An AppendEntries with ``count`` entries after ``previous`` from a log given as terms; entry 1 has the first."""
-    entries = tuple(Entry(i, terms[i - 1], b"c%d" % i) for i in range(previous + 1, previous + 1 + count))
+    entries = tuple(RaftEntry(i, terms[i - 1], b"c%d" % i) for i in range(previous + 1, previous + 1 + count))
     previous_term = terms[previous - 1] if previous else 0
-    return Append(term, previous, previous_term, entries, commit, 1.0, True)
+    return AppendEntries(term, previous, previous_term, entries, commit, 1.0, True)
 
 
 def log_of(terms: list[int]) -> RaftLog:
-    return RaftLog(0, 0, [Entry(index, term, b"c%d" % index) for index, term in enumerate(terms, 1)])
+    return RaftLog(0, 0, [RaftEntry(index, term, b"c%d" % index) for index, term in enumerate(terms, 1)])
 
 
 def terms_of(log: RaftLog) -> list[int]:

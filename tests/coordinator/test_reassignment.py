@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lsmq_coordinator.commands import apply
-from lsmq_coordinator.election import Progress
+from lsmq_coordinator.election import ReplicaProgress
 from lsmq_coordinator.overseer import failovers, transfers
 from lsmq_coordinator.reassignment import drain_targets, next_steps, waiting_shards
 from lsmq_coordinator.state import NodeState, Shard
@@ -68,10 +68,10 @@ class Cluster:
         )
         return self.drive(commands[:limit])
 
-    def reports(self) -> dict[str, dict[int, Progress]]:
+    def reports(self) -> dict[str, dict[int, ReplicaProgress]]:
         """What the nodes say of replicas that all work."""
         shards = self.state.shards.values()
-        return {node: {shard.id: Progress(1, 9, 1, 1) for shard in shards} for node in self.alive}
+        return {node: {shard.id: ReplicaProgress(1, 9, 1, 1) for shard in shards} for node in self.alive}
 
     def catch_up(self, id: int) -> bool:
         """The shard's leader, if it is alive, says that all replicas on live nodes are in sync; whether that is new."""

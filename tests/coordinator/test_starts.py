@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq_coordinator.commands import apply
-from lsmq_coordinator.election import Progress
+from lsmq_coordinator.election import ReplicaProgress
 from lsmq_coordinator.election_pace import FIRST_S, LONGEST_S, ElectionPace
 from lsmq_coordinator.leaderless import PATIENCE_S, LeaderlessShards
 from lsmq_coordinator.overseer import failovers, restored_trust
@@ -241,7 +241,7 @@ def test_who_went_back_comes_again_as_another_is_never_elected_while_listed_and_
     another = older.another(99)
     cluster.start(another)
     assert cluster.shard.distrusted == (disk.node,)
-    reports = {disk.node: {0: Progress(1, 9, 99, 1)}}
+    reports = {disk.node: {0: ReplicaProgress(1, 9, 99, 1)}}
     assert failovers(cluster.state, frozenset({disk.node}), reports) == []
     # The set that lists what it was does not take in what it is.
     version = cluster.shard.version
@@ -312,9 +312,9 @@ def test_a_shard_is_revived_from_one_replica_and_that_is_remembered() -> None:
 # What the control plane's leader knows
 
 
-def reported(cluster: Cluster, node: str, high_watermark: int, start: int = 1) -> dict[int, Progress]:
+def reported(cluster: Cluster, node: str, high_watermark: int, start: int = 1) -> dict[int, ReplicaProgress]:
     incarnation = 10 + cluster.shard.replicas.index(node)
-    return {0: Progress(1, 900, incarnation, start, high_watermark), 77: Progress(1, 1, 1, 1, 1)}
+    return {0: ReplicaProgress(1, 900, incarnation, start, high_watermark), 77: ReplicaProgress(1, 1, 1, 1, 1)}
 
 
 def test_a_witness_testifies_what_members_said_in_their_registered_lives() -> None:
@@ -355,7 +355,7 @@ def test_elections_that_lead_nowhere_are_held_ever_more_seldom() -> None:
     assert held[1] - held[0] == pytest.approx(FIRST_S, abs=0.06)
     assert held[-1] - held[-2] == pytest.approx(LONGEST_S, abs=0.06)
     shard = cluster.shard
-    led = {str(shard.leader): {0: Progress(shard.epoch, 9, 10, 1)}}
+    led = {str(shard.leader): {0: ReplicaProgress(shard.epoch, 9, 10, 1)}}
     now += LONGEST_S
     assert pace.is_due(shard, led, now)
     assert pace.is_due(shard, {}, now + 2 * FIRST_S), "an epoch that was led forgives what came before"
@@ -366,15 +366,15 @@ def test_a_shard_that_nobody_leads_is_named_with_the_reason_and_what_helps() -> 
     first, second, third = cluster.shard.replicas
     looked = LeaderlessShards()
 
-    def why(alive: set[str], reports: dict[str, dict[int, Progress]], at: float) -> str | None:
+    def why(alive: set[str], reports: dict[str, dict[int, ReplicaProgress]], at: float) -> str | None:
         looked.look(cluster.state, alive, reports, at)
         looked.look(cluster.state, alive, reports, at + PATIENCE_S)
         return looked.reasons.get(0)
 
-    leads = {first: {0: Progress(1, 9, 10, 1)}}
+    leads = {first: {0: ReplicaProgress(1, 9, 10, 1)}}
     assert why({first, second, third}, leads, 0.0) is None
     cluster.start(disks[second].another(99))
-    reason = why({second}, {second: {0: Progress(1, 9, 99, 1)}}, 10.0)
+    reason = why({second}, {second: {0: ReplicaProgress(1, 9, 99, 1)}}, 10.0)
     assert reason is not None
     assert f"{first} is away" in reason
     assert f"{second} came back without what it had" in reason
@@ -382,7 +382,7 @@ def test_a_shard_that_nobody_leads_is_named_with_the_reason_and_what_helps() -> 
     assert "does not work" in str(why({first}, {}, 20.0))
     cluster.elect(first)
     assert "hears of too few" in str(why({first}, leads, 30.0))
-    looked.look(cluster.state, {first}, {first: {0: Progress(2, 9, 10, 1)}}, 40.0)
+    looked.look(cluster.state, {first}, {first: {0: ReplicaProgress(2, 9, 10, 1)}}, 40.0)
     assert looked.reasons == {}
 
 

@@ -25,7 +25,7 @@ from lsmq_coordinator.state import (
 from lsmq_node import replication
 from lsmq_node.broker.placement import grown_ranges as grown_here
 from lsmq_node.broker.placement import queue_ranges
-from lsmq_node.storage import Topic as Placed
+from lsmq_node.storage import StoredTopic as Placed
 
 NODES = [f"n{number}" for number in range(5)]
 SHARDS = 3
@@ -463,7 +463,7 @@ def test_a_batch_is_one_entry_whose_commands_stand_for_themselves() -> None:
 
 def test_an_unclaimed_member_is_the_same_to_replicas() -> None:
     assert agreed.UNCLAIMED == replication.UNCLAIMED
-    assert agreed.Member._fields == replication.Member._fields
+    assert agreed.InSyncMember._fields == replication.InSyncMember._fields
     assert agreed.RegisteredStart._fields[: len(replication.RegisteredStart._fields)] == (
         replication.RegisteredStart._fields
     )

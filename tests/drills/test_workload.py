@@ -17,17 +17,17 @@ from lsmq import Message
 from lsmq.dead_letters import DeadLetter
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_lab.drills.columns import Columns
-from lsmq_lab.drills.compare import Comparison, Replica, compare
+from lsmq_lab.drills.compare import Comparison, ReplicaDirectory, compare
 from lsmq_lab.drills.group_work import GroupWork, _Member
 from lsmq_lab.drills.members import slowness
-from lsmq_lab.drills.report import Report, Times, print_report, verdict_fields
+from lsmq_lab.drills.report import DrillReport, OutageTimes, print_report, verdict_fields
 from lsmq_lab.drills.task_work import conduct_of, reordered
 from lsmq_lab.drills.transaction_work import TransactionWork
 from lsmq_lab.drills.transactors import read_ledger
 from lsmq_lab.drills.workers import VISIBILITY_MS, Event
-from lsmq_lab.drills.workload import Workload
+from lsmq_lab.drills.workload import DrillWorkload
 from lsmq_lab.history import History, Verdict
-from lsmq_node.storage import ShardStore, StoreOptions, Topic
+from lsmq_node.storage import ShardStore, StoredTopic, StoreOptions
 from support.node_process import NodeProcess
 
 OPTIONS = StoreOptions(segment_bytes=1 << 20, memtable_bytes=1 << 20, max_message_bytes=1 << 16, min_free_bytes=0)
@@ -37,7 +37,7 @@ def test_a_workload_on_a_healthy_node_is_clean(make_node: Callable[..., NodeProc
     node = make_node(shards=2).start()
 
     async def work() -> None:
-        async with Workload([node.url], 2) as workload:
+        async with DrillWorkload([node.url], 2) as workload:
             began = time.monotonic()
             await workload.acknowledged_on([0, 1], count=20)
             assert 0 < workload.longest_gap_s(0, began) < time.monotonic() - began
@@ -56,7 +56,7 @@ def test_a_workload_survives_a_kill_and_sees_the_gap(make_node: Callable[..., No
     node = make_node(shards=1).start()
 
     async def work() -> None:
-        async with Workload([node.url], 1) as workload:
+        async with DrillWorkload([node.url], 1) as workload:
             began = time.monotonic()
             await asyncio.to_thread(node.kill9)
             killed = time.monotonic()
@@ -71,7 +71,7 @@ def test_a_workload_survives_a_kill_and_sees_the_gap(make_node: Callable[..., No
 
 
 def test_gaps_are_measured_from_the_last_acknowledgement_before() -> None:
-    workload = Workload([], 1)
+    workload = DrillWorkload([], 1)
     workload._acknowledged_at = [[1.0, 2.0, 2.5, 6.0, 6.1, 20.0]]
     assert workload.longest_gap_s(0, since=2.7, until=10.0) == pytest.approx(13.9)
     assert workload.longest_gap_s(0, since=2.7, until=6.05) == 3.5
@@ -81,7 +81,7 @@ def test_gaps_are_measured_from_the_last_acknowledgement_before() -> None:
 def worked(*received: tuple[int, bytes]) -> Verdict:
     """The verdict of a run in which three messages were acknowledged at offsets 0 to 2 of queue 0, and one reader got
     these offsets and bodies."""
-    workload = Workload([], 1)
+    workload = DrillWorkload([], 1)
     receipts = workload._readings["reader"] = Columns()
     for columns, rows in ((workload._acknowledged, enumerate(BODIES)), (receipts, received)):
         for offset, body in rows:
@@ -112,7 +112,7 @@ class Pair:
         self.leader, self.follower = (ShardStore.open(path / name, OPTIONS, replicated=True) for name in ("n1", "n2"))
         self.path = path
         self.leader.replica.begin_epoch(1, 7, 1)
-        topic = self.leader.put_topic(Topic(1, "t", 2), 0, 2)
+        topic = self.leader.put_topic(StoredTopic(1, "t", 2), 0, 2)
         self.lsn = self.commit(self.leader)
         assert topic.lsn <= self.lsn
 
@@ -132,7 +132,7 @@ class Pair:
     def compare(self, high_watermark: int) -> Comparison:
         self.leader.close()
         self.follower.close()
-        replicas = [Replica(name, self.path / name) for name in ("n1", "n2")]
+        replicas = [ReplicaDirectory(name, self.path / name) for name in ("n1", "n2")]
         return compare({7: (high_watermark, replicas)}, OPTIONS)
 
 
@@ -321,7 +321,7 @@ def test_a_message_that_begins_before_its_key_is_told() -> None:
 # Reporting
 
 
-REPORT = Report(
+REPORT = DrillReport(
     drill="kill-leader",
     rounds=2,
     rounds_done=2,
@@ -330,7 +330,7 @@ REPORT = Report(
     shards=3,
     seconds=1.0,
     acknowledged=10,
-    refused=Times.of([0.1, 0.3, 0.2]),
+    refused=OutageTimes.of([0.1, 0.3, 0.2]),
 )
 
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from lsmq.errors import StaleGeneration, UnknownMember
-from lsmq_node.groups.group import Answer, Beat, Group
-from lsmq_node.groups.plan import Plan
+from lsmq_node.groups.group import Beat, BeatAnswer, CoordinatedGroup
+from lsmq_node.groups.plan import GenerationPlan
 from lsmq_node.groups.ranges import Ranges, count, each, intersect, overlap, subtract, union
 
 SESSION_S = 10.0
@@ -49,14 +49,14 @@ class World:
         self.topics = {"a": (1, self.chance.choice((1, 7, 40))), "b": (2, 5)}
         self.clients: list[Client] = []
         self.network: list[tuple[Client, int, Beat]] = []
-        self.durable = Plan()
+        self.durable = GenerationPlan()
         self.group = self.coordinator()
         self.requests = 0
         self.highest_epoch = 0
         self.serial = 0
 
-    def coordinator(self) -> Group:
-        return Group("g", self.durable, self.chance.randrange(1 << 40), self.now)
+    def coordinator(self) -> CoordinatedGroup:
+        return CoordinatedGroup("g", self.durable, self.chance.randrange(1 << 40), self.now)
 
     # -- what happens --------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class World:
         if request == client.request and not lose_answer and not client.dead:
             self.read(client, answer)
 
-    def read(self, client: Client, answer: Answer) -> None:
+    def read(self, client: Client, answer: BeatAnswer) -> None:
         assert answer.epoch >= client.epoch, "a generation went back"
         self.highest_epoch = max(self.highest_epoch, answer.epoch)
         client.epoch, client.version = answer.epoch, answer.version
@@ -136,13 +136,13 @@ class World:
     def publish(self) -> None:
         assert self.group.staged is not None
         assert self.group.staged.generation >= self.durable.generation
-        self.durable = Plan.decode(self.group.staged.encode(), "group/g")
+        self.durable = GenerationPlan.decode(self.group.staged.encode(), "group/g")
         self.group.publish()
 
     def die(self) -> None:
         """The coordinator dies; what it was writing may be durable or not."""
         if self.group.staged is not None and self.chance.random() < 0.5:
-            self.durable = Plan.decode(self.group.staged.encode(), "group/g")
+            self.durable = GenerationPlan.decode(self.group.staged.encode(), "group/g")
         self.group = self.coordinator()
 
     def time_passes(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lsmq_node.push.ledger import Ledger
+from lsmq_node.push.ledger import CreditLedger
 
 _STEPS = st.lists(
     st.one_of(
@@ -22,7 +22,7 @@ _STEPS = st.lists(
 def test_never_more_is_open_than_credit_was_given_for(
     credit: int, credit_bytes: int, steps: list[tuple[str, int, int]]
 ) -> None:
-    ledger = Ledger(credit, credit_bytes)
+    ledger = CreditLedger(credit, credit_bytes)
     model: dict[int, list[tuple[int, int]]] = {}
     following: dict[int, int] = {}
     for kind, queue, number in steps:
@@ -53,7 +53,7 @@ def test_never_more_is_open_than_credit_was_given_for(
 
 
 def test_sending_begins_again_when_half_of_the_credit_is_free() -> None:
-    ledger = Ledger(10, 1_000)
+    ledger = CreditLedger(10, 1_000)
     ledger.sent([(0, offset, 1) for offset in range(10)])
     assert ledger.room() == (0, 0)
     ledger.acknowledge(0, 3)
@@ -63,7 +63,7 @@ def test_sending_begins_again_when_half_of_the_credit_is_free() -> None:
 
 
 def test_a_message_larger_than_all_credit_goes_alone() -> None:
-    ledger = Ledger(10, 100)
+    ledger = CreditLedger(10, 100)
     ledger.sent([(0, 0, 5_000)])
     assert ledger.room() == (0, 0)
     ledger.acknowledge(0, 0)
@@ -71,7 +71,7 @@ def test_a_message_larger_than_all_credit_goes_alone() -> None:
 
 
 def test_no_credit_is_a_pause() -> None:
-    ledger = Ledger(10, 100)
+    ledger = CreditLedger(10, 100)
     ledger.set_credit(0, 100)
     assert ledger.room() == (0, 0)
     ledger.set_credit(2, 100)

@@ -7,18 +7,18 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lsmq_node.push.ledger import Ledger
-from lsmq_node.push.merge import AHEAD_BYTES, Arrival, Merge
+from lsmq_node.push.ledger import CreditLedger
+from lsmq_node.push.merge import AHEAD_BYTES, Arrival, StreamMerge
 
 
 class Leader:
     """Sends what it has by its own count of its credit, as a stream does."""
 
-    def __init__(self, merge: Merge[str], name: str, sizes: list[int]) -> None:
+    def __init__(self, merge: StreamMerge[str], name: str, sizes: list[int]) -> None:
         self.merge = merge
         self.name = name
         self.waiting = deque(Arrival(ord(name), offset, size, f"{name}{offset}") for offset, size in enumerate(sizes))
-        self.ledger = Ledger(*merge.first_grant)
+        self.ledger = CreditLedger(*merge.first_grant)
         self.sent_bytes = 0
         merge.begin(name)
 
@@ -53,7 +53,7 @@ sizes = st.lists(st.sampled_from((1, 100, 5_000, 60_000, 300_000)), max_size=25)
 def test_everything_comes_within_the_credit_whatever_batches_are_acknowledged(
     by_leader: list[list[int]], credit: int, credit_bytes: int, part: float, chance: object
 ) -> None:
-    merge: Merge[str] = Merge(credit, credit_bytes)
+    merge: StreamMerge[str] = StreamMerge(credit, credit_bytes)
     leaders = [Leader(merge, "abcd"[number], some) for number, some in enumerate(by_leader)]
     by_name = {leader.name: leader for leader in leaders}
     batch = max(1, round(part * credit))  # messages that the subscriber waits for before it acknowledges any
@@ -102,13 +102,13 @@ def many(queue: int, count: int, first: int = 0) -> list[Arrival]:
 
 
 def test_leaders_that_have_something_share_the_room_and_take_turns() -> None:
-    merge: Merge[str] = Merge(9, 10_000)
+    merge: StreamMerge[str] = StreamMerge(9, 10_000)
     for queue, name in enumerate("abc"):
         merge.begin(name)
         merge.arrived(name, many(queue, 9))
     taken = [[message.queue for message in merge.take(100, 10_000)] for _ in range(6)]
     assert taken == [[0] * 3, [1] * 2, [2] * 2, [0], [1], []]
-    one: Merge[str] = Merge(1, 10_000)
+    one: StreamMerge[str] = StreamMerge(1, 10_000)
     for queue, name in enumerate("abc"):
         one.begin(name)
         one.arrived(name, many(queue, 2))
@@ -122,7 +122,7 @@ def test_leaders_that_have_something_share_the_room_and_take_turns() -> None:
 
 
 def test_what_is_lost_is_neither_passed_on_nor_acknowledged_and_comes_again() -> None:
-    merge: Merge[str] = Merge(3, 10_000)
+    merge: StreamMerge[str] = StreamMerge(3, 10_000)
     merge.begin("a")
     merge.arrived("a", [*many(1, 4), *many(2, 1)])
     assert [message.offset for message in merge.take(100, 10_000)] == [0, 1, 2]
@@ -141,7 +141,7 @@ def test_what_is_lost_is_neither_passed_on_nor_acknowledged_and_comes_again() ->
 
 
 def test_a_queue_that_another_leader_sends_by_now_is_that_ones() -> None:
-    merge: Merge[str] = Merge(10, 10_000)
+    merge: StreamMerge[str] = StreamMerge(10, 10_000)
     for name in "ab":
         merge.begin(name)
     merge.arrived("a", many(1, 4))
@@ -154,7 +154,7 @@ def test_a_queue_that_another_leader_sends_by_now_is_that_ones() -> None:
 
 
 def test_a_pause_is_told_to_all_and_to_those_that_come_later() -> None:
-    merge: Merge[str] = Merge(10, 10_000)
+    merge: StreamMerge[str] = StreamMerge(10, 10_000)
     merge.begin("a")
     merge.set_credit(0, 10_000)
     merge.begin("b")

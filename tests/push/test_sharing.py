@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from lsmq_node.broker import queue_ranges
 from lsmq_node.groups.ranges import Ranges, count, each, intersect
-from lsmq_node.push.part import NOBODY, Part
+from lsmq_node.push.part import NOBODY, PushedPart
 from lsmq_node.push.sharing import share
-from lsmq_node.storage import Topic, TopicOptions
+from lsmq_node.storage import StoredTopic, TopicOptions
 
 
 @settings(deadline=None)
@@ -40,7 +40,7 @@ def test_odd_queues_of_all_shards_come_out_even() -> None:
     for queues, shards, subscribers in ((3, 3, 3), (4, 3, 4), (4, 3, 3), (8, 4, 8), (6, 4, 6)):
         names = [f"s{number}" for number in range(subscribers)]
         found: Counter[str] = Counter()
-        for part in queue_ranges(Topic(1, "t", queues, TopicOptions(), 0), shards):
+        for part in queue_ranges(StoredTopic(1, "t", queues, TopicOptions(), 0), shards):
             for name, ranges in share(part.first, part.end, names, {}).items():
                 found[name] += count(ranges)
         counts = [found[name] for name in names]
@@ -54,7 +54,7 @@ def test_one_more_subscriber_takes_queues_from_the_others_and_moves_none_between
 
 
 def test_a_queue_is_handed_over_when_nothing_of_it_is_unacknowledged() -> None:
-    part = Part(0, 10, 14, 1, np.zeros(4, np.int64))
+    part = PushedPart(0, 10, 14, 1, np.zeros(4, np.int64))
     nothing = np.empty(0, np.int64)
     part.aim({"a": ((10, 14),)}, {"a": 1})
     part.hand_over(nothing)

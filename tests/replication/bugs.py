@@ -18,8 +18,8 @@ from lsmq_node.cluster.replica import Replica
 from lsmq_node.replication import (
     NOBODY,
     EpochHistory,
+    InSyncMember,
     LogPosition,
-    Member,
     Recovered,
     ReplicaCore,
     ReplicaRecord,
@@ -33,7 +33,7 @@ from lsmq_node.replication.control import ControlView
 from lsmq_node.replication.follower import Follower
 from lsmq_node.replication.identity import Registration
 from lsmq_node.replication.leader import Leader
-from lsmq_node.replication.lease import Lease
+from lsmq_node.replication.lease import EpochLease
 from lsmq_node.replication.messages import Progress, Promise, PromiseRequest
 from lsmq_node.replication.promises import PromiseDesk
 from lsmq_node.replication.pulling import FromSource, Puller
@@ -45,7 +45,7 @@ Patch = pytest.MonkeyPatch
 
 
 def shrink_counts_at_once(patch: Patch) -> None:
-    def counted(self: Leader, state: ReplicaState) -> frozenset[Member]:
+    def counted(self: Leader, state: ReplicaState) -> frozenset[InSyncMember]:
         assert state.view is not None
         return (self._desired & state.view.in_sync) or state.view.in_sync
 
@@ -53,7 +53,7 @@ def shrink_counts_at_once(patch: Patch) -> None:
 
 
 def newcomer_counts_when_committed(patch: Patch) -> None:
-    def counted(self: Leader, state: ReplicaState) -> frozenset[Member]:
+    def counted(self: Leader, state: ReplicaState) -> frozenset[InSyncMember]:
         assert state.view is not None
         return state.view.in_sync
 
@@ -71,7 +71,7 @@ def too_few_in_sync_are_enough(patch: Patch) -> None:
 def serves_before_its_epoch_is_committed(patch: Patch) -> None:
     begin = Leader.__init__
 
-    def early(self: Leader, state: ReplicaState, epoch: int, begun_lsn: int, lease: Lease) -> None:
+    def early(self: Leader, state: ReplicaState, epoch: int, begun_lsn: int, lease: EpochLease) -> None:
         begin(self, state, epoch, begun_lsn, lease)
         if not self.serving:
             self.serving = True

@@ -28,8 +28,8 @@ from lsmq_node.replication import (
     Action,
     ControlView,
     Event,
+    InSyncMember,
     LifeId,
-    Member,
     Message,
     Recovered,
     RegisteredStart,
@@ -128,11 +128,11 @@ class Script:
         for name in to:
             self._feed(name, ev.ControlViewed(view))
 
-    def _member(self, word: str) -> Member:
+    def _member(self, word: str) -> InSyncMember:
         """``a`` is the node as it is; ``a.11`` says the incarnation."""
         name, _, incarnation = word.partition(".")
         core = self._nodes[name].core
-        return Member(name, int(incarnation) if incarnation else core.record.incarnation if core else 0)
+        return InSyncMember(name, int(incarnation) if incarnation else core.record.incarnation if core else 0)
 
     def _do_lease(self, name: str, *, until: str) -> None:
         core = self._nodes[name].core
@@ -172,7 +172,7 @@ class Script:
     def _do_trim(self, name: str, lsn: str) -> None:
         disk = self._nodes[name].disk
         disk.start_lsn = disk.flushed_lsn = int(lsn)
-        self._feed(name, ev.LogTrimmed(int(lsn)))
+        self._feed(name, ev.LogRecycled(int(lsn)))
 
     def _do_time(self, seconds: str) -> None:
         self._now = float(seconds)
@@ -231,7 +231,7 @@ class Script:
 
         def arrive() -> None:
             self._nodes[peer].frame = entries
-            self._feed(peer, ev.Received(sender, message))
+            self._feed(peer, ev.MessageReceived(sender, message))
 
         self._later(0, arrive)
 

@@ -11,17 +11,17 @@ from lsmq.errors import InvalidRequest
 from lsmq_node.replication import (
     Action,
     ControlView,
+    DiskStart,
     EpochHistory,
     EpochStart,
+    InSyncMember,
     LifeId,
-    Member,
     Recovered,
     RegisteredStart,
     ReplicaCore,
     ReplicaRecord,
-    Role,
-    Session,
-    Start,
+    ReplicaRole,
+    ReplicaSession,
     Timings,
 )
 from lsmq_node.replication import actions as act
@@ -50,14 +50,14 @@ VIEW = ControlView(
     epoch=1,
     version=3,
     leader="a",
-    in_sync=frozenset({Member("a", 1), Member("b", 2), Member("c", 3)}),
+    in_sync=frozenset({InSyncMember("a", 1), InSyncMember("b", 2), InSyncMember("c", 3)}),
     replicas=frozenset("abc"),
     min_in_sync=2,
     leading=A,
     starts=frozenset({start("a", A), start("b", B), start("c", C)}),
 )
 #: What the record of b held when it was started for the second time.
-KEPT = ReplicaRecord(incarnation=2, starts=(Start(1, 7),), registered=1, epoch=1, leader="a", leading=A)
+KEPT = ReplicaRecord(incarnation=2, starts=(DiskStart(1, 7),), registered=1, epoch=1, leader="a", leading=A)
 HISTORY = EpochHistory.of([EpochStart(1, 0, A)])
 
 
@@ -109,7 +109,7 @@ def test_promises_meet_every_acknowledging_set_and_each_other(replicas: int, min
 def test_a_replica_that_is_being_added_is_no_voter_until_it_is_in_sync() -> None:
     view = replace(VIEW, replicas=frozenset("abcd"), adding=frozenset("d"))
     assert view.voters == frozenset("abc")
-    assert replace(view, in_sync=view.in_sync | {Member("d", 4)}).voters == frozenset("abcd")
+    assert replace(view, in_sync=view.in_sync | {InSyncMember("d", 4)}).voters == frozenset("abcd")
 
 
 @pytest.mark.parametrize(
@@ -125,18 +125,20 @@ def test_timings_that_do_not_fit_are_refused(wrong: dict[str, float]) -> None:
 
 def test_a_silent_member_is_proposed_out() -> None:
     peers = {"b": peer(2, 100), "c": peer(3, 100, heard_at=9.0)}
-    assert desired_in_sync(VIEW, Member("a", 1), peers, 100, 10.0, Timings()) == VIEW.in_sync - {Member("c", 3)}
+    assert desired_in_sync(VIEW, InSyncMember("a", 1), peers, 100, 10.0, Timings()) == VIEW.in_sync - {
+        InSyncMember("c", 3)
+    }
 
 
 def test_the_set_is_not_shrunk_below_min_in_sync() -> None:
     peers = {"b": peer(2, 100, heard_at=9.0), "c": peer(3, 100, heard_at=9.0)}
-    assert desired_in_sync(VIEW, Member("a", 1), peers, 100, 10.0, Timings()) == VIEW.in_sync
+    assert desired_in_sync(VIEW, InSyncMember("a", 1), peers, 100, 10.0, Timings()) == VIEW.in_sync
 
 
 def test_a_member_that_no_longer_exists_is_dropped_even_then() -> None:
     peers = {"b": peer(2, 100, heard_at=9.0), "c": peer(33, 0)}
-    wanted = frozenset({Member("a", 1), Member("b", 2)})
-    assert desired_in_sync(VIEW, Member("a", 1), peers, 100, 10.0, Timings()) == wanted
+    wanted = frozenset({InSyncMember("a", 1), InSyncMember("b", 2)})
+    assert desired_in_sync(VIEW, InSyncMember("a", 1), peers, 100, 10.0, Timings()) == wanted
 
 
 def test_a_leader_that_slept_gives_its_followers_time() -> None:
@@ -150,12 +152,12 @@ def test_a_leader_that_slept_gives_its_followers_time() -> None:
 
 
 def test_a_leader_hears_enough_while_it_heard_min_in_sync_members_lately() -> None:
-    own, timings = Member("a", 1), Timings()
+    own, timings = InSyncMember("a", 1), Timings()
     silent, heard = peer(2, 100, heard_at=7.9), peer(3, 100, heard_at=8.1)
     assert hears_enough(VIEW, own, {"b": silent, "c": heard}, 10.0, timings)
     assert not hears_enough(VIEW, own, {"b": silent, "c": silent}, 10.0, timings)
     assert not hears_enough(replace(VIEW, min_in_sync=3), own, {"b": silent, "c": heard}, 10.0, timings)
-    without_c = replace(VIEW, in_sync=VIEW.in_sync - {Member("c", 3)})
+    without_c = replace(VIEW, in_sync=VIEW.in_sync - {InSyncMember("c", 3)})
     assert not hears_enough(without_c, own, {"b": silent, "c": heard}, 10.0, timings)
     assert hears_enough(replace(VIEW, in_sync=frozenset({own})), own, {"b": silent, "c": silent}, 10.0, timings)
 
@@ -175,9 +177,9 @@ def deaf_leader() -> ReplicaCore:
     core = opened(record=KEPT)
     view = replace(VIEW, epoch=2, version=4, leader="b", leading=B)
     persist(core, core.handle(ev.ControlViewed(view), 0.0))
-    core.handle(ev.Received("c", Promise(2, C, HISTORY.position(100))), 0.0)
+    core.handle(ev.MessageReceived("c", Promise(2, C, HISTORY.position(100))), 0.0)
     core.handle(ev.EpochBegun(2, 100, 105), 0.0)
-    assert core.role is Role.LEADING
+    assert core.role is ReplicaRole.LEADING
     return core
 
 
@@ -193,7 +195,7 @@ def test_a_leader_that_hears_again_or_slept_itself_asks_for_nobody() -> None:
     assert ticked(core, 80, 90) == [], "from 1.5 s to 4 s it stood still"
     core = deaf_leader()
     assert ticked(core, 1, 40) == []
-    core.handle(ev.Received("c", Hello(Session(2, 1), 2, 3, HISTORY, 100, borrows=False)), 2.0)
+    core.handle(ev.MessageReceived("c", Hello(ReplicaSession(2, 1), 2, 3, HISTORY, 100, borrows=False)), 2.0)
     assert ticked(core, 41, 79) == []
     assert ticked(core, 81, 82) != []
 
@@ -202,7 +204,7 @@ def test_a_candidate_that_hears_no_promise_asks_for_another_after_a_while() -> N
     core = opened(record=KEPT)
     persist(core, core.handle(ev.ControlViewed(replace(VIEW, epoch=2, version=4, leader="b", leading=B)), 0.0))
     asked = ticked(core, 1, 60)
-    assert core.role is Role.TAKING_OVER
+    assert core.role is ReplicaRole.TAKING_OVER
     assert {action for _, action in asked} == {act.AskElection(2, elsewhere=True)}
     assert [round(at, 2) for at, _ in asked] == [2.05, 2.55]
 
@@ -214,10 +216,12 @@ def test_a_replica_whose_start_is_not_confirmed_promises_follows_and_answers_not
     core = opened()
     unknown = replace(VIEW, starts=frozenset({start("b", LifeId(2, 1)), start("a", A), start("c", C)}))
     said = core.handle(ev.ControlViewed(unknown), 0.0)
-    assert said == [act.RegisterStart(2, (Start(1, 7), Start(2, 0)), registered=1, went_back=False, durable_lsn=100)]
-    for message in (PromiseRequest(5, C), Hello(Session(2, 1), 1, 1, HISTORY, 100, borrows=True)):
-        assert core.handle(ev.Received("a", message), 0.0) == []
-    assert (core.role, core.epoch) == (Role.WAITING, 1)
+    assert said == [
+        act.RegisterStart(2, (DiskStart(1, 7), DiskStart(2, 0)), registered=1, went_back=False, durable_lsn=100)
+    ]
+    for message in (PromiseRequest(5, C), Hello(ReplicaSession(2, 1), 1, 1, HISTORY, 100, borrows=True)):
+        assert core.handle(ev.MessageReceived("a", message), 0.0) == []
+    assert (core.role, core.epoch) == (ReplicaRole.WAITING, 1)
     assert not core.may_show(0.0, found=True)
 
 
@@ -270,7 +274,7 @@ def test_an_epoch_that_another_life_of_this_node_was_elected_for_is_not_led() ->
     view = replace(VIEW, epoch=2, version=4, leader="b", leading=LifeId(2, 1))
     said = persist(core, core.handle(ev.ControlViewed(view), 0.0))
     assert said == [act.AskElection(2)]
-    assert core.role is Role.WAITING
+    assert core.role is ReplicaRole.WAITING
 
 
 def test_a_leader_that_was_paused_does_not_begin_to_serve_on_what_it_hears_late() -> None:
@@ -284,7 +288,7 @@ def test_a_log_that_was_given_up_is_set_aside_and_not_halted_for() -> None:
     core = opened(applied_lsn=40)
     session = following(core).session
     core.handle(ev.ControlViewed(replace(VIEW, version=9, revived_epoch=2)), 0.0)
-    (reopen,) = core.handle(ev.Received("a", Welcome(session, 1, 1, HISTORY, resume_lsn=39)), 0.0)
+    (reopen,) = core.handle(ev.MessageReceived("a", Welcome(session, 1, 1, HISTORY, resume_lsn=39)), 0.0)
     assert isinstance(reopen, act.Reopen)
     assert reopen.distrust is act.Distrust.ALL
 
@@ -294,7 +298,7 @@ def test_a_log_that_was_given_up_is_set_aside_and_not_halted_for() -> None:
 
 def test_a_promise_is_given_only_when_it_is_persisted() -> None:
     core = acting()
-    asked = core.handle(ev.Received("c", PromiseRequest(5, C)), 0.0)
+    asked = core.handle(ev.MessageReceived("c", PromiseRequest(5, C)), 0.0)
     assert [type(action) for action in asked] == [act.Persist]
     given = persist(core, asked)
     assert act.Send("c", Promise(5, B, HISTORY.position(100))) in given
@@ -302,26 +306,28 @@ def test_a_promise_is_given_only_when_it_is_persisted() -> None:
 
 def test_a_second_candidate_of_an_epoch_is_refused_and_so_is_a_lower_epoch() -> None:
     core = acting()
-    persist(core, core.handle(ev.Received("c", PromiseRequest(5, C)), 0.0))
+    persist(core, core.handle(ev.MessageReceived("c", PromiseRequest(5, C)), 0.0))
     for sender, epoch, life in (("a", 5, A), ("a", 4, A), ("c", 5, LifeId(3, 3)), ("c", 5, LifeId(9, 2))):
-        answer = core.handle(ev.Received(sender, PromiseRequest(epoch, life)), 0.0)
+        answer = core.handle(ev.MessageReceived(sender, PromiseRequest(epoch, life)), 0.0)
         assert answer == [act.Send(sender, PromiseRefusal(epoch, 5, "c"))]
 
 
 def test_a_refusal_survives_a_restart() -> None:
     core = acting(record=replace(KEPT, epoch=5, leader="c", leading=C))
     for sender, life in (("a", A), ("c", LifeId(3, 3))):
-        answer = core.handle(ev.Received(sender, PromiseRequest(5, life)), 0.0)
+        answer = core.handle(ev.MessageReceived(sender, PromiseRequest(5, life)), 0.0)
         assert answer == [act.Send(sender, PromiseRefusal(5, 5, "c"))]
 
 
 def test_a_promise_is_counted_only_of_the_life_that_is_registered_and_listed() -> None:
     core = opened(record=KEPT)
-    view = replace(VIEW, epoch=2, version=4, leader="b", leading=B, in_sync=frozenset({Member("b", 2), Member("c", 3)}))
+    view = replace(
+        VIEW, epoch=2, version=4, leader="b", leading=B, in_sync=frozenset({InSyncMember("b", 2), InSyncMember("c", 3)})
+    )
     persist(core, core.handle(ev.ControlViewed(view), 0.0))
     stranger = Promise(2, LifeId(33, 2), HISTORY.position(0))
-    assert core.handle(ev.Received("c", stranger), 0.0) == []
-    assert act.BeginEpoch(2, LifeId(2, 2)) in core.handle(ev.Received("c", replace(stranger, life=C)), 0.0)
+    assert core.handle(ev.MessageReceived("c", stranger), 0.0) == []
+    assert act.BeginEpoch(2, LifeId(2, 2)) in core.handle(ev.MessageReceived("c", replace(stranger, life=C)), 0.0)
 
 
 def test_a_promiser_that_comes_back_as_another_is_no_reason_to_cut() -> None:
@@ -329,11 +335,11 @@ def test_a_promiser_that_comes_back_as_another_is_no_reason_to_cut() -> None:
     core = opened(applied_lsn=10)
     view = replace(VIEW, epoch=2, version=4, leader="b", leading=B)
     persist(core, core.handle(ev.ControlViewed(view), 0.0))
-    pulled = core.handle(ev.Received("c", Promise(2, C, HISTORY.position(150))), 0.0)
+    pulled = core.handle(ev.MessageReceived("c", Promise(2, C, HISTORY.position(150))), 0.0)
     hello = next(action.message for action in pulled if isinstance(action, act.Send))
     assert isinstance(hello, Hello)
     lost = Welcome(hello.session, 2, 33, HISTORY, resume_lsn=50)
-    assert core.handle(ev.Received("c", lost), 0.0) == []
+    assert core.handle(ev.MessageReceived("c", lost), 0.0) == []
     assert core.log.end_lsn == 100
 
 
@@ -341,9 +347,9 @@ def test_a_follower_that_takes_this_replica_for_its_leader_is_not_lent_to() -> N
     """The control plane went back and named b for an epoch that b has promised to a: a follows b, and b follows a."""
     core = opened()
     following(core)
-    hello = Hello(Session(1, 1), 1, 1, HISTORY, 120, borrows=False)
-    assert core.handle(ev.Received("a", hello), 0.0) == []
-    lent = core.handle(ev.Received("a", replace(hello, borrows=True)), 0.0)
+    hello = Hello(ReplicaSession(1, 1), 1, 1, HISTORY, 120, borrows=False)
+    assert core.handle(ev.MessageReceived("a", hello), 0.0) == []
+    lent = core.handle(ev.MessageReceived("a", replace(hello, borrows=True)), 0.0)
     assert act.Send("a", Welcome(hello.session, 1, 2, HISTORY, resume_lsn=100)) in lent
 
 
@@ -359,8 +365,8 @@ def following(core: ReplicaCore) -> Hello:
 def test_a_welcome_of_an_older_session_is_not_heeded() -> None:
     core = opened()
     hello = following(core)
-    old = Welcome(Session(hello.session.start - 1, 9), 1, 1, HISTORY, resume_lsn=50)
-    assert core.handle(ev.Received("a", old), 0.0) == []
+    old = Welcome(ReplicaSession(hello.session.start - 1, 9), 1, 1, HISTORY, resume_lsn=50)
+    assert core.handle(ev.MessageReceived("a", old), 0.0) == []
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.25, 1.0])
@@ -372,7 +378,7 @@ def test_a_follower_whose_leader_answers_late_comes_to_follow_all_the_same(late_
         said: list[Action] = []
         for said_at, hello in asked:
             if now >= said_at + late_s:
-                said += core.handle(ev.Received("a", Welcome(hello.session, 1, 1, HISTORY, resume_lsn=60)), now)
+                said += core.handle(ev.MessageReceived("a", Welcome(hello.session, 1, 1, HISTORY, resume_lsn=60)), now)
         asked = [(said_at, hello) for said_at, hello in asked if now < said_at + late_s]
         sent = [each.message for each in [*said, *core.handle(ev.Tick(), now)] if isinstance(each, act.Send)]
         if any(isinstance(message, Progress) for message in sent):
@@ -384,17 +390,17 @@ def test_a_follower_whose_leader_answers_late_comes_to_follow_all_the_same(late_
 def test_a_welcome_that_comes_again_after_the_stream_broke_is_not_heeded() -> None:
     core = opened(end_lsn=60)
     welcome = Welcome(following(core).session, 1, 1, HISTORY, resume_lsn=60)
-    core.handle(ev.Received("a", welcome), 0.0)
+    core.handle(ev.MessageReceived("a", welcome), 0.0)
     assert core.handle(ev.StreamBroken("a"), 0.0) == []
-    assert core.handle(ev.Received("a", replace(welcome, resume_lsn=50)), 0.0) == []
+    assert core.handle(ev.MessageReceived("a", replace(welcome, resume_lsn=50)), 0.0) == []
 
 
 def test_a_log_is_never_cut_below_what_was_applied() -> None:
     core = opened(applied_lsn=40)
     welcome = Welcome(following(core).session, 1, 1, HISTORY, resume_lsn=39)
-    (halt,) = core.handle(ev.Received("a", welcome), 0.0)
+    (halt,) = core.handle(ev.MessageReceived("a", welcome), 0.0)
     assert isinstance(halt, act.Halt)
-    assert core.role is Role.HALTED
+    assert core.role is ReplicaRole.HALTED
     assert core.handle(ev.Tick(), 1.0) == []
 
 
@@ -409,7 +415,7 @@ def test_an_epoch_of_another_life_at_the_same_place_is_cut_off() -> None:
     assert answer_hello(leader, "b", hello, 2) is None, "nothing is shipped behind other bytes"
     (said,) = leader.outbox
     assert isinstance(said, act.Send) and isinstance(said.message, Welcome) and said.message.resume_lsn == 90
-    cut = core.handle(ev.Received("a", replace(said.message, epoch=1)), 0.0)
+    cut = core.handle(ev.MessageReceived("a", replace(said.message, epoch=1)), 0.0)
     assert act.TruncateLog(90) in cut
 
 
@@ -417,16 +423,16 @@ def test_an_epoch_of_another_life_at_the_same_place_is_cut_off() -> None:
 def test_a_log_that_shares_no_epoch_with_what_was_applied_here_is_not_taken_in_its_place(log_start_lsn: int) -> None:
     """Both reach to the same place and what they hold there is another's: a snapshot would hide it."""
     core = opened(applied_lsn=40)
-    (halt,) = core.handle(ev.Received("a", TakeSnapshot(following(core).session, 1, log_start_lsn)), 0.0)
+    (halt,) = core.handle(ev.MessageReceived("a", TakeSnapshot(following(core).session, 1, log_start_lsn)), 0.0)
     assert isinstance(halt, act.Halt)
     assert f"begins at LSN {log_start_lsn}" in halt.reason and "up to 40" in halt.reason
 
 
 def test_a_log_that_ends_before_the_leaders_begins_is_replaced() -> None:
     core = opened(applied_lsn=40)
-    outside = replace(VIEW, version=9, in_sync=VIEW.in_sync - {Member("b", 2)})
+    outside = replace(VIEW, version=9, in_sync=VIEW.in_sync - {InSyncMember("b", 2)})
     core.handle(ev.ControlViewed(outside), 0.0)
-    taken = core.handle(ev.Received("a", TakeSnapshot(Session(2, 1), 1, 41)), 0.0)
+    taken = core.handle(ev.MessageReceived("a", TakeSnapshot(ReplicaSession(2, 1), 1, 41)), 0.0)
     assert act.FetchSnapshot("a") in taken
 
 
@@ -434,16 +440,18 @@ def test_a_lender_that_shares_no_epoch_with_what_was_applied_here_is_of_no_use()
     core = opened(applied_lsn=40)
     view = replace(VIEW, epoch=2, version=4, leader="b", leading=B)
     persist(core, core.handle(ev.ControlViewed(view), 0.0))
-    pulled = core.handle(ev.Received("c", Promise(2, C, HISTORY.position(150))), 0.0)
+    pulled = core.handle(ev.MessageReceived("c", Promise(2, C, HISTORY.position(150))), 0.0)
     hello = next(action.message for action in pulled if isinstance(action, act.Send))
     assert isinstance(hello, Hello)
-    assert core.handle(ev.Received("c", TakeSnapshot(hello.session, 2, 30)), 0.0) == []
+    assert core.handle(ev.MessageReceived("c", TakeSnapshot(hello.session, 2, 30)), 0.0) == []
     assert core.log.end_lsn == 100 and not core.log.busy
 
 
 def test_the_floor_is_lowered_before_the_log_is_cut() -> None:
     core = opened()
-    lower, cut = core.handle(ev.Received("a", Welcome(following(core).session, 1, 1, HISTORY, resume_lsn=50)), 0.0)
+    lower, cut = core.handle(
+        ev.MessageReceived("a", Welcome(following(core).session, 1, 1, HISTORY, resume_lsn=50)), 0.0
+    )
     assert isinstance(lower, act.Persist)
     assert lower.record.floor_lsn == 50
     assert cut == act.TruncateLog(50)
@@ -451,7 +459,7 @@ def test_the_floor_is_lowered_before_the_log_is_cut() -> None:
 
 def test_what_the_disk_says_about_bytes_that_are_being_cut_is_not_heeded() -> None:
     core = opened()
-    core.handle(ev.Received("a", Welcome(following(core).session, 1, 1, HISTORY, resume_lsn=50)), 0.0)
+    core.handle(ev.MessageReceived("a", Welcome(following(core).session, 1, 1, HISTORY, resume_lsn=50)), 0.0)
     assert core.handle(ev.LogDurable(100), 0.0) == []
     assert core.log.durable_lsn == 50
 
@@ -460,17 +468,17 @@ def test_a_log_that_ends_before_its_floor_is_another_incarnation() -> None:
     core = opened(record=replace(KEPT, floor_lsn=100), end_lsn=90)
     assert core.record.life == LifeId(99, 1)
     (register,) = core.handle(ev.ControlViewed(VIEW), 0.0)
-    assert register == act.RegisterStart(99, (Start(1, 0),), registered=0, went_back=False, durable_lsn=90)
+    assert register == act.RegisterStart(99, (DiskStart(1, 0),), registered=0, went_back=False, durable_lsn=90)
     view = replace(VIEW, version=9, starts=frozenset({start("b", LifeId(99, 1))}))
     (leave,) = core.handle(ev.ControlViewed(view), 0.0)
-    assert leave == act.ProposeLeave(Member("b", 2), 9)
+    assert leave == act.ProposeLeave(InSyncMember("b", 2), 9)
 
 
 def test_a_failed_disk_stops_a_replica_for_good() -> None:
     core = opened()
     following(core)
     assert core.handle(ev.StorageFailed("fsync"), 0.0) == [act.Halt("fsync")]
-    assert core.handle(ev.Received("c", PromiseRequest(9, C)), 0.0) == []
+    assert core.handle(ev.MessageReceived("c", PromiseRequest(9, C)), 0.0) == []
 
 
 # The lease.
@@ -495,7 +503,7 @@ def leading(*, lease: bool = True) -> ReplicaCore:
     view = replace(
         VIEW,
         version=1,
-        in_sync=frozenset({Member("a", 1)}),
+        in_sync=frozenset({InSyncMember("a", 1)}),
         replicas=frozenset("a"),
         min_in_sync=1,
         leading=life,
@@ -522,32 +530,32 @@ def test_a_member_that_comes_and_goes_joins_ever_more_rarely() -> None:
         now += 0.25
         actions: list[Action] = []
         for node, incarnation in (("b", 2), ("c", 3)):
-            session = Session(1, round(now * 4))
+            session = ReplicaSession(1, round(now * 4))
             if node == "b" or now % 6 < 3:
                 hello = Hello(session, 1, incarnation, core.log.history, end_lsn, borrows=False)
-                actions += core.handle(ev.Received(node, hello), now)
-                actions += core.handle(ev.Received(node, Progress(session, 1, incarnation, end_lsn)), now)
+                actions += core.handle(ev.MessageReceived(node, hello), now)
+                actions += core.handle(ev.MessageReceived(node, Progress(session, 1, incarnation, end_lsn)), now)
         for action in actions + core.handle(ev.Tick(), now):
             if isinstance(action, act.ProposeInSync):
                 asked += 1
                 view = replace(view, version=view.version + 1, in_sync=action.members, adding=frozenset())
                 core.handle(ev.ControlViewed(view), now)
     assert 3 <= asked <= 20, "1 and 2 s are less than it stays, 4 s are more"
-    assert Member("b", 2) in view.in_sync
+    assert InSyncMember("b", 2) in view.in_sync
 
 
 def test_who_left_joins_at_once_where_it_is_needed() -> None:
-    view = replace(VIEW, in_sync=frozenset({Member("a", 1), Member("b", 2)}))
+    view = replace(VIEW, in_sync=frozenset({InSyncMember("a", 1), InSyncMember("b", 2)}))
     gone, back = peer(2, 100, heard_at=9.0), peer(3, 100)
-    back.stream = OutgoingStream("c", Session(1, 1), 1, 100)
+    back.stream = OutgoingStream("c", ReplicaSession(1, 1), 1, 100)
     back.left(9.0, Timings())
     back.look(10.0, Timings())
     both = {"b": peer(2, 100), "c": back}
-    assert desired_in_sync(view, Member("a", 1), both, 100, 10.0, Timings()) == view.in_sync
-    assert desired_in_sync(view, Member("a", 1), both, 100, 11.5, Timings()) == view.in_sync, "now it is late"
+    assert desired_in_sync(view, InSyncMember("a", 1), both, 100, 10.0, Timings()) == view.in_sync
+    assert desired_in_sync(view, InSyncMember("a", 1), both, 100, 11.5, Timings()) == view.in_sync, "now it is late"
     alone = {"b": gone, "c": back}
-    wanted = frozenset({Member("a", 1), Member("c", 3)})
-    assert desired_in_sync(view, Member("a", 1), alone, 100, 10.0, Timings()) == wanted
+    wanted = frozenset({InSyncMember("a", 1), InSyncMember("c", 3)})
+    assert desired_in_sync(view, InSyncMember("a", 1), alone, 100, 10.0, Timings()) == wanted
 
 
 def test_pauses_double_up_to_a_limit_and_are_forgotten_in_calm() -> None:
@@ -585,7 +593,7 @@ def test_sessions_of_two_lives_are_never_the_same() -> None:
     """A disk that was lost counts its starts from one again; an answer to what it said before must not be heeded."""
 
     def sessions(incarnation: int, token: int) -> set[tuple[int, int]]:
-        record = ReplicaRecord(incarnation, (Start(1, token),), registered=1)
+        record = ReplicaRecord(incarnation, (DiskStart(1, token),), registered=1)
         state = ReplicaState("b", Timings(), LogState(0, 0, 0, HISTORY), record)
         return {tuple(state.next_session()) for _ in range(100)}
 

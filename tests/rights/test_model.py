@@ -7,22 +7,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq.errors import InvalidRequest
-from lsmq_node.rights import EVERYTHING, Action, Binding, Book, Kind, Right
+from lsmq_node.rights import EVERYTHING, Action, Binding, CheckedRight, ResourceKind, RightsBook
 from lsmq_node.rights.book import PRINCIPAL, Grants, Token, digest_of
 from lsmq_node.rights.model import BUILT_IN, NAMED_KINDS
 
 NAMES = st.text("ab.", max_size=4)
 PATTERNS = st.builds(lambda name, star: name + "*" * star, NAMES, st.booleans()).filter(bool)
-RIGHTS = st.builds(Right, st.sampled_from(sorted(NAMED_KINDS)), PATTERNS, st.sampled_from(Action))
+RIGHTS = st.builds(CheckedRight, st.sampled_from(sorted(NAMED_KINDS)), PATTERNS, st.sampled_from(Action))
 
 
-def book(*roles: Binding, rights: tuple[Right, ...] = ()) -> Book:
+def book(*roles: Binding, rights: tuple[CheckedRight, ...] = ()) -> RightsBook:
     body = Grants(roles, rights).pack()
-    return Book({} if body is None else {f"{PRINCIPAL}p": body})
+    return RightsBook({} if body is None else {f"{PRINCIPAL}p": body})
 
 
 @given(RIGHTS, NAMES, NAMES, st.sampled_from(Action))
-def test_a_prefix_leaves_exactly_what_begins_with_it(right: Right, prefix: str, name: str, action: Action) -> None:
+def test_a_prefix_leaves_exactly_what_begins_with_it(
+    right: CheckedRight, prefix: str, name: str, action: Action
+) -> None:
     left = right.within(prefix)
     covered = left is not None and left.covers(name)
     if covered:
@@ -32,7 +34,9 @@ def test_a_prefix_leaves_exactly_what_begins_with_it(right: Right, prefix: str, 
 
 
 @given(st.lists(RIGHTS, max_size=4), NAMES, st.sampled_from(sorted(NAMED_KINDS)), st.sampled_from(Action))
-def test_nothing_is_allowed_that_no_right_says(rights: list[Right], name: str, kind: Kind, action: Action) -> None:
+def test_nothing_is_allowed_that_no_right_says(
+    rights: list[CheckedRight], name: str, kind: ResourceKind, action: Action
+) -> None:
     known = book(rights=tuple(rights))
     said = [each for each in rights if each.kind is kind and each.covers(name)]
     allowed = any(action is Action.DESCRIBE or each.action in (action, Action.ALL) for each in said)
@@ -45,28 +49,28 @@ def test_nothing_is_allowed_that_no_right_says(rights: list[Right], name: str, k
 @pytest.mark.parametrize("role", BUILT_IN)
 def test_a_role_with_a_prefix_is_not_for_the_cluster(role: str) -> None:
     holder = book(Binding(role, "acme.")).holder("p")
-    for kind in Kind:
+    for kind in ResourceKind:
         for action in Action:
             assert not holder.may(kind, "", action) and not holder.may(kind, "acme", action)
-    assert not holder.may(Kind.TOPIC, "globex.x", Action.DESCRIBE)
+    assert not holder.may(ResourceKind.TOPIC, "globex.x", Action.DESCRIBE)
 
 
 def test_a_document_of_a_later_release_gives_nobody_a_right() -> None:
     later = book(Binding("admin"))
-    assert later.holder("p").may(Kind.TOPIC, "t", Action.DELETE)
+    assert later.holder("p").may(ResourceKind.TOPIC, "t", Action.DELETE)
     body = Grants((Binding("admin"),)).pack()
     assert body is not None
-    found = Book({f"{PRINCIPAL}p": body.replace(b"version\x01", b"version\x02"), "else/x": body})
+    found = RightsBook({f"{PRINCIPAL}p": body.replace(b"version\x01", b"version\x02"), "else/x": body})
     assert sorted(found.unread) == ["else/x", f"{PRINCIPAL}p"]
-    assert not found.holder("p").may(Kind.TOPIC, "t", Action.DESCRIBE)
+    assert not found.holder("p").may(ResourceKind.TOPIC, "t", Action.DESCRIBE)
 
 
 def test_a_token_is_known_by_what_only_its_holder_knows() -> None:
     token = Token("p", "01234567", digest_of("lsmq_secret"), 1_000, 2_000, "admin")
-    found = Book({token.key: token.pack()}).token("lsmq_secret")
+    found = RightsBook({token.key: token.pack()}).token("lsmq_secret")
     assert found == token and "secret" not in repr(found)
     assert token.is_good(1_999) and not token.is_good(2_000)
-    assert Book({token.key: token.pack()}).token("lsmq_Secret") is None
+    assert RightsBook({token.key: token.pack()}).token("lsmq_Secret") is None
 
 
 @pytest.mark.parametrize(
@@ -76,14 +80,14 @@ def test_a_token_is_known_by_what_only_its_holder_knows() -> None:
 )  # fmt: skip
 def test_what_is_no_right_is_refused(kind: str, pattern: str, action: str) -> None:
     with pytest.raises(InvalidRequest):
-        Right.parsed(kind, pattern, action)
+        CheckedRight.parsed(kind, pattern, action)
 
 
 def test_every_name_there_may_be_is_allowed_by_what_says_every_name() -> None:
-    everything = Right(Kind.TOPIC, EVERYTHING, Action.READ)
+    everything = CheckedRight(ResourceKind.TOPIC, EVERYTHING, Action.READ)
     assert everything.covers(EVERYTHING)
     for pattern in ("t", "t*", "**"):
-        assert not Right(Kind.TOPIC, pattern, Action.READ).covers(EVERYTHING)
+        assert not CheckedRight(ResourceKind.TOPIC, pattern, Action.READ).covers(EVERYTHING)
     for prefix in ("*", "t", "t."):
         narrowed = everything.within(prefix)
         assert narrowed is not None and not narrowed.covers(EVERYTHING)

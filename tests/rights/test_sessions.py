@@ -11,7 +11,7 @@ from lsmq.errors import InvalidRequest, TooManyRights
 from lsmq_node.broker.topology import RightsDocuments
 from lsmq_node.cluster.rights import LocalRights
 from lsmq_node.config import NodeConfig
-from lsmq_node.rights import Binding, Book, By, Proven, SessionCookie
+from lsmq_node.rights import Binding, By, Proven, RightsBook, SessionCookie
 from lsmq_node.rights.book import Changes, digest_of, session_document
 from lsmq_node.rights.browser_sessions import BrowserSession
 from lsmq_node.rights.sessions import MAX_SESSIONS_BYTES, Sessions
@@ -41,7 +41,7 @@ def test_a_cookie_is_good_for_its_session_and_its_time_alone() -> None:
 
 def test_a_session_is_kept_as_it_is() -> None:
     own = session(roles=(Binding("tenant", "carol."),), token=b"t" * 32)
-    book = Book({f"session/carol/{own.id}": session_document(own)})
+    book = RightsBook({f"session/carol/{own.id}": session_document(own)})
     assert book.sessions == {own.digest: own} and not book.unread
     assert not book.is_live(own, 0), "its token is not known"
     assert session().expires_ms == 10_000 and book.is_live(session(), 9_999) and not book.is_live(session(), 10_000)
@@ -54,9 +54,9 @@ def documents(tmp_path: Path) -> Iterator[RightsDocuments]:
 
 
 def sessions_in(documents: RightsDocuments) -> Sessions:
-    async def change(changes: Callable[[Book], Changes]) -> None:
+    async def change(changes: Callable[[RightsBook], Changes]) -> None:
         version, known = documents.known()
-        assert await documents.change(changes(Book(known)), version)
+        assert await documents.change(changes(RightsBook(known)), version)
 
     return Sessions(NodeConfig(data=Path("unused")), documents, change)
 
@@ -73,7 +73,7 @@ async def test_sessions_leave_room_for_tokens(documents: RightsDocuments) -> Non
     _, known = documents.known()
     size = sum(len(body) for body in known.values())
     assert MAX_SESSIONS_BYTES - 4_096 < size <= MAX_SESSIONS_BYTES
-    first = next(iter(Book(known).sessions.values()))
+    first = next(iter(RightsBook(known).sessions.values()))
     await sessions.sign_out(first)
     await sessions.sign_in(Proven("another", None, By.OIDC, roles=many))
 

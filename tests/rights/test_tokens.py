@@ -12,7 +12,7 @@ import pytest
 from lsmq.errors import Unauthenticated
 from lsmq_node.broker import Allowances, Broker
 from lsmq_node.config import Auth, NodeConfig
-from lsmq_node.rights import Shown
+from lsmq_node.rights import ShownCredentials
 from lsmq_node.rights.service import RightsService
 
 
@@ -41,8 +41,8 @@ async def test_others_are_asked_about_what_may_be_a_token_and_nothing_else() -> 
     rights = RightsService(cast("Broker", broker))
     for secret in ("", "guess", "lsmq_" + "0" * 63, "lsmq_" + "g" * 64, "0" * 64):
         with pytest.raises(Unauthenticated):
-            await rights.authenticated(Shown(f"Bearer {secret}"))
+            await rights.authenticated(ShownCredentials(f"Bearer {secret}"))
     assert documents.asked == 0
     with pytest.raises(Unauthenticated):
-        await rights.authenticated(Shown("Bearer lsmq_" + "0" * 64))
+        await rights.authenticated(ShownCredentials("Bearer lsmq_" + "0" * 64))
     assert documents.asked == 1

@@ -15,7 +15,7 @@ import pytest
 
 from lsmq_lab.benchmarks import BENCHES, BenchFailed, engines
 from lsmq_lab.benchmarks.maven import Jars, digest_of
-from lsmq_lab.benchmarks.report import Option, Report
+from lsmq_lab.benchmarks.report import BenchReport, Option
 from lsmq_lab.benchmarks.suite import bench
 from lsmq_lab.benchmarks.suite.kafka_failover import Acknowledgements
 from lsmq_lab.benchmarks.suite.limits import ceilings, measure_limits
@@ -26,10 +26,10 @@ from lsmq_lab.benchmarks.suite.rounds import measure_row
 from lsmq_lab.benchmarks.suite.row import (
     LSMQ,
     Case,
-    Column,
+    FigureColumn,
+    FigureTarget,
     Plot,
     Row,
-    Target,
     figure,
     least_over_greatest,
     over,
@@ -37,9 +37,9 @@ from lsmq_lab.benchmarks.suite.row import (
 from lsmq_lab.benchmarks.suite.rows import ROWS
 from lsmq_lab.benchmarks.suite.rows.amplification import theory
 from lsmq_lab.benchmarks.suite.systems import PEERS, system
-from lsmq_lab.benchmarks.suite.systems.system import Load, readers, split
+from lsmq_lab.benchmarks.suite.systems.system import ClientLoad, readers, split
 from lsmq_lab.benchmarks.suite.texts import number_text, target_text
-from lsmq_lab.drills.report import Times
+from lsmq_lab.drills.report import OutageTimes
 
 FACTS: Mapping[str, Any] = {
     "cpu": "a processor",
@@ -58,7 +58,7 @@ SLOW = ("replicate", "failover", "many-queues", "backlog", "sleepers")
 ALONE = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in ROWS if name not in ("spark",)]
 
 
-def run_suite(**given: Any) -> Report:
+def run_suite(**given: Any) -> BenchReport:
     suite = BENCHES["suite"]
     return suite.run(suite.values({"quick": True, **given}), lambda line: None)
 
@@ -146,7 +146,7 @@ def made(cases: list[Case], **changed: Any) -> Row:
         "work": "Nothing.",
         "options": (),
         "cases": lambda values, peers: cases,
-        "columns": (Column("per_s", "rate", "/s"),),
+        "columns": (FigureColumn("per_s", "rate", "/s"),),
     }
     return Row(**{**shape, **changed})
 
@@ -199,9 +199,9 @@ def test_what_is_not_reached_is_red_and_names_the_nearest_limit(tmp_path: Path) 
     row = made(
         [Case("ours", LSMQ, run)],
         targets=lambda values: [
-            Target("fast", figure("ours", "per_s"), 1e6, "/s", case="ours"),
-            Target("slow", figure("ours", "per_s"), 1e3, "/s", case="ours"),
-            Target("beside another", over("ours", "theirs", "per_s"), 1.0),
+            FigureTarget("fast", figure("ours", "per_s"), 1e6, "/s", case="ours"),
+            FigureTarget("slow", figure("ours", "per_s"), 1e3, "/s", case="ours"),
+            FigureTarget("beside another", over("ours", "theirs", "per_s"), 1.0),
         ],
     )
     found = measured(row, tmp_path)
@@ -324,10 +324,10 @@ def test_jars_that_are_not_the_right_ones_are_refused(tmp_path: Path) -> None:
 
 def test_shares_of_readers_cover_all_queues_and_no_more_than_was_written() -> None:
     assert split(10, 3) == [3, 3, 4]
-    parts = readers(Load("module", "address", "write", 1_000, 100, queues=10), 3)
+    parts = readers(ClientLoad("module", "address", "write", 1_000, 100, queues=10), 3)
     assert [(each.first, each.end) for each in parts] == [(0, 3), (3, 6), (6, 10)]
     assert all(0 < each.messages <= 1_000 * (each.end - each.first) // 10 for each in parts)
-    assert [each.messages for each in readers(Load("module", "address", "write", 50, 100), 4)] == [50]
+    assert [each.messages for each in readers(ClientLoad("module", "address", "write", 50, 100), 4)] == [50]
 
 
 def test_flatness_is_the_least_over_the_greatest_of_what_was_measured() -> None:
@@ -367,5 +367,5 @@ def test_figures_are_written_in_their_units(value: float, unit: str, text: str) 
 
 
 def test_a_drill_has_all_times_without_an_acknowledgement() -> None:
-    times = Times.of([0.3, 0.1, 0.2])
+    times = OutageTimes.of([0.3, 0.1, 0.2])
     assert times.all_ms == (100.0, 200.0, 300.0) and times.p50_ms == 200.0 and times.max_ms == 300.0

@@ -16,13 +16,13 @@ from lsmq_lab.benchmarks import BENCHES, BenchFailed, engines, latency, messages
 from lsmq_lab.benchmarks.command import show
 from lsmq_lab.benchmarks.isolate import run_case
 from lsmq_lab.benchmarks.node_ways import WAYS
-from lsmq_lab.benchmarks.report import Report, rate_text, ratio, ratio_text, spread
+from lsmq_lab.benchmarks.report import BenchReport, rate_text, ratio, ratio_text, spread
 from lsmq_lab.benchmarks.store_cases import reopen
-from lsmq_lab.benchmarks.workload import Contents, Workload, number_of, queue_of
+from lsmq_lab.benchmarks.workload import Contents, PutWorkload, number_of, queue_of
 from support.node_process import NodeProcess
 
 
-def put_all(workload: Workload) -> Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[bytes]]]:
+def put_all(workload: PutWorkload) -> Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[bytes]]]:
     cycle = list(workload.cycle())
     for at, count in workload.puts():
         queues, bodies = cycle[at]
@@ -34,7 +34,7 @@ def test_the_workload_is_the_same_for_writer_and_reader(
     messages: int, queues: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lsmq_lab.benchmarks.workload.CYCLE", 200)
-    workload = Workload(messages, queues, batch, message_bytes=58)
+    workload = PutWorkload(messages, queues, batch, message_bytes=58)
     written: dict[int, list[bytes]] = {queue: [] for queue in range(queues)}
     for chosen, bodies in put_all(workload):
         for queue, body in zip(chosen.tolist(), bodies, strict=True):
@@ -50,14 +50,14 @@ def test_the_workload_is_the_same_for_writer_and_reader(
 
 
 def test_a_cycle_meets_every_queue_equally_often() -> None:
-    assert set(np.bincount(Workload(1000, 50, 100, 58).picks()).tolist()) == {20}
+    assert set(np.bincount(PutWorkload(1000, 50, 100, 58).picks()).tolist()) == {20}
 
 
 @pytest.mark.parametrize("name", engines.available()[0])
 def test_every_engine_gives_back_what_was_put(name: str, tmp_path: Path) -> None:
     store = engines.open_engine(name, tmp_path / "store", "async", 9)
     expected: dict[int, list[bytes]] = {}
-    for queues, bodies in put_all(Workload(messages=500, queues=9, batch=50, message_bytes=20)):
+    for queues, bodies in put_all(PutWorkload(messages=500, queues=9, batch=50, message_bytes=20)):
         store.put(engines.prepare(name, queues, bodies))
         for queue, body in zip(queues.tolist(), bodies, strict=True):
             expected.setdefault(queue, []).append(body)
@@ -260,5 +260,5 @@ def test_each_case_of_bench_messages_measures_what_its_tables_show(case: str) ->
 
 
 def test_a_remedy_is_printed_with_its_brackets(capsys: pytest.CaptureFixture[str]) -> None:
-    show(Report({}, [], ['RocksDB is missing: pip install "lsmq[bench]"']))
+    show(BenchReport({}, [], ['RocksDB is missing: pip install "lsmq[bench]"']))
     assert capsys.readouterr().out == '- RocksDB is missing: pip install "lsmq[bench]"\n'

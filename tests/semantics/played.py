@@ -10,9 +10,9 @@ from lsmq import Client, Consumer, DelayedMessages, Message, Producer, WorkQueue
 from lsmq._retries import Deadline
 from lsmq.errors import AlreadyDelivered
 from lsmq.messages import due_of_id
-from lsmq_lab.world.cluster import Cluster, Node
+from lsmq_lab.world.cluster import SimulatedCluster, SimulatedNode
 from lsmq_lab.world.machine import world
-from lsmq_lab.world.scheduler import Process
+from lsmq_lab.world.scheduler import SimulatedProcess
 from lsmq_lab.world.uses.use import all_of, read_to
 
 from .model import TOPICS, Later, Model, Row
@@ -32,7 +32,7 @@ _SETTINGS = {"retention_interval_ms": 300}
 class Player:
     """Carries out steps. Each asserts that the cluster did as the model says."""
 
-    def __init__(self, cluster: Cluster, client: Client) -> None:
+    def __init__(self, cluster: SimulatedCluster, client: Client) -> None:
         self.cluster, self.client, self.model = cluster, client, Model()
         self.serial = 0
         self.producers: dict[str, Producer] = {}
@@ -246,7 +246,7 @@ class Player:
         self.cluster.world.scheduler.call_later(after_s, what)
 
     @staticmethod
-    def _set_clock(node: Node, wrong_s: float) -> None:
+    def _set_clock(node: SimulatedNode, wrong_s: float) -> None:
         node.wrong_s = wrong_s
         if node.process is not None:
             node.process.wrong_s = wrong_s
@@ -273,11 +273,11 @@ class Player:
 def play(seed: int, steps: Sequence[Step]) -> None:
     """Play steps in a world of their own. Raises what went wrong."""
     with world(seed, preemption=(0.0, 0.05)[seed % 2]) as made:
-        cluster = Cluster(made, shards=1 + seed % 2, settings=_SETTINGS)
+        cluster = SimulatedCluster(made, shards=1 + seed % 2, settings=_SETTINGS)
         with cluster.installed():
             for node in cluster.nodes:
                 node.start()
-            process: Process = made.process("client", "10.0.2.1", steady_s=9_000.0)
+            process: SimulatedProcess = made.process("client", "10.0.2.1", steady_s=9_000.0)
 
             async def use() -> None:
                 async with Client(cluster.urls) as client:

@@ -12,7 +12,7 @@ from lsmq_coordinator import journal
 from lsmq_node.storage import producers
 from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.segments import SegmentFiles
-from lsmq_node.storage.sequences import Sequences, Verdict
+from lsmq_node.storage.sequences import Sequences, SequenceVerdict
 from replication import bugs as rules
 
 Patch = pytest.MonkeyPatch
@@ -44,8 +44,8 @@ def journal_is_not_synced(patch: Patch) -> None:
 def repeats_are_stored_again(patch: Patch) -> None:
     """As if producers had no sequence numbers."""
 
-    def check(self: Sequences, keys: Any, now_ms: int) -> list[Verdict]:
-        return [Verdict.NEXT] * len(keys)
+    def check(self: Sequences, keys: Any, now_ms: int) -> list[SequenceVerdict]:
+        return [SequenceVerdict.NEXT] * len(keys)
 
     patch.setattr(Sequences, "check", check)
     patch.setattr(Sequences, "repeat", lambda self, key, now_ms: None)

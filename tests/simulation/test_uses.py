@@ -20,7 +20,7 @@ from lsmq_node.storage.key_cleaner import KeyCleaner
 from lsmq_node.storage.shard_time import ShardTime
 from lsmq_node.storage.sieve import Picked
 from lsmq_node.storage.topic_names import TopicNames
-from lsmq_node.workqueue.turns import Turns
+from lsmq_node.workqueue.turns import TenantTurns
 
 Patch = pytest.MonkeyPatch
 
@@ -73,8 +73,8 @@ def nothing_expires(patch: Patch) -> None:
 
 
 def priorities_are_one(patch: Patch) -> None:
-    lane = Turns.lane
-    patch.setattr(Turns, "lane", lambda self, level, tenant: lane(self, 0, tenant))
+    lane = TenantTurns.lane
+    patch.setattr(TenantTurns, "lane", lambda self, level, tenant: lane(self, 0, tenant))
 
 
 BROKEN: dict[str, Callable[[Patch], None]] = {

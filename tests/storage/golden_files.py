@@ -20,19 +20,19 @@ from lsmq_node.storage.dedupe_chain import write_ids
 from lsmq_node.storage.dedupe_file import newest_of
 from lsmq_node.storage.dedupe_layer import ROW
 from lsmq_node.storage.disk import OsDisk
-from lsmq_node.storage.epochs import EpochStart, encode_life
+from lsmq_node.storage.epochs import StoredEpochStart, encode_life
 from lsmq_node.storage.manifest import Manifest, encode_manifest
-from lsmq_node.storage.producers import Stored
+from lsmq_node.storage.producers import StoredBatch
 from lsmq_node.storage.snapshot import SnapshotManifest, encode_snapshot
 from lsmq_node.storage.sorted_records import TOMBSTONE_TOPIC, SortedRecords
 from lsmq_node.storage.sstable import TableMeta, TableWriter
-from lsmq_node.storage.state import ShardState, Topic, TopicOptions
+from lsmq_node.storage.state import ShardState, StoredTopic, TopicOptions
 from lsmq_node.storage.wal import BLOCK_BYTES, Appender, EntryKind, encode_entry_header
 
 GOLDEN = Path(__file__).parent / "golden"
 TIME_MS = 1_700_000_000_000
 SEGMENT_BYTES = 2 * BLOCK_BYTES
-EPOCHS = (EpochStart(1, 0, 21, 2), EpochStart(4, 2_048, 22, 5))
+EPOCHS = (StoredEpochStart(1, 0, 21, 2), StoredEpochStart(4, 2_048, 22, 5))
 INCREMENTS = (IncrementMeta(3, 300, 0, 2_048), IncrementMeta(5, 200, 2_048, 4_096))
 
 
@@ -129,7 +129,7 @@ def manifest() -> bytes:
 
 def checkpoint_state() -> ShardState:
     state = ShardState()
-    state.put_topic(Topic(1, "orders", 16, TopicOptions(retention_ms=3_600_000), TIME_MS), 0, 16)
+    state.put_topic(StoredTopic(1, "orders", 16, TopicOptions(retention_ms=3_600_000), TIME_MS), 0, 16)
     topic = state.topics[1]
     state.land(topic, np.array([1, 2, 7]), np.array([6, 14, 2]))
     state.trim(1, np.array([2], np.uint32), np.array([10]))
@@ -140,7 +140,7 @@ def checkpoint_state() -> ShardState:
     state.documents.put("txn/1", None)
     state.commit_offsets("gone", 1, np.array([7], np.uint32), np.array([1], np.int64), reset=False)
     state.drop_group("gone")
-    state.producers.record(9, Stored(1, 0, 0x01020304, 500, TIME_MS, np.array([0, 1], np.int64)))
+    state.producers.record(9, StoredBatch(1, 0, 0x01020304, 500, TIME_MS, np.array([0, 1], np.int64)))
     state.time_ms = TIME_MS
     return state
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lsmq_node.storage import ShardStore
-from lsmq_node.storage.state import Topic, TopicOptions
+from lsmq_node.storage.state import StoredTopic, TopicOptions
 
 from .harness import Put, batch_of, body, contents, known_deleted, remembered, tiny
 
@@ -27,7 +27,7 @@ class Leader:
         self.epoch = 0
         self.sequence = 0
         self.begin_epoch()
-        self.commit(store.put_topic(Topic(TOPIC, "t", QUEUES, TopicOptions(), 5), 0, QUEUES))
+        self.commit(store.put_topic(StoredTopic(TOPIC, "t", QUEUES, TopicOptions(), 5), 0, QUEUES))
 
     def begin_epoch(self) -> None:
         self.epoch += 2

@@ -32,10 +32,18 @@ from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.documents import encode_changes
 from lsmq_node.storage.epochs import encode_life
 from lsmq_node.storage.keyed_file import KeyedFile
-from lsmq_node.storage.producers import WINDOW, Head, Stored, merge_values, pack_offsets, producer_key, unpack_offsets
-from lsmq_node.storage.state import ShardState, StateChange, Topic, TopicOptions
+from lsmq_node.storage.producers import (
+    WINDOW,
+    Head,
+    StoredBatch,
+    merge_values,
+    pack_offsets,
+    producer_key,
+    unpack_offsets,
+)
+from lsmq_node.storage.state import ShardState, StateChange, StoredTopic, TopicOptions
 from lsmq_node.storage.stats import Counters
-from lsmq_node.storage.wal import Entry, EntryKind
+from lsmq_node.storage.wal import EntryKind, LogEntry
 
 from .harness import known_deleted, profile
 
@@ -93,7 +101,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         self._lsn = 0
         self._time_ms = 0
         self._sent: dict[int, tuple[int, int]] = {}
-        self._answers: dict[tuple[int, int, int], Stored] = {}
+        self._answers: dict[tuple[int, int, int], StoredBatch] = {}
         self._last_ms: dict[int, int] = {}
         self._waiting: list[tuple[StateChange, dict[str, Any]]] = []
         self._metas: list[IncrementMeta] = []
@@ -108,7 +116,7 @@ class CheckpointMachine(RuleBasedStateMachine):
 
     def _apply(self, kind: EntryKind, topic_id: int, body: bytes) -> None:
         begin, self._lsn = self._lsn, self._lsn + 10
-        entry = Entry(begin, self._lsn, kind, len(self._state.epochs), 0, self._time_ms, topic_id, 0, 0, body)
+        entry = LogEntry(begin, self._lsn, kind, len(self._state.epochs), 0, self._time_ms, topic_id, 0, 0, body)
         self._applier.apply_entry(entry)
 
     def _catalog(self, *fields: Any) -> None:
@@ -176,7 +184,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         epoch, sequence = (epoch + 1, 0) if anew else (epoch, sequence)
         self._lsn += 10
         offsets = np.cumsum(np.arange(count) % 7) + producer
-        stored = Stored(epoch, sequence, sequence * 1_000_003 % 2**32, self._lsn, self._time_ms, offsets)
+        stored = StoredBatch(epoch, sequence, sequence * 1_000_003 % 2**32, self._lsn, self._time_ms, offsets)
         self._state.producers.record(producer, stored)
         self._state.time_ms = self._time_ms
         self._sent[producer] = epoch, sequence + 1
@@ -270,15 +278,15 @@ def test_a_chain_stays_short_and_its_increments_are_rewritten_seldom() -> None:
 
 def test_an_increment_holds_what_changed_and_nothing_else(tmp_path: Path) -> None:
     state = ShardState()
-    state.put_topic(Topic(1, "t", 1_000_000, TopicOptions(), 0), 0, 1_000_000)
-    state.put_topic(Topic(2, "u", 16, TopicOptions(), 0), 0, 16)
+    state.put_topic(StoredTopic(1, "t", 1_000_000, TopicOptions(), 0), 0, 1_000_000)
+    state.put_topic(StoredTopic(2, "u", 16, TopicOptions(), 0), 0, 16)
     item = state.topics[1]
     state.land(item, np.arange(1_000_000), np.arange(1_000_000) % 1_000)
     for number in range(2_000):
         state.documents.put(f"d/{number}", bytes(100))
         state.commit_offsets(f"g{number}", 2, np.array([7], np.uint32), np.array([1]), reset=False)
         offsets = np.random.default_rng(number).integers(0, 1 << 40, 1_000)
-        state.producers.record(number + 1, Stored(0, 0, 0, 10, 0, offsets))
+        state.producers.record(number + 1, StoredBatch(0, 0, 0, 10, 0, offsets))
     whole = write_increment(OsDisk(), tmp_path, 1, state.take_change(100))
     state.land(item, np.array([5]), np.array([10_000]))
     little = write_increment(OsDisk(), tmp_path, 2, state.take_change(200))
@@ -301,7 +309,7 @@ def chain(tmp_path: Path) -> list[IncrementMeta]:
     metas = []
     for number in (1, 2, 3):
         state.documents.put("d", b"%d" % number)
-        state.producers.record(9, Stored(0, number - 1, 0, number, 0, np.arange(number)))
+        state.producers.record(9, StoredBatch(0, number - 1, 0, number, 0, np.arange(number)))
         metas.append(write_increment(OsDisk(), tmp_path, number, state.take_change(100 * number)))
     return metas
 

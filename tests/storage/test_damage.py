@@ -15,7 +15,7 @@ from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import QueueStore, ShardStore, StoreOptions
 from lsmq_node.storage.index import IndexPage
 from lsmq_node.storage.sstable import TableMeta
-from lsmq_node.storage.state import Topic, TopicOptions
+from lsmq_node.storage.state import StoredTopic, TopicOptions
 from support.clock import SimClock
 
 from .harness import (
@@ -304,7 +304,7 @@ def test_retention_goes_on_beside_a_damaged_table(store: Store) -> None:
     opened = open_stepped(store.path, store.options, store.disk, SimClock())
     topic = opened.topic("t")
     options = TopicOptions(retention_ms=1)
-    appended = opened.put_topic(Topic(topic.id, "t", topic.queues, options, topic.created_ms), 0, topic.queues)
+    appended = opened.put_topic(StoredTopic(topic.id, "t", topic.queues, options, topic.created_ms), 0, topic.queues)
     opened.wait(appended)
     opened._clock.time_ms += 1_000_000  # type: ignore[attr-defined]
     retain(opened)

@@ -321,9 +321,9 @@ def test_replicas_and_snapshots_know_the_ids(tmp_path: Path) -> None:
 
 
 def _topic() -> object:
-    from lsmq_node.storage.state import Topic
+    from lsmq_node.storage.state import StoredTopic
 
-    return Topic(1, "t", 1, FOREVER)
+    return StoredTopic(1, "t", 1, FOREVER)
 
 
 # -- layers and files ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from lsmq.errors import InvalidRequest
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.storage import TopicOptions
 from lsmq_node.storage.lapses import BLOCK
-from lsmq_node.storage.losses import Why
+from lsmq_node.storage.losses import LossReason
 
 from .harness import flush, merge, profile, read_queue
 from .test_expiry import Shard
@@ -75,7 +75,7 @@ def test_what_expires_is_kept_by_merges_until_it_is_moved(shard: Moving) -> None
     shard.reopen()
     shard.move()
     assert len(shard.moved()) == 1_600
-    assert shard.store.retention.usage(shard.topic).gone == {Why.LAPSED: 1_600}
+    assert shard.store.retention.usage(shard.topic).gone == {LossReason.LAPSED: 1_600}
     shard.store.trim(shard.target, 0, 1_600)
     shard.store.commit()
     flush(shard.store)
@@ -111,7 +111,7 @@ def test_retention_waits_for_what_has_expired_and_goes_on_when_it_is_moved(shard
     assert shard.store._maintenance._retain()
     assert shard.store.bounds(shard.topic, 0) == (3, 3)
     assert shard.moved() == [b"expires"]
-    assert shard.store.retention.usage(shard.topic).gone == {Why.EXPIRED: 2, Why.LAPSED: 1}
+    assert shard.store.retention.usage(shard.topic).gone == {LossReason.EXPIRED: 2, LossReason.LAPSED: 1}
 
 
 def test_the_oldest_make_room_in_a_queue_only_when_what_has_expired_among_them_is_moved(tmp_path: Path) -> None:
@@ -131,12 +131,12 @@ def test_log_starts_that_move_by_themselves_wait_for_it_and_go_on(shard: Moving)
     shard.put((0, b"first", 0), (0, b"expires", 1_000), (0, b"last", 0), (1, b"other", 0))
     shard.after(1_500)
     queues, offsets, whole = shard.store.lapses.held_back(
-        shard.topic, np.array((1, 0), np.uint32), np.array((1, 3), np.int64), Why.CONSUMED
+        shard.topic, np.array((1, 0), np.uint32), np.array((1, 3), np.int64), LossReason.CONSUMED
     )
     assert (queues.tolist(), offsets.tolist(), whole) == ([1, 0], [1, 1], False)
     shard.move()
     _, offsets, whole = shard.store.lapses.held_back(
-        shard.topic, np.array((0,), np.uint32), np.array((3,), np.int64), Why.CONSUMED
+        shard.topic, np.array((0,), np.uint32), np.array((3,), np.int64), LossReason.CONSUMED
     )
     assert (offsets.tolist(), whole) == ([3], True)
     assert shard.moved() == [b"expires"]
@@ -191,7 +191,7 @@ def test_what_is_over_the_limit_of_a_queue_is_moved_and_nothing_else(tmp_path: P
     assert shard.store._maintenance._retain()
     assert (shard.bodies(), shard.bodies(1)) == ([b"4", b"5"], [b"other"])
     assert sorted(shard.moved()) == [b"1", b"2", b"3"]
-    assert shard.store.retention.usage(shard.topic).gone == {Why.OVERFLOW: 3}
+    assert shard.store.retention.usage(shard.topic).gone == {LossReason.OVERFLOW: 3}
     flush(shard.store)
     shard.reopen()
     assert sorted(shard.moved()) == [b"1", b"2", b"3"]
@@ -211,7 +211,7 @@ def test_what_is_over_the_limit_of_a_topic_is_moved_and_what_has_expired_goes_it
     assert sorted(left + shard.moved()) == [b"%d" % number for number in range(6)]
     assert set(left) <= {b"4", b"5"} and left
     gone = shard.store.retention.usage(shard.topic).gone
-    assert gone == {Why.LAPSED: 1, Why.OVERFLOW: 5 - len(left)}
+    assert gone == {LossReason.LAPSED: 1, LossReason.OVERFLOW: 5 - len(left)}
 
 
 @pytest.mark.parametrize("overflow", ["refuse", "drop_newest"])

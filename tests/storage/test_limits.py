@@ -14,7 +14,7 @@ from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.delayed.deliveries import moved
 from lsmq_node.storage import TopicOptions
 from lsmq_node.storage.delayed import BEGIN, DUE, LAST_DUE_MS
-from lsmq_node.storage.losses import Why
+from lsmq_node.storage.losses import LossReason
 from lsmq_node.storage.producers import BROKER_PRODUCERS
 from lsmq_node.storage.retention import Retention
 from lsmq_node.storage.shares import Holding, Rest, allowed_share, kept_share
@@ -61,12 +61,12 @@ def test_a_queue_keeps_its_newest_messages_and_the_rest_is_counted(bench: Bench)
     send(bench, topic.id, 7, 1)
     retain(bench.store)
     assert bounds(bench, topic.id, 7, 8) == [(3, 6), (0, 2)]
-    assert gone(bench, topic.id) == {Why.EXPIRED: 3}
+    assert gone(bench, topic.id) == {LossReason.EXPIRED: 3}
     bench.reopen()
-    assert (bounds(bench, topic.id, 7), gone(bench, topic.id)) == ([(3, 6)], {Why.EXPIRED: 3})
+    assert (bounds(bench, topic.id, 7), gone(bench, topic.id)) == ([(3, 6)], {LossReason.EXPIRED: 3})
     flush(bench.store)
     bench.reopen()
-    assert gone(bench, topic.id) == {Why.EXPIRED: 3}
+    assert gone(bench, topic.id) == {LossReason.EXPIRED: 3}
 
 
 @pytest.mark.parametrize("flushed", [False, True])
@@ -238,9 +238,9 @@ def test_the_oldest_of_a_queue_make_room_at_once_and_every_replica_knows(bench: 
     )
     put(bench.store, topic.id, *[(1, b"%d" % number) for number in range(8)])
     assert list(bodies(bench.store, topic.id, 1).values()) == [b"5", b"6", b"7"]
-    assert gone(bench, topic.id) == {Why.OVERFLOW: 2 + 1 + 5}
+    assert gone(bench, topic.id) == {LossReason.OVERFLOW: 2 + 1 + 5}
     bench.reopen()
-    assert gone(bench, topic.id) == {Why.OVERFLOW: 8}
+    assert gone(bench, topic.id) == {LossReason.OVERFLOW: 8}
     assert list(bodies(bench.store, topic.id, 1)) == [5, 6, 7]
 
 
@@ -254,7 +254,7 @@ def test_a_queue_that_is_over_a_new_limit_is_shortened_though_nobody_writes_to_i
         bench.store.alter_topic("t", options)
         retain(bench.store)
         assert bounds(bench, topic.id, 0, 1) == [(begins, 5), (begins, 5)]
-    assert gone(bench, topic.id) == {Why.OVERFLOW: 8}
+    assert gone(bench, topic.id) == {LossReason.OVERFLOW: 8}
 
 
 @pytest.mark.parametrize("option", ["max_messages", "max_bytes"])
@@ -267,10 +267,10 @@ def test_the_oldest_of_a_topic_make_room_in_the_background(bench: Bench, option:
     retain(bench.store)
     assert bench.store.retention.is_watchful
     left = [found for queue in range(3) for found in bodies(bench.store, topic.id, queue)]
-    assert (len(left), gone(bench, topic.id)) == (20, {Why.OVERFLOW: 10})
+    assert (len(left), gone(bench, topic.id)) == (20, {LossReason.OVERFLOW: 10})
     assert bench.store.earliest_offsets(topic.id).tolist() == [4, 3, 3], "whichever queue they lie in"
     retain(bench.store)
-    assert gone(bench, topic.id) == {Why.OVERFLOW: 10}
+    assert gone(bench, topic.id) == {LossReason.OVERFLOW: 10}
 
 
 def test_what_expires_in_a_round_is_not_dropped_for_the_limit_as_well(bench: Bench) -> None:
@@ -281,7 +281,7 @@ def test_what_expires_in_a_round_is_not_dropped_for_the_limit_as_well(bench: Ben
     send(bench, topic.id, 0, 10)
     bench.clock.time_ms += 10
     retain(bench.store)
-    assert (bounds(bench, topic.id, 0), gone(bench, topic.id)) == ([(30, 40)], {Why.EXPIRED: 30})
+    assert (bounds(bench, topic.id, 0), gone(bench, topic.id)) == ([(30, 40)], {LossReason.EXPIRED: 30})
 
 
 def test_shares_of_limits() -> None:
@@ -335,7 +335,7 @@ def test_what_all_groups_have_committed_goes(bench: Bench) -> None:
     bench.store.retention.rest = None
     retain(bench.store)
     assert bounds(bench, topic.id, 0, 1, 2) == [(5, 5)] * 3
-    assert gone(bench, topic.id) == {Why.CONSUMED: 15}
+    assert gone(bench, topic.id) == {LossReason.CONSUMED: 15}
 
 
 def test_a_group_of_another_shard_is_waited_for(bench: Bench) -> None:
@@ -372,7 +372,7 @@ def test_on_a_disk_nearly_full_the_oldest_of_yielding_topics_go_but_for_what_a_g
     assert bounds(bench, read.id, 0) == [(4, 10)], "its group has not read the rest"
     (start, _), *_ = bounds(bench, old.id, 0)
     assert 2 <= start <= 8
-    assert gone(bench, read.id) == {Why.DISK: 4} and gone(bench, kept.id) == {}
+    assert gone(bench, read.id) == {LossReason.DISK: 4} and gone(bench, kept.id) == {}
 
 
 def test_what_a_transaction_has_decided_is_stored_though_there_is_no_room(bench: Bench) -> None:
@@ -441,7 +441,7 @@ def test_what_finds_no_room_in_its_queue_is_dropped_counted_and_remembered(bench
     assert offsets_of(bench, topic.id, (0, b"e"), (0, b"f"), (1, b"g")) == [2, -1, -1]
     bench.reopen()
     assert [bodies(bench.store, topic.id, queue) for queue in (0, 1)] == [{1: b"b", 2: b"e"}, {0: b"x", 1: b"y"}]
-    assert gone(bench, topic.id) == {Why.OVERFLOW: 6}
+    assert gone(bench, topic.id) == {LossReason.OVERFLOW: 6}
     assert bench.store.retention.usage(topic.id).refused == 0
 
 
@@ -480,7 +480,7 @@ def test_a_repeat_by_its_id_needs_no_room_and_what_was_dropped_is_not_remembered
     bench.reopen()
     bench.store.wait(bench.store.trim(topic.id, 0, 1))
     assert send_ids("c", "d", "a") == [2, -1, 0]
-    assert gone(bench, topic.id) == {Why.OVERFLOW: 3}
+    assert gone(bench, topic.id) == {LossReason.OVERFLOW: 3}
 
 
 # Dropping by rank
@@ -513,7 +513,7 @@ def test_of_a_full_queue_the_lowest_in_rank_go(bench: Bench, flushed: bool, dead
     kept = [3, none, 5, 2]
     assert list(bodies(bench.store, topic.id, 0).values()) == [b"%d" % rank for rank in kept]
     assert [sorted(bodies(bench.store, topic.id, queue)) for queue in (1, 2)] == [[0, 1, 2, 3], [1, 2, 3, 4]]
-    assert gone(bench, topic.id) == {Why.OVERFLOW: 3}
+    assert gone(bench, topic.id) == {LossReason.OVERFLOW: 3}
     retain(bench.store)
     ranked(bench, topic.id, 0, 4, 8, deadlines=deadlines)
     bench.reopen()
@@ -524,7 +524,7 @@ def test_of_a_full_queue_the_lowest_in_rank_go(bench: Bench, flushed: bool, dead
         flush(bench.store)
         merge(bench.store)
         bench.reopen()
-    assert gone(bench, topic.id) == {Why.OVERFLOW: 5}
+    assert gone(bench, topic.id) == {LossReason.OVERFLOW: 5}
 
 
 def test_a_long_queue_comes_down_to_a_new_limit_and_keeps_the_highest(
@@ -539,7 +539,7 @@ def test_a_long_queue_comes_down_to_a_new_limit_and_keeps_the_highest(
     for _ in range(60):
         retain(bench.store)
     assert sorted(bodies(bench.store, topic.id, 0).values()) == [b"95", b"96", b"97", b"98", b"99"]
-    assert gone(bench, topic.id) == {Why.OVERFLOW: 85}
+    assert gone(bench, topic.id) == {LossReason.OVERFLOW: 85}
 
 
 def test_dropping_by_rank_has_its_limits() -> None:

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from lsmq.errors import QuotaExceeded
 from lsmq_node.storage import TopicOptions
-from lsmq_node.storage.losses import Why
+from lsmq_node.storage.losses import LossReason
 from lsmq_node.storage.shard_time import GAP_MS
 
 from .harness import abandon, flush, merge, profile, put, retain
@@ -52,10 +52,10 @@ class Limits(RuleBasedStateMachine):
         abandon(self.bench.store)
         self.directory.cleanup()
 
-    def lose(self, queue: int, start: int, why: Why) -> None:
+    def lose(self, queue: int, start: int, why: LossReason) -> None:
         start = min(start, len(self.queues[queue]))
         if start > self.starts[queue]:
-            if why is not Why.ASKED:
+            if why is not LossReason.ASKED:
                 self.gone[why] = self.gone.get(why, 0) + start - self.starts[queue]
             self.starts[queue] = start
 
@@ -78,7 +78,7 @@ class Limits(RuleBasedStateMachine):
         for queue in sent:
             self.queues[queue].append(self.stamped_ms)
         for queue in set(sent) if most is not None and not refuses else ():
-            self.lose(queue, len(self.queues[queue]) - most, Why.OVERFLOW)  # type: ignore[operator]
+            self.lose(queue, len(self.queues[queue]) - most, LossReason.OVERFLOW)  # type: ignore[operator]
 
     @rule(minutes=st.integers(0, 4), milliseconds=st.sampled_from([0, 0, 1]))
     def wait(self, minutes: int, milliseconds: int) -> None:
@@ -116,7 +116,7 @@ class Limits(RuleBasedStateMachine):
         store = self.bench.store
         queues, offsets, messages = store.starts_after(self.topic_id, range(queue, queue + 1), before_ms=before_ms)
         held = self.held(queue)
-        self.lose(queue, sum(stored < before_ms for stored in self.queues[queue]), Why.ASKED)
+        self.lose(queue, sum(stored < before_ms for stored in self.queues[queue]), LossReason.ASKED)
         assert messages == held - self.held(queue)
         if len(queues):
             store.wait(store.trim(self.topic_id, queues, offsets))
@@ -127,12 +127,12 @@ class Limits(RuleBasedStateMachine):
         for queue, stored in enumerate(self.queues):
             if age is not None:
                 before_ms = self.bench.clock.time_ms - age
-                self.lose(queue, sum(each < before_ms for each in stored), Why.EXPIRED)
+                self.lose(queue, sum(each < before_ms for each in stored), LossReason.EXPIRED)
             if newest is not None:
-                self.lose(queue, len(stored) - newest, Why.EXPIRED)
+                self.lose(queue, len(stored) - newest, LossReason.EXPIRED)
             if self.options.delete_consumed and self.committed:
                 floor = min(known.get(queue, 0) for known in self.committed.values())
-                self.lose(queue, floor, Why.CONSUMED)
+                self.lose(queue, floor, LossReason.CONSUMED)
 
     @rule()
     def flush(self) -> None:

@@ -16,7 +16,7 @@ from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import locate
 from lsmq_node.storage.block import Block
 from lsmq_node.storage.disk import OsFile
-from lsmq_node.storage.point_reads import PLACE_BYTES, PLACE_LIMIT, Place, Places
+from lsmq_node.storage.point_reads import PLACE_BYTES, PLACE_LIMIT, BlockPlace, Places
 
 from .harness import abandon, body, flush, open_stepped, profile, put, small
 
@@ -123,7 +123,7 @@ def test_places_are_bounded_and_may_be_noted_by_many_threads_at_once() -> None:
     def note(first: int) -> None:
         try:
             for key in range(first, first + 30_000):
-                places.note(key, Place(block, 0, key, key + 1))
+                places.note(key, BlockPlace(block, 0, key, key + 1))
                 found = places.get(key, key)
                 assert found is None or found.first == key
         except BaseException as error:
@@ -145,6 +145,6 @@ def test_places_are_bounded_and_may_be_noted_by_many_threads_at_once() -> None:
 
 def test_a_place_in_a_large_block_is_not_remembered() -> None:
     places = Places()
-    places.note(1, Place(mock.Mock(spec=Block, memory_bytes=PLACE_BYTES + 1), 0, 0, 9))
+    places.note(1, BlockPlace(mock.Mock(spec=Block, memory_bytes=PLACE_BYTES + 1), 0, 0, 9))
     assert len(places) == 0
     assert places.get(1, 0) is None

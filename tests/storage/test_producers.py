@@ -26,7 +26,7 @@ from lsmq.errors import (
 from lsmq.record_batch import BatchBuilder, Codec, RecordBatch
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import Appended, ShardStore
-from lsmq_node.storage.producers import Stored
+from lsmq_node.storage.producers import StoredBatch
 from support.clock import SimClock
 
 from .harness import (
@@ -165,7 +165,7 @@ def test_a_producer_costs_two_bytes_of_memory_once_it_is_flushed(tmp_path: Path,
     producers = store._state.producers
     count = 30_000
     for number in range(count):
-        answer = Stored(0, 0, number, number, 0, np.array([number], np.int64))
+        answer = StoredBatch(0, 0, number, number, 0, np.array([number], np.int64))
         producers.record((number + 1) * 0x9E3779B97F4A7C15 % 2**63, answer)
     change = store._state.take_change(10)
     meta, file = store._tables.checkpoint.write(change)

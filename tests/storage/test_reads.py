@@ -17,7 +17,7 @@ from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.storage import FileRange, QueueStore, ShardStore, many_reads, point_reads
 from lsmq_node.storage.queries import Queries
 from lsmq_node.storage.ranges import RangeReader
-from lsmq_node.storage.state import Topic
+from lsmq_node.storage.state import StoredTopic
 
 from .harness import TINY, body, flush, merge, no_threads, open_stepped, profile, put, small_parts, tiny
 
@@ -186,7 +186,7 @@ def replica(tmp_path: Path) -> Iterator[ShardStore]:
     """A leader with two committed messages in each of two queues, and one more in each that is written only."""
     with ShardStore.open(tmp_path / "s", tiny(), replicated=True) as store:
         store.replica.begin_epoch(1, 7, 1)
-        store.put_topic(Topic(1, "t", 2), 0, 2)
+        store.put_topic(StoredTopic(1, "t", 2), 0, 2)
         store.replica.advance(store.replica.write())
         write(store, b"one")
         store.replica.advance(write(store, b"two"))

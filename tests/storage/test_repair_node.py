@@ -13,7 +13,7 @@ from lsmq.cli import main
 from lsmq.errors import DataDirectoryLocked
 from lsmq.queue_names import SLOTS, queue_slot
 from lsmq.record_batch import BatchBuilder, RecordBatch
-from lsmq_node.broker.catalog import Catalog
+from lsmq_node.broker.catalog import NodeCatalog
 from lsmq_node.broker.layout import NodeFile, shard_directory
 from lsmq_node.broker.placement import slots_of
 from lsmq_node.broker.repair import repair_directory
@@ -28,13 +28,13 @@ QUEUES = 9
 
 
 @contextmanager
-def opened(data: Path) -> Iterator[tuple[Catalog, list[ShardStore]]]:
+def opened(data: Path) -> Iterator[tuple[NodeCatalog, list[ShardStore]]]:
     """The shards and the catalog, as a node of its own opens them."""
     with ExitStack() as stores:
         found = [
             stores.enter_context(open_stepped(shard_directory(data, number), options())) for number in range(SHARDS)
         ]
-        catalog = Catalog(found)
+        catalog = NodeCatalog(found)
         catalog.complete()
         yield catalog, found
 

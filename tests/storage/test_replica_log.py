@@ -18,7 +18,7 @@ from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.dump import dump_checkpoint, dump_wal
 from lsmq_node.storage.failures import may_pass
-from lsmq_node.storage.state import Topic
+from lsmq_node.storage.state import StoredTopic
 from lsmq_node.storage.wal import segment_name
 from lsmq_node.storage.wal_reader import LogFloor
 from support.waiting import eventually
@@ -48,7 +48,7 @@ def lead(store: ShardStore, epoch: int) -> None:
 
 def make_topic(store: ShardStore) -> int:
     """On a leader that is its own in-sync set: what is durable is committed."""
-    appended = store.put_topic(Topic(1, "t", QUEUES), 0, QUEUES)
+    appended = store.put_topic(StoredTopic(1, "t", QUEUES), 0, QUEUES)
     store.replica.advance(store.replica.write())
     assert appended.lsn <= store.committed_lsn
     return 1

@@ -22,7 +22,7 @@ from lsmq.errors import (
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.dump import dump_manifest, dump_snapshot
-from lsmq_node.storage.epochs import EpochStart
+from lsmq_node.storage.epochs import StoredEpochStart
 from lsmq_node.storage.snapshot import SnapshotManifest, decode_snapshot, encode_snapshot
 from lsmq_node.storage.snapshot_install import install
 from lsmq_node.storage.snapshot_target import SnapshotTarget
@@ -125,7 +125,7 @@ def test_a_checkpoint_of_another_snapshot_is_refused(leader: Leader, tmp_path: P
     with leader.store.export_snapshot() as export:
         known = export.snapshot.manifest.checkpoint
         checkpoint = export.snapshot.files[len(known) - 1]
-        mixed = SnapshotManifest(export.snapshot.manifest, (EpochStart(77, known[-1].first_lsn, 7, 1),))
+        mixed = SnapshotManifest(export.snapshot.manifest, (StoredEpochStart(77, known[-1].first_lsn, 7, 1),))
         target = SnapshotTarget(tmp_path / "target", mixed)
         target.write(checkpoint.name, 0, export.read(checkpoint.name, 0, checkpoint.size_bytes))
         with pytest.raises(CorruptFile, match="another snapshot"):

@@ -28,7 +28,7 @@ from lsmq_node.storage import Appended, QueueStore, ShardStore, StoreOptions, To
 from lsmq_node.storage import lock as lock_module
 from lsmq_node.storage import options as options_module
 from lsmq_node.storage.queue_writer import MESSAGES
-from lsmq_node.storage.state import Topic
+from lsmq_node.storage.state import StoredTopic
 from support.clock import SimClock
 
 from .harness import (
@@ -281,7 +281,7 @@ def test_on_a_replica_what_waits_for_the_others_counts_too(tmp_path: Path, disk:
     with no_threads():
         store = ShardStore.open(tmp_path / "s", tiny(max_waiting_bytes=64 * 1024), disk=disk, replicated=True)
     store.replica.begin_epoch(1, 7, 1)
-    store.put_topic(Topic(1, "t", 1), 0, 1)
+    store.put_topic(StoredTopic(1, "t", 1), 0, 1)
     store.replica.advance(store.replica.write())
     with pytest.raises(StoreBusy, match="other replicas"):
         for _ in range(100):

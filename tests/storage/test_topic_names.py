@@ -23,7 +23,7 @@ from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import Appended, NamesBehind, ShardStore, Slots, TopicNames, TopicOptions, recent_names
 from lsmq_node.storage import name_listing as listings
 from lsmq_node.storage import topic_names as names_module
-from lsmq_node.storage.name_log import Change, Changes, decode, encode, offsets_of, with_offsets
+from lsmq_node.storage.name_log import NameChange, NameChanges, decode, encode, offsets_of, with_offsets
 from lsmq_node.storage.name_order import sorted_order
 from lsmq_node.storage.renumber import with_queues
 from lsmq_node.storage.state import NAMES_TOPIC
@@ -447,12 +447,12 @@ def test_changes_are_written_as_their_page_says() -> None:
     put_line, forget_line = [bytes.fromhex(line) for line in page.split("```")[1].split("\n")[1:3]]
     text, one = np.frombuffer(b"inbox" + bytes(16), np.uint8), np.zeros(1, np.int64)
     five, slot = np.array((5,), np.uint32), np.array((queue_slot("inbox"),), np.uint16)
-    (batch,) = encode(Changes(Change.PUT, five, slot, text, one, one + 5), 1 << 20, 10)
+    (batch,) = encode(NameChanges(NameChange.PUT, five, slot, text, one, one + 5), 1 << 20, 10)
     assert bytes(batch.payload) == put_line
-    (batch,) = encode(with_offsets(Change.FORGET, five, np.array((700,))), 1 << 20, 10)
+    (batch,) = encode(with_offsets(NameChange.FORGET, five, np.array((700,))), 1 << 20, 10)
     assert bytes(batch.payload) == forget_line
     found = list(decode(put_line + forget_line, np.array((len(put_line), len(forget_line)))))
-    assert [(each.kind, each.numbers.tolist()) for each in found] == [(Change.PUT, [5]), (Change.FORGET, [5])]
+    assert [(each.kind, each.numbers.tolist()) for each in found] == [(NameChange.PUT, [5]), (NameChange.FORGET, [5])]
     assert offsets_of(found[1]).tolist() == [700]
 
 
@@ -460,8 +460,8 @@ def test_names_that_are_more_than_a_batch_holds_go_into_several() -> None:
     raw = [b"%05d" % at for at in range(100)]
     lengths = np.full(100, 5, np.int64)
     text = np.frombuffer(b"".join(raw) + bytes(16), np.uint8)
-    changes = Changes(
-        Change.PUT,
+    changes = NameChanges(
+        NameChange.PUT,
         np.arange(100, dtype=np.uint32),
         np.zeros(100, np.uint16),
         text,

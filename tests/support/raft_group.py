@@ -24,7 +24,7 @@ from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.control_http import ControlHttp
 from lsmq_coordinator.control_routes import control_routes
 from lsmq_coordinator.death import DeathNotice, Sentinel
-from lsmq_coordinator.election import Progress
+from lsmq_coordinator.election import ReplicaProgress
 from lsmq_coordinator.founding import founding_command
 from lsmq_coordinator.joining import join
 from lsmq_coordinator.overseer import Overseer, OverseerTiming
@@ -242,10 +242,10 @@ async def serve(arguments: dict[str, Any]) -> None:
         application.add_routes(control_routes(raft, overseer, secret))
         await raft.start()
 
-    def progress() -> dict[int, Progress]:
+    def progress() -> dict[int, ReplicaProgress]:
         """All replicas here work, and have whatever their leaders have."""
         shards = client.state.replicas_on(node)
-        return {shard.id: Progress(shard.epoch, 0, 1, 1) for shard in shards}
+        return {shard.id: ReplicaProgress(shard.epoch, 0, 1, 1) for shard in shards}
 
     client = ControlClient(node, voter_urls, secret, raft=raft, overseer=overseer, progress=progress)
 

@@ -18,7 +18,7 @@ from lsmq_coordinator.raft_kept import Restore
 from lsmq_coordinator.raft_messages import Message, pack, unpack
 from lsmq_coordinator.raft_outbox import SaveEntry, SaveSnapshot, SaveState, Write
 from lsmq_coordinator.raft_records import MAGIC, encode_snapshot, encode_synced, encode_write, replay
-from lsmq_coordinator.raft_terms import Entry, HardState, RaftTiming, Role, Snapshot
+from lsmq_coordinator.raft_terms import HardState, RaftEntry, RaftRole, RaftTiming, Snapshot
 
 FIRST = MAGIC + encode_write(SaveState(HardState()), 0)
 
@@ -235,7 +235,7 @@ class Group:
             core.leading.offer(voter.applied, term, msgpack.packb(voter.commands))
         self.check(voter)
 
-    def _apply(self, voter: SimVoter, item: Entry | Restore) -> None:
+    def _apply(self, voter: SimVoter, item: RaftEntry | Restore) -> None:
         if isinstance(item, Restore):
             voter.commands, voter.applied = list(msgpack.unpackb(item.content)), item.index
             return
@@ -302,7 +302,7 @@ class Group:
         """Election safety, leader completeness, log matching, state machine safety. The last one is in ``_apply``."""
         core = voter.core
         assert core is not None
-        if core.role is Role.LEADER:
+        if core.role is RaftRole.LEADER:
             leader = self.leaders.setdefault(core.term, voter.name)
             assert leader == voter.name, f"seed {self.seed}: {leader} and {voter.name} lead term {core.term}"
             if self.leaders and core.term == max(self.leaders):

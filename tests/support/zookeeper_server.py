@@ -9,7 +9,7 @@ from typing import Any
 from kazoo.client import KazooClient
 
 from lsmq_coordinator.authority import Authority
-from lsmq_lab.local_cluster.zookeeper_server import Peer, ZooKeeperServer
+from lsmq_lab.local_cluster.zookeeper_server import EnsembleMember, ZooKeeperServer
 
 from .ports import free_ports
 
@@ -20,7 +20,7 @@ class SecureZooKeeper(ZooKeeperServer):
 
     def __init__(self, directory: Path, authority: Authority, tick_ms: int = 200) -> None:
         *ports, self.secure_port = free_ports(4)
-        super().__init__(directory, Peer(1, *ports), tick_ms=tick_ms)
+        super().__init__(directory, EnsembleMember(1, *ports), tick_ms=tick_ms)
         self._authority = authority
         authority.issue("zookeeper", ["localhost"])
         self._pem = authority.directory / "zookeeper.pem"
@@ -51,7 +51,7 @@ class ZooKeeperEnsemble:
 
     def __init__(self, directory: Path, count: int = 1, tick_ms: int = 200) -> None:
         ports = iter(free_ports(3 * count))
-        peers = [Peer(id, *taken) for id, taken in enumerate(zip(ports, ports, ports, strict=True), 1)]
+        peers = [EnsembleMember(id, *taken) for id, taken in enumerate(zip(ports, ports, ports, strict=True), 1)]
         self.servers = [
             ZooKeeperServer(directory / f"zookeeper-{peer.id}", peer, peers, tick_ms=tick_ms) for peer in peers
         ]

@@ -19,11 +19,11 @@ from lsmq.errors import (
 )
 from lsmq.record_batch import BatchBuilder, Column, RecordBatch
 from lsmq_node.machines import with_producer
-from lsmq_node.transactions import Part, State, Transaction
+from lsmq_node.transactions import TransactionPart, TransactionRecord, TransactionState
 from lsmq_node.transactions import book as limits
-from lsmq_node.transactions.book import Book
+from lsmq_node.transactions.book import TransactionBook
 from lsmq_node.transactions.lanes import last_numbers, producer_of
-from lsmq_node.transactions.records import Plan, split_key
+from lsmq_node.transactions.records import BookChange, split_key
 
 MINUTE_MS = 60_000
 
@@ -33,11 +33,11 @@ class Played:
 
     def __init__(self) -> None:
         self.documents: dict[str, bytes] = {}
-        self.book = Book()
+        self.book = TransactionBook()
         self.now = 0.0
         self.wall_ms = 1_000_000
 
-    def put(self, plan: Plan) -> Plan:
+    def put(self, plan: BookChange) -> BookChange:
         lanes = {shard: lane.next for shard, lane in self.book.lanes.items()}
         for key, value in plan.documents(lanes).items():
             if value is None:
@@ -52,14 +52,14 @@ class Played:
             self.put(self.book.join(("g", member), session_ms, "", checks=checks, now=self.now))
 
     def begin(self, member: str = "m", number: int = 1, shards: tuple[int, ...] = (0,), sequence: int = 0) -> str:
-        transaction = Transaction(
+        transaction = TransactionRecord(
             "g", f"{member}-{number}", member, "", "s" if sequence else "", f"{number}", self.wall_ms, 30_000, 30_000, 2
         )
-        part = Part(b"part", {"t": len(shards)}, dict.fromkeys(shards, 1))
+        part = TransactionPart(b"part", {"t": len(shards)}, dict.fromkeys(shards, 1))
         self.put(self.book.begin(transaction, number, part, sequence))
         return transaction.id
 
-    def decide(self, id: str, state: State, by: str = "m") -> None:
+    def decide(self, id: str, state: TransactionState, by: str = "m") -> None:
         self.put(self.book.decide(("g", id), state, by, self.wall_ms))
 
     def state(self, id: str) -> str:
@@ -71,9 +71,9 @@ class Played:
             member: [each.id for each in self.book.take_asked(("g", member))] for _, member in list(self.book.asked)
         }
 
-    def again(self) -> Book:
+    def again(self) -> TransactionBook:
         """What another leader reads."""
-        book = Book()
+        book = TransactionBook()
         book.load(sorted(self.documents.items()), self.now)
         return book
 
@@ -87,7 +87,7 @@ def played() -> Played:
 
 def test_documents_say_everything(played: Played) -> None:
     opened, committed = played.begin(), played.begin(number=2, shards=(0, 3))
-    played.decide(committed, State.COMMITTED)
+    played.decide(committed, TransactionState.COMMITTED)
     played.put(played.book.take("g", "s", "m", 0))
     again = played.again()
     for name in ("transactions", "members", "sequences"):
@@ -110,7 +110,7 @@ def test_a_damaged_document_is_named(played: Played) -> None:
 def test_a_plan_that_was_not_put_has_changed_nothing(played: Played) -> None:
     id = played.begin()
     before = played.again()
-    played.book.decide(("g", id), State.COMMITTED, "m", 0)
+    played.book.decide(("g", id), TransactionState.COMMITTED, "m", 0)
     played.book.take("g", "s", "m", 0)
     played.book.leave(("g", "m"))
     assert played.book.transactions == before.transactions and played.book.members == before.members
@@ -119,8 +119,8 @@ def test_a_plan_that_was_not_put_has_changed_nothing(played: Played) -> None:
 
 def test_numbers_of_deliveries_follow_decisions(played: Played) -> None:
     first, second = played.begin(number=1, shards=(0, 1)), played.begin(number=2, shards=(1, 2))
-    played.decide(second, State.COMMITTED)
-    played.decide(first, State.COMMITTED)
+    played.decide(second, TransactionState.COMMITTED)
+    played.decide(first, TransactionState.COMMITTED)
     assert [each.id for _, each in played.book.to_deliver(1, 10, 1_000)] == [second, first]
     played.put(played.book.delivered(1, [("g", second)]))
     assert played.book.transactions["g", second].waiting == {2: 1}
@@ -133,17 +133,17 @@ def test_numbers_of_deliveries_follow_decisions(played: Played) -> None:
 
 def test_a_request_holds_what_fits_and_at_least_one(played: Played) -> None:
     for number in range(1, 6):
-        played.decide(played.begin(number=number), State.COMMITTED)
+        played.decide(played.begin(number=number), TransactionState.COMMITTED)
     assert [first for first, _ in played.book.to_deliver(0, 3, 1_000)] == [1, 2, 3]
     assert [first for first, _ in played.book.to_deliver(0, 3, 1)] == [1]
 
 
 def test_a_rollback_drops_its_messages(played: Played) -> None:
     id = played.begin()
-    played.decide(id, State.ROLLED_BACK)
+    played.decide(id, TransactionState.ROLLED_BACK)
     assert not [key for key in played.documents if key.startswith("transaction-part/")]
     with pytest.raises(TransactionDecided):
-        played.decide(id, State.COMMITTED)
+        played.decide(id, TransactionState.COMMITTED)
 
 
 def test_silence_is_asked_about_and_ends(played: Played) -> None:
@@ -163,7 +163,7 @@ def test_silence_is_asked_about_and_ends(played: Played) -> None:
 def test_more_messages_are_no_silence(played: Played) -> None:
     id = played.begin()
     played.now = 20
-    played.put(played.book.add(("g", id), 1, Part(b"", {"t": 1}, {0: 1})))
+    played.put(played.book.add(("g", id), 1, TransactionPart(b"", {"t": 1}, {0: 1})))
     played.now = 40
     assert played.asked() == {}
 
@@ -215,7 +215,7 @@ def test_a_session_ends_in_silence(played: Played) -> None:
 
 
 def test_a_number_begins_once(played: Played) -> None:
-    played.decide(played.begin(number=3), State.ROLLED_BACK)
+    played.decide(played.begin(number=3), TransactionState.ROLLED_BACK)
     played.wall_ms += limits.REMEMBER_MS
     played.put(played.book.forget(played.wall_ms))
     with pytest.raises(UnknownTransaction):
@@ -231,7 +231,7 @@ def test_a_number_begins_once(played: Played) -> None:
 def test_finished_ones_are_forgotten_in_time(played: Played) -> None:
     ids = [played.begin(number=number) for number in range(1, 5)]
     for id in ids[:3]:
-        played.decide(id, State.ROLLED_BACK)
+        played.decide(id, TransactionState.ROLLED_BACK)
         played.wall_ms += MINUTE_MS
     assert not played.book.forget(played.wall_ms)
     played.put(played.book.forget(played.wall_ms + limits.REMEMBER_MS - 2 * MINUTE_MS))
@@ -250,7 +250,7 @@ def test_limits(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TooManyTransactions) as raised:
         played.begin(number=2)
     assert raised.value.retriable
-    played.decide("m-1", State.COMMITTED)
+    played.decide("m-1", TransactionState.COMMITTED)
     with pytest.raises(TooManyTransactions):
         played.begin(number=2)
     played.put(played.book.delivered(0, [("g", "m-1")]))
@@ -258,9 +258,9 @@ def test_limits(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     assert played.book.held_bytes == played.again().held_bytes == len(b"part")
     played.book.max_held_bytes = 7
     with pytest.raises(DocumentsFull) as full:
-        played.book.add(("g", "m-2"), 1, Part(b"part", {"t": 1}, {0: 1}))
+        played.book.add(("g", "m-2"), 1, TransactionPart(b"part", {"t": 1}, {0: 1}))
     assert full.value.retriable
-    played.decide("m-2", State.ROLLED_BACK)
+    played.decide("m-2", TransactionState.ROLLED_BACK)
     assert played.book.held_bytes == 0
     monkeypatch.setattr(limits, "MAX_SEQUENCES", 1)
     played.put(played.book.take("g", "one", "m", 0))
@@ -272,7 +272,7 @@ def test_limits(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_sequence_moves_with_commits_whoever_makes_them(played: Played) -> None:
     played.put(played.book.take("g", "s", "m", 0))
     id = played.begin(number=1, sequence=1)
-    played.decide(id, State.COMMITTED, by="n")
+    played.decide(id, TransactionState.COMMITTED, by="n")
     assert played.book.sequences["g", "s"].position == "1"
     half = played.begin(number=2, sequence=1)
     plan = played.put(played.book.take("g", "s", "n", 0))

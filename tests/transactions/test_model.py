@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lsmq_node.transactions import State, Transaction
+from lsmq_node.transactions import TransactionRecord, TransactionState
 
 from .world import GROUP, SHARDS, Coordinator, Target, World
 
@@ -40,9 +40,9 @@ def test_a_coordinator_that_lost_what_it_had_decided_loses_nothing_that_comes_af
     world.coordinator.put(world.coordinator.book.join((GROUP, "new"), 5_000, "", checks=True, now=0))
     for number in (1, 2, 3):
         id = f"new-{number}"
-        transaction = Transaction(GROUP, id, "new", "", "", "", 0, 1_000, 1_000, 2)
+        transaction = TransactionRecord(GROUP, id, "new", "", "", "", 0, 1_000, 1_000, 2)
         world.coordinator.put(world.coordinator.book.begin(transaction, number, world.part(id, 0)))
-        world.coordinator.put(world.coordinator.book.decide((GROUP, id), State.COMMITTED, "new", 0))
+        world.coordinator.put(world.coordinator.book.decide((GROUP, id), TransactionState.COMMITTED, "new", 0))
     wanted = dict.fromkeys(SHARDS, 0)
     for number in (1, 2, 3):
         for shard, count in world.coordinator.book.transactions[GROUP, f"new-{number}"].batches.items():
@@ -59,10 +59,10 @@ def test_a_torn_delivery_is_known_to_the_next_leader() -> None:
     coordinator = world.coordinator
     coordinator.put(coordinator.book.join((GROUP, "m0"), 5_000, "", checks=True, now=0))
     world.rng.seed(3)
-    transaction = Transaction(GROUP, "m0-1", "m0", "", "", "", 0, 1_000, 1_000, 2)
+    transaction = TransactionRecord(GROUP, "m0-1", "m0", "", "", "", 0, 1_000, 1_000, 2)
     part = world.part("m0-1", 0)
     coordinator.put(coordinator.book.begin(transaction, 1, part))
-    coordinator.put(coordinator.book.decide((GROUP, "m0-1"), State.COMMITTED, "m0", 0))
+    coordinator.put(coordinator.book.decide((GROUP, "m0-1"), TransactionState.COMMITTED, "m0", 0))
     shard = next(iter(part.batches))
     coordinator.send(shard)
     target = world.targets[shard]

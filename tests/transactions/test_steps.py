@@ -27,7 +27,7 @@ from lsmq.record_batch import BatchBuilder, Codec
 from lsmq_node.api.app import make_app
 from lsmq_node.config import NodeConfig
 from lsmq_node.node import running_node
-from lsmq_node.transactions import Delivery, TransactionService
+from lsmq_node.transactions import TransactionDelivery, TransactionService
 from lsmq_node.transactions.delivery import MAX_NUMBER
 
 Session = TestClient[aiohttp.web.Request, aiohttp.web.Application]
@@ -99,7 +99,7 @@ def crashed(data: Path, test: Test) -> Path:
     return copy
 
 
-async def never(shard: int, delivery: Delivery) -> int:
+async def never(shard: int, delivery: TransactionDelivery) -> int:
     raise NotEnoughReplicas("nobody is there", sent=False)
 
 
@@ -125,7 +125,7 @@ def test_what_is_decided_is_delivered_after_a_crash(tmp_path: Path, reached: int
         receive = service.receive
         have: set[int] = set()
 
-        async def some(shard: int, delivery: Delivery) -> int:
+        async def some(shard: int, delivery: TransactionDelivery) -> int:
             if shard < reached:
                 await receive(shard, delivery)
                 have.add(shard)
@@ -159,7 +159,7 @@ def test_an_answer_that_was_lost_costs_no_copy(tmp_path: Path, failure: LsmqErro
         coordinator = await service.coordinator("g")
         send, lost = coordinator._send, set()
 
-        async def lose_the_first(shard: int, delivery: Delivery) -> int:
+        async def lose_the_first(shard: int, delivery: TransactionDelivery) -> int:
             dropped = await send(shard, delivery)
             if shard not in lost:
                 lost.add(shard)

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lsmq.errors import DeliveriesAhead, LsmqError, TransactionDecided, UnknownProducerMember, UnknownTransaction
-from lsmq_node.transactions import Delivery, Part, State, Transaction
-from lsmq_node.transactions.book import Book
+from lsmq_node.transactions import TransactionDelivery, TransactionPart, TransactionRecord, TransactionState
+from lsmq_node.transactions.book import TransactionBook
 from lsmq_node.transactions.lanes import LANE, fresh_batches, lane_key, last_numbers, producer_of
-from lsmq_node.transactions.records import Plan, decode_part, encode_part, part_key
+from lsmq_node.transactions.records import BookChange, decode_part, encode_part, part_key
 
 GROUP = "g"
 COORDINATOR = 0
@@ -72,10 +72,10 @@ class Coordinator:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.book = Book()
+        self.book = TransactionBook()
         self.book.load(sorted(world.log.documents.items()), world.now)
 
-    def put(self, plan: Plan) -> None:
+    def put(self, plan: BookChange) -> None:
         assert self.world.coordinator is self, "the store refuses others"
         if plan:
             lanes = {shard: lane.next for shard, lane in self.book.lanes.items()}
@@ -98,12 +98,12 @@ class Coordinator:
                 if item[0] == shard
             ]
             batches += [(first + at, topic_id, topic, body) for at, (_, topic_id, topic, body) in enumerate(own)]
-        delivery = Delivery(COORDINATOR, lane.limit, batches)
+        delivery = TransactionDelivery(COORDINATOR, lane.limit, batches)
         lane.limit = max(lane.limit, batches[-1][0])  # Whatever becomes of it.
         keys = [transaction.key for _, transaction in work]
         self.world.bag.append(lambda: self._arrive(shard, delivery, keys))
 
-    def _arrive(self, shard: int, delivery: Delivery, keys: list[tuple[str, str]]) -> None:
+    def _arrive(self, shard: int, delivery: TransactionDelivery, keys: list[tuple[str, str]]) -> None:
         target = self.world.targets[shard]
         try:
             target.receive(delivery)
@@ -126,7 +126,7 @@ class Target:
             log.line.append(behind)
             log.commit()
 
-    def receive(self, delivery: Delivery) -> None:
+    def receive(self, delivery: TransactionDelivery) -> None:
         fresh = fresh_batches(self.number, self.last.get(COORDINATOR, 0), delivery)
         if fresh:
             for number, _, _, body in fresh:
@@ -147,7 +147,7 @@ class World:
         self.may_lose = False
         self.numbers: Counter[str] = Counter()
         self.begun: dict[str, list[tuple[int, bytes]]] = {}  # by id: shard and body of each batch
-        self.answered: dict[str, State] = {}  # what clients were told
+        self.answered: dict[str, TransactionState] = {}  # what clients were told
         self.forgotten: set[str] = set()
 
     # What may happen
@@ -189,14 +189,14 @@ class World:
         if self.rng.random() < 0.8:
             arrive()
 
-    def part(self, id: str, number: int) -> Part:
+    def part(self, id: str, number: int) -> TransactionPart:
         items = []
         batches: Counter[int] = Counter()
         for shard in self.rng.sample(SHARDS, self.rng.randint(1, 3)):
             body = f"{id} {number} {shard}".encode()
             items.append((shard, 1, "t", body))
             batches[shard] += 1
-        return Part(encode_part(items), {"t": len(items)}, batches)
+        return TransactionPart(encode_part(items), {"t": len(items)}, batches)
 
     def begin(self) -> None:
         member = f"m{self.rng.randrange(3)}"
@@ -204,7 +204,7 @@ class World:
         number = self.numbers[member]
         id = f"{member}-{number}"
         part = self.part(id, 0)
-        transaction = Transaction(GROUP, id, member, "", "", "", 0, 1_000, 1_000, 2)
+        transaction = TransactionRecord(GROUP, id, member, "", "", "", 0, 1_000, 1_000, 2)
         self.begun[id] = []
 
         def work(at: Coordinator) -> None:
@@ -227,7 +227,7 @@ class World:
         id = self.some()
         if id is None:
             return
-        state = self.rng.choice((State.COMMITTED, State.COMMITTED, State.ROLLED_BACK))
+        state = self.rng.choice((TransactionState.COMMITTED, TransactionState.COMMITTED, TransactionState.ROLLED_BACK))
 
         def work(at: Coordinator) -> None:
             at.put(at.book.decide((GROUP, id), state, "somebody", 0))
@@ -278,7 +278,7 @@ class World:
             for body in self.visible(shard):
                 id = body.decode().split(" ")[0]
                 stored = self.log.documents[f"transaction/{GROUP}/{id}"]
-                assert Transaction.decode(stored, id).state == State.COMMITTED, body
+                assert TransactionRecord.decode(stored, id).state == TransactionState.COMMITTED, body
 
     def heal(self) -> None:
         """No more faults: everything that is decided is delivered."""
@@ -298,7 +298,7 @@ class World:
         """What is committed is everywhere once; nothing else is anywhere."""
         self.fail_over()
         self.heal()
-        book = Book()
+        book = TransactionBook()
         book.load(sorted(self.log.documents.items()), self.now)
         assert not any(key.startswith("transaction-part/") for key in self.log.documents) or any(
             each.is_open for each in book.transactions.values()
@@ -312,7 +312,7 @@ class World:
             wanted = {
                 id: transaction.batches[shard]
                 for (_, id), transaction in book.transactions.items()
-                if transaction.state == State.COMMITTED and shard in transaction.batches
+                if transaction.state == TransactionState.COMMITTED and shard in transaction.batches
             }
             assert found == wanted
             for id in found:

@@ -12,11 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from lsmq_node.workqueue import chunks as chunks_module
 from lsmq_node.workqueue import open_messages as open_messages_module
-from lsmq_node.workqueue.chunks import Chunk
-from lsmq_node.workqueue.ledger import Ledger
-from lsmq_node.workqueue.receipts import Receipt
-from lsmq_node.workqueue.settings import FairBy, Order, Settings
-from lsmq_node.workqueue.tasks import Changes, State
+from lsmq_node.workqueue.chunks import SettledChunk
+from lsmq_node.workqueue.ledger import WorkLedger
+from lsmq_node.workqueue.receipts import DeliveryReceipt
+from lsmq_node.workqueue.settings import FairBy, Order, WorkSettings
+from lsmq_node.workqueue.tasks import DeliveryState, WorkChanges
 
 QUEUES = 2
 KEYS = 4
@@ -24,7 +24,7 @@ CHUNK_OFFSETS = 8  # so that a few messages are several chunks
 MAX_BLOCKED = 12  # so that queues stall
 _TRUE_COST = open_messages_module.LANE_COST
 _TRUE = chunks_module.CHUNK_OFFSETS, open_messages_module.MAX_BLOCKED
-SETTINGS = Settings(max_deliveries=4, retry_first_ms=50, retry_max_ms=400, order=Order.KEY)
+SETTINGS = WorkSettings(max_deliveries=4, retry_first_ms=50, retry_max_ms=400, order=Order.KEY)
 Place = tuple[int, int]
 
 
@@ -35,7 +35,7 @@ class Durable:
     cursors: dict[int, int] = field(default_factory=dict)
     documents: dict[tuple[int, int], bytes] = field(default_factory=dict)
 
-    def store(self, changes: Changes, *, documents: bool = True) -> None:
+    def store(self, changes: WorkChanges, *, documents: bool = True) -> None:
         self.cursors.update(zip(changes.queues, changes.cursors, strict=True))
         if documents:
             for key, body in changes.documents.items():
@@ -44,9 +44,9 @@ class Durable:
                 else:
                     self.documents[key] = body
 
-    def chunks(self, queue: int) -> dict[int, Chunk]:
+    def chunks(self, queue: int) -> dict[int, SettledChunk]:
         return {
-            number: Chunk.decode(body, number, "chunk")
+            number: SettledChunk.decode(body, number, "chunk")
             for (owner, number), body in self.documents.items()
             if owner == queue
         }
@@ -62,7 +62,7 @@ class Durable:
 class Held:
     """A delivery as its consumer knows it."""
 
-    receipt: Receipt
+    receipt: DeliveryReceipt
     until: int
     leader: int
     over: bool = False
@@ -91,9 +91,9 @@ class KeyOrderMachine(RuleBasedStateMachine):
         self.done: set[Place] = set()
         self.ledger = self.load()
 
-    def load(self) -> Ledger:
+    def load(self) -> WorkLedger:
         self.leader += 1
-        ledger = Ledger(self.SETTINGS, self.leader, self.start_of, lambda queue: len(self.keys[queue]))
+        ledger = WorkLedger(self.SETTINGS, self.leader, self.start_of, lambda queue: len(self.keys[queue]))
         for queue in range(QUEUES):
             if chunks := self.durable.chunks(queue):
                 ledger.load(queue, self.start_of(queue), chunks, self.now)
@@ -135,7 +135,7 @@ class KeyOrderMachine(RuleBasedStateMachine):
                 count += 1
         return count
 
-    def deliver(self, receipt: Receipt) -> None:
+    def deliver(self, receipt: DeliveryReceipt) -> None:
         queue, offset = place = receipt.queue, receipt.offset
         assert not self.durable.is_settled(queue, offset) and place not in self.settling, "settled, and comes again"
         before = self.last.get(place)
@@ -232,7 +232,7 @@ class KeyOrderMachine(RuleBasedStateMachine):
     def counts_add_up(self) -> None:
         ledger = self.ledger
         assert all(count >= 0 for count in ledger.states.values())
-        assert ledger.states[State.TAKEN] == 0
+        assert ledger.states[DeliveryState.TAKEN] == 0
         assert 0 <= ledger.blocked + ledger.lined <= MAX_BLOCKED
         windows = list(ledger._windows.values())
         assert ledger.blocked + ledger.lined == sum(window.blocked for window in windows)
@@ -308,7 +308,7 @@ class TurnsMachine(KeyOrderMachine):
         states = [
             (task.tenant, task.state) for window in self.ledger._windows.values() for task in window.open.values()
         ]
-        flying = Counter(tenant for tenant, state in states if state in (State.IN_FLIGHT, State.TAKEN))
+        flying = Counter(tenant for tenant, state in states if state in (DeliveryState.IN_FLIGHT, DeliveryState.TAKEN))
         assert flying == +self.ledger._flying, "those in flight are counted"
 
     def teardown(self) -> None:
@@ -322,9 +322,9 @@ TurnsMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=4
 TestTurns = TurnsMachine.TestCase
 
 
-def look_at(ledger: Ledger, keys: list[int], limit: int, size: int = 1_000) -> list[Receipt]:
+def look_at(ledger: WorkLedger, keys: list[int], limit: int, size: int = 1_000) -> list[DeliveryReceipt]:
     """Look ahead as a pop does, until ``limit`` were delivered or all was looked at."""
-    receipts: list[Receipt] = []
+    receipts: list[DeliveryReceipt] = []
     while len(receipts) < limit and (first := ledger.next_of(0)) < len(keys) and not ledger.is_stalled(0):
         end = min(len(keys), first + size)
         tasks = ledger.line_up(0, range(first, end), keys[first:end], end, limit - len(receipts), 0)
@@ -334,7 +334,7 @@ def look_at(ledger: Ledger, keys: list[int], limit: int, size: int = 1_000) -> l
 
 def test_a_key_with_a_hundred_thousand_waiting_takes_ten_bytes_each_and_delays_no_other() -> None:
     keys = [1] * 100_000 + list(range(2, 1_002))
-    ledger = Ledger(Settings(order=Order.KEY), 1, lambda queue: 0, lambda queue: len(keys))
+    ledger = WorkLedger(WorkSettings(order=Order.KEY), 1, lambda queue: 0, lambda queue: len(keys))
     receipts = look_at(ledger, keys, 1_001)
     assert [receipt.offset for receipt in receipts] == [0, *range(100_000, 101_000)]
     assert (ledger.open_count, ledger.blocked) == (1_001, 99_999)
@@ -348,7 +348,7 @@ def test_a_key_with_a_hundred_thousand_waiting_takes_ten_bytes_each_and_delays_n
 def test_releasing_one_of_a_long_line_costs_the_same_wherever_it_is() -> None:
     """Counted in steps of the interpreter, as a scan of what waits would show."""
     keys = [1] * 20_000
-    ledger = Ledger(Settings(order=Order.KEY), 1, lambda queue: 0, lambda queue: len(keys))
+    ledger = WorkLedger(WorkSettings(order=Order.KEY), 1, lambda queue: 0, lambda queue: len(keys))
     (receipt,) = look_at(ledger, keys, 1, 20_000) or look_at(ledger, keys, 1)
     costs = []
     look_at(ledger, keys, 1)
@@ -378,7 +378,7 @@ def test_a_queue_at_its_bound_looks_no_further_until_some_of_it_is_settled_and_o
     ends = {0: 100, 1: 100}
     bound, open_messages_module.MAX_BLOCKED = open_messages_module.MAX_BLOCKED, 20
     try:
-        ledger = Ledger(Settings(order=Order.KEY), 1, lambda queue: 0, ends.__getitem__)
+        ledger = WorkLedger(WorkSettings(order=Order.KEY), 1, lambda queue: 0, ends.__getitem__)
         (stuck,) = look_at(ledger, [1] * 100, 5)
         assert ledger.is_stalled(0) and ledger.blocked == 10, "half of what there is room for"
         tasks = ledger.line_up(1, range(5), range(1, 6), 5, 10, 0)

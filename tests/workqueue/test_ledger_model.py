@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from lsmq_node.workqueue import chunks as chunks_module
-from lsmq_node.workqueue.chunks import Chunk
-from lsmq_node.workqueue.ledger import Ledger
-from lsmq_node.workqueue.receipts import Receipt
-from lsmq_node.workqueue.settings import Settings
-from lsmq_node.workqueue.tasks import Refusal, State
+from lsmq_node.workqueue.chunks import SettledChunk
+from lsmq_node.workqueue.ledger import WorkLedger
+from lsmq_node.workqueue.receipts import DeliveryReceipt
+from lsmq_node.workqueue.settings import WorkSettings
+from lsmq_node.workqueue.tasks import DeliveryState, Refusal
 
 QUEUES = 3
 CHUNK_OFFSETS = 8  # so that a few messages are several chunks
 _TRUE_CHUNK_OFFSETS = chunks_module.CHUNK_OFFSETS
-SETTINGS = Settings(max_deliveries=4, retry_first_ms=50, retry_max_ms=400)
+SETTINGS = WorkSettings(max_deliveries=4, retry_first_ms=50, retry_max_ms=400)
 Place = tuple[int, int]
 
 
@@ -35,7 +35,7 @@ class Durable:
 class Issued:
     """A delivery as its consumer knows it. ``until``: hidden from others, as long as the leader is the same."""
 
-    receipt: Receipt
+    receipt: DeliveryReceipt
     leader: int
     until: int
     over: bool = False
@@ -65,13 +65,13 @@ class WorkQueueMachine(RuleBasedStateMachine):
         self.failing: dict[Place, int] = {}
         self.ledger = self.load()
 
-    def load(self) -> Ledger:
+    def load(self) -> WorkLedger:
         self.leader += 1
         durable = self.durable
-        ledger = Ledger(SETTINGS, self.leader, lambda queue: durable.cursors.get(queue, 0), self.ends.__getitem__)
+        ledger = WorkLedger(SETTINGS, self.leader, lambda queue: durable.cursors.get(queue, 0), self.ends.__getitem__)
         for queue in range(QUEUES):
             chunks = {
-                number: Chunk.decode(body, number, "chunk")
+                number: SettledChunk.decode(body, number, "chunk")
                 for (owner, number), body in durable.documents.items()
                 if owner == queue
             }
@@ -114,7 +114,7 @@ class WorkQueueMachine(RuleBasedStateMachine):
                 assert receipt.offset == offset
                 self.deliver(receipt)
 
-    def deliver(self, receipt: Receipt) -> None:
+    def deliver(self, receipt: DeliveryReceipt) -> None:
         place = receipt.queue, receipt.offset
         assert place not in self.acked | self.settling | self.dead, "what was settled comes again"
         other = self.holders.get(place)
@@ -233,7 +233,7 @@ class WorkQueueMachine(RuleBasedStateMachine):
     @invariant()
     def counts_add_up(self) -> None:
         assert all(count >= 0 for count in self.ledger.states.values())
-        assert self.ledger.states[State.TAKEN] == 0
+        assert self.ledger.states[DeliveryState.TAKEN] == 0
 
     def teardown(self) -> None:
         """In the end every message was acknowledged, is dead, or comes (again)."""
@@ -274,7 +274,7 @@ TestWorkQueue = WorkQueueMachine.TestCase
 
 def test_a_stubborn_message_costs_nothing_as_others_pass_it() -> None:
     ends = [100_000]
-    ledger = Ledger(SETTINGS, 1, lambda queue: 0, lambda queue: ends[0])
+    ledger = WorkLedger(SETTINGS, 1, lambda queue: 0, lambda queue: ends[0])
     now, written = 0, 0
     for first in range(0, 100_000, 1_000):
         receipts = ledger.deliver_fresh(0, range(first, first + 1_000), first + 1_000, now, 10_000)
@@ -290,14 +290,14 @@ def test_a_stubborn_message_costs_nothing_as_others_pass_it() -> None:
 
 
 def test_a_message_that_was_read_twice_is_delivered_once() -> None:
-    ledger = Ledger(SETTINGS, 1, lambda queue: 0, lambda queue: 3)
+    ledger = WorkLedger(SETTINGS, 1, lambda queue: 0, lambda queue: 3)
     receipts = ledger.deliver_fresh(0, [0, 1, 0, 1, 2], 3, 0, 1_000)
     assert [receipt and receipt.offset for receipt in receipts] == [0, 1, None, None, 2]
     assert ledger.open_count == 3
 
 
 def test_timers_of_settled_messages_do_not_pile_up() -> None:
-    ledger = Ledger(Settings(), 1, lambda queue: 0, lambda queue: 10**9)
+    ledger = WorkLedger(WorkSettings(), 1, lambda queue: 0, lambda queue: 10**9)
     for offset in itertools.count(step=100):
         if offset > 60_000:
             break

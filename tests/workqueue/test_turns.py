@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lsmq_node.workqueue import waiting_queues
-from lsmq_node.workqueue.chunks import Chunk
-from lsmq_node.workqueue.ledger import Ledger
-from lsmq_node.workqueue.pace import Pace
-from lsmq_node.workqueue.receipts import Receipt
-from lsmq_node.workqueue.settings import FairBy, Order, Settings
-from lsmq_node.workqueue.turns import Turns
+from lsmq_node.workqueue.chunks import SettledChunk
+from lsmq_node.workqueue.ledger import WorkLedger
+from lsmq_node.workqueue.pace import TenantPace
+from lsmq_node.workqueue.receipts import DeliveryReceipt
+from lsmq_node.workqueue.settings import FairBy, Order, WorkSettings
+from lsmq_node.workqueue.turns import TenantTurns
 from lsmq_node.workqueue.waiting_queues import WaitingQueues, quotas
 
 TENANTS = st.integers(0, 5)
@@ -24,7 +24,7 @@ MESSAGES = st.lists(st.tuples(TENANTS, st.integers(0, 3)), max_size=60)
 POPS = st.lists(st.integers(1, 9), min_size=1, max_size=30)
 
 
-def taken(turns: Turns, limit: int) -> list[tuple[int, int, int]]:
+def taken(turns: TenantTurns, limit: int) -> list[tuple[int, int, int]]:
     """Level, tenant and number of messages that are places."""
     found = []
     for lane, item, _ in turns.take(limit):
@@ -38,7 +38,7 @@ def test_shares_follow_weights_however_large_requests_are(
     weights: dict[int, int], backlogs: list[int], pops: list[int]
 ) -> None:
     """In any stretch in which all have messages, nobody is further from its share than one turn."""
-    turns = Turns(weights)
+    turns = TenantTurns(weights)
     for tenant, backlog in enumerate(backlogs):
         for number in range(backlog):
             turns.lane(0, tenant).add(0, number)
@@ -57,7 +57,7 @@ def test_shares_follow_weights_however_large_requests_are(
 def test_the_highest_comes_first_and_of_one_level_whoever_waits(
     messages: list[tuple[int, int]], pops: list[int]
 ) -> None:
-    turns = Turns({})
+    turns = TenantTurns({})
     model: dict[tuple[int, int], deque[int]] = {}
     for number, (tenant, level) in enumerate(messages):
         turns.lane(level, tenant).add(0, number)
@@ -151,13 +151,13 @@ def test_however_few_are_remembered_all_have_their_turns_alike(monkeypatch: pyte
     assert max(served.values()) - min(served.values()) <= 2
 
 
-def a_ledger(keys: list[int], levels: list[int] | None = None, **given_: object) -> Ledger:
-    ledger = Ledger(Settings(**given_), 1, lambda queue: 0, lambda queue: len(keys))  # type: ignore[arg-type]
+def a_ledger(keys: list[int], levels: list[int] | None = None, **given_: object) -> WorkLedger:
+    ledger = WorkLedger(WorkSettings(**given_), 1, lambda queue: 0, lambda queue: len(keys))  # type: ignore[arg-type]
     ledger.look_at(0, range(len(keys)), keys, levels or [0] * len(keys), len(keys), 0)
     return ledger
 
 
-def pop(ledger: Ledger, limit: int) -> list[Receipt]:
+def pop(ledger: WorkLedger, limit: int) -> list[DeliveryReceipt]:
     found = [ledger.deliver(task, 0, 60_000) for task in ledger.take_ready(limit)]
     return [receipt for receipt in found if receipt is not None]
 
@@ -219,7 +219,7 @@ def test_nobody_goes_faster_than_it_may_and_nobody_waits_for_longer(rate: float,
 @pytest.mark.parametrize("in_ring", [False, True])
 def test_each_delivery_of_a_key_counts_once_for_the_rate(in_ring: bool) -> None:
     """What is released by the one before it is taken twice: when its turn comes, and when it is asked for."""
-    ledger = Ledger(Settings(order=Order.KEY, max_rate_per=10), 1, lambda queue: 0, lambda queue: 1_000)
+    ledger = WorkLedger(WorkSettings(order=Order.KEY, max_rate_per=10), 1, lambda queue: 0, lambda queue: 1_000)
     key = 7 if in_ring else 0
     delivered = 0
     for now in range(1_000_000, 1_020_000, 20):
@@ -247,7 +247,7 @@ def test_messages_that_are_gone_count_for_no_rate() -> None:
 
 
 def test_pace_is_kept_of_those_only_that_went_lately() -> None:
-    pace = Pace(10)
+    pace = TenantPace(10)
     for tenant in range(100_000):
         pace.spend(tenant, tenant)
     assert len(pace._full_at) < 2_100
@@ -293,8 +293,8 @@ def test_what_waits_long_passes_what_is_higher(
     for _, _, passed_ms in sent:
         now += passed_ms
         times.append(now)
-    ledger = Ledger(
-        Settings(order=Order.PRIORITY, priority_ageing_ms=ageing_ms), 1, lambda queue: 0, lambda queue: len(keys)
+    ledger = WorkLedger(
+        WorkSettings(order=Order.PRIORITY, priority_ageing_ms=ageing_ms), 1, lambda queue: 0, lambda queue: len(keys)
     )
     ledger.look_at(0, range(len(keys)), keys, levels, len(keys), 0, times)
     found = [receipt.offset for limit in pops for receipt in pop(ledger, limit)]
@@ -309,8 +309,8 @@ def test_after_a_change_of_leaders_priorities_are_known_again_and_receipts_count
     assert [one.offset, two.offset] == [1, 3]
     assert first.nack(one, 0, delay_ms=0) is None
     changes = first.take_changes()
-    chunks = {number: Chunk.decode(body, number, "c") for (_, number), body in changes.documents.items() if body}
-    second = Ledger(Settings(order=Order.PRIORITY), 2, lambda queue: 0, lambda queue: len(keys))
+    chunks = {number: SettledChunk.decode(body, number, "c") for (_, number), body in changes.documents.items() if body}
+    second = WorkLedger(WorkSettings(order=Order.PRIORITY), 2, lambda queue: 0, lambda queue: len(keys))
     second.load(0, 0, chunks, 0)
     assert second.ack(two, 0) is None
     second.look_at(0, range(6), keys, levels, 6, 0)

@@ -22,7 +22,7 @@ _TITLES = {
 }
 
 
-class Report:
+class FindingsReport:
     """Findings as they come: printed at once for scripts, the first of each kind kept for people."""
 
     def __init__(self, print_one: Callable[[Any], None] | None) -> None:

@@ -14,7 +14,7 @@ from lsmq.topics import Offsets
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ResetTarget:
     """Exactly one of its fields is set.
 
     Attributes:
@@ -38,7 +38,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class OffsetMove:
     """One queue's offset before and after. ``committed`` is None where there is none; ``name``: where it has one."""
 
     queue: int
@@ -68,13 +68,13 @@ class Move:
         }
 
 
-def summed(moves: Sequence[Move]) -> tuple[int, int]:
+def summed(moves: Sequence[OffsetMove]) -> tuple[int, int]:
     """How many messages are read again, and how many skipped; deleted ones count."""
     changes = [move.lag_change for move in moves]
     return sum(max(change, 0) for change in changes), sum(max(-change, 0) for change in changes)
 
 
-def moves(target: Target, bounds: Offsets, committed: dict[int, int]) -> list[Move]:
+def moves(target: ResetTarget, bounds: Offsets, committed: dict[int, int]) -> list[OffsetMove]:
     """What changes. A queue that holds nothing and has no committed offset is left alone."""
     found = []
     times: Sequence[int] = bounds.at_time or [0] * len(bounds)
@@ -92,13 +92,13 @@ def moves(target: Target, bounds: Offsets, committed: dict[int, int]) -> list[Mo
             wanted = target.offset or 0
         to = min(max(wanted, earliest), latest)
         if to != before and (latest > 0 or before is not None):
-            found.append(Move(queue, earliest, latest, before, to))
+            found.append(OffsetMove(queue, earliest, latest, before, to))
     return found
 
 
 async def plan(
-    client: Client, group: str, topic: str, queues: Sequence[int] | None, names: Sequence[str], target: Target
-) -> list[Move]:
+    client: Client, group: str, topic: str, queues: Sequence[int] | None, names: Sequence[str], target: ResetTarget
+) -> list[OffsetMove]:
     """Ask for what is needed, and work it out. ``names`` are of a named topic, and ``queues`` of any other."""
     committed = await client.committed_offsets(group, topic)
     if not (await client.topic(topic)).named:

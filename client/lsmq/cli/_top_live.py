@@ -16,13 +16,13 @@ from rich.live import Live
 from rich.text import Text
 
 from lsmq.cli._top_screen import ORDERS, screen
-from lsmq.cli._top_watch import Watch, looks
+from lsmq.cli._top_watch import ClusterWatch, looks
 
 
 class LiveScreen:
     """One for each run of the command, in its event loop."""
 
-    def __init__(self, watch: Watch, interval_s: float, order: str) -> None:
+    def __init__(self, watch: ClusterWatch, interval_s: float, order: str) -> None:
         self._watch = watch
         self._interval_s = interval_s
         self._order = order

@@ -89,7 +89,7 @@ class Look:
         }
 
 
-class Watch:
+class ClusterWatch:
     """Looks at all nodes, again and again: three requests a node each time, and one more."""
 
     def __init__(self, client: Client, timeout_s: float) -> None:
@@ -191,7 +191,7 @@ def _groups(busy: Sequence[Mapping[str, Any]]) -> list[GroupLook]:
     return sorted(looks, key=lambda look: (-look.lag, look.group, look.topic))
 
 
-async def looks(watch: Watch, interval_s: float) -> AsyncIterator[Look]:
+async def looks(watch: ClusterWatch, interval_s: float) -> AsyncIterator[Look]:
     """A look at the end of each interval; intervals that a look took longer than are left out."""
     due = runtime.monotonic()
     while True:

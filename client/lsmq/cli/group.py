@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from lsmq import Client
-from lsmq.cli._reset import Move, Target, plan, summed
+from lsmq.cli._reset import OffsetMove, ResetTarget, plan, summed
 from lsmq.cli.options import QUEUES, TIME, TOPIC, asks_a_node, asks_first, json_option, url_option, with_client
 from lsmq.cli.render import counted, print_fields, print_json, print_table
 from lsmq.cli.work_queue import configure
@@ -298,9 +298,9 @@ def reset(
     """
     if to_earliest and to_latest:
         raise click.UsageError("--to-earliest and --to-latest: say one of the two")
-    target = Target(to_offset, to_time, "earliest" if to_earliest else "latest" if to_latest else None, shift)
+    target = ResetTarget(to_offset, to_time, "earliest" if to_earliest else "latest" if to_latest else None, shift)
 
-    async def look(client: Client) -> tuple[list[Move], int]:
+    async def look(client: Client) -> tuple[list[OffsetMove], int]:
         found = None if new else await _known(client, name)
         return await plan(client, name, topic, queues, names, target), found.members if found else 0
 
@@ -328,7 +328,7 @@ def reset(
     click.echo(f"{counted(len(moves), 'offset')} of group {name} set", err=True)
 
 
-def _show_moves(moves: Sequence[Move]) -> None:
+def _show_moves(moves: Sequence[OffsetMove]) -> None:
     print_table(
         ["queue", "earliest", "latest", "committed", "to", "lag"],
         [

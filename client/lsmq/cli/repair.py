@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from lsmq.cli._findings import Report
+from lsmq.cli._findings import FindingsReport
 from lsmq.cli._node import need_node, private_files
 from lsmq.cli.options import json_option
 from lsmq.cli.render import counted, print_json, progress, size_text
@@ -32,7 +32,7 @@ def repair(context: click.Context, directory: Path, out: Path | None, as_json: b
     with need_node("lsmq repair"):
         module: Any = importlib.import_module("lsmq_node.broker.repair")
         findings: Any = importlib.import_module("lsmq_node.storage.repair")
-    report = Report(print_json if as_json else None)
+    report = FindingsReport(print_json if as_json else None)
     with private_files(), ExitStack() as shown:
 
         def begin(total: int) -> Callable[[int], None]:

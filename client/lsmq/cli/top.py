@@ -8,7 +8,7 @@ import click
 
 from lsmq import Client
 from lsmq._health import SILENCE_S
-from lsmq.cli._top_watch import Look, Watch, looks
+from lsmq.cli._top_watch import ClusterWatch, Look, looks
 from lsmq.cli.options import DURATION, json_option, url_option, with_client
 from lsmq.cli.render import print_json
 
@@ -53,7 +53,7 @@ def top(interval_ms: int, order: str, once: bool, as_json: bool, url: str, deadl
     interval_s = interval_ms / 1000
 
     async def work(client: Client) -> None:
-        watch = Watch(client, min(interval_s, SILENCE_S))
+        watch = ClusterWatch(client, min(interval_s, SILENCE_S))
         if as_json:
             print_json((await watch.look()).to_dict())
             if not once:

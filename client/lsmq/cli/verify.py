@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from lsmq.cli._findings import Report
+from lsmq.cli._findings import FindingsReport
 from lsmq.cli._node import need_node
 from lsmq.cli.options import json_option, url_option, with_client
 from lsmq.cli.render import counted, print_json, progress
@@ -37,7 +37,7 @@ def verify(
         module: Any = importlib.import_module("lsmq_node.backups.check")
         findings: Any = importlib.import_module("lsmq_node.storage.repair")
     of_data = place is not None and "://" not in place and not module.is_repository(Path(place))
-    report = Report(print_json if as_json else None)
+    report = FindingsReport(print_json if as_json else None)
 
     def tell(found: Any) -> None:
         report.add(findings.as_dict(found))

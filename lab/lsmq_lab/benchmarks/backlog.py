@@ -28,7 +28,18 @@ from ..local_cluster import LocalCluster, found_plan
 from .callable import CallableBench
 from .environment import cpu_seconds, describe, environment, pin
 from .isolate import run_case, scratch
-from .report import QUICK, BenchFailed, Option, Progress, Report, Table, percentile_ms, ratio, ratio_text, spreads
+from .report import (
+    QUICK,
+    BenchFailed,
+    BenchReport,
+    Option,
+    Progress,
+    TextTable,
+    percentile_ms,
+    ratio,
+    ratio_text,
+    spreads,
+)
 
 OPTIONS = (
     Option("backlog_mib", 512, "Size of the backlog that is drained.", quick=24),
@@ -66,7 +77,7 @@ _POLL_MS = 500
 _MIB = 1 << 20
 
 
-class Turn(NamedTuple):
+class CaseTurn(NamedTuple):
     """A case from ``begin`` on, by the monotonic clock; once it has settled it is measured for ``seconds``."""
 
     case: str
@@ -78,7 +89,7 @@ class Turn(NamedTuple):
         return self.begin + _SETTLE_S + self.seconds
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> Report:
+def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
     """Fill the backlog once, then measure every case in turn."""
     near, far = _halves(values["machines"])
     taken: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
@@ -121,7 +132,7 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
         "cases": cases,
         "ratios": ratios,
     }
-    return Report(result, [_table(result)], _NOTES)
+    return BenchReport(result, [_table(result)], _NOTES)
 
 
 def _halves(machines: str) -> tuple[list[int], list[int]]:
@@ -146,7 +157,7 @@ def _repetition(
         pin(pid, near if node == leader else far)
     begin = time.monotonic() + _START_S
     turns = [
-        Turn(case, begin + number * (_SETTLE_S + seconds), seconds)
+        CaseTurn(case, begin + number * (_SETTLE_S + seconds), seconds)
         for number, case in enumerate(CASES * values["turns"])
     ]
     used: dict[str, dict[str, float]] = {case: dict.fromkeys(pids, 0.0) for case in CASES}
@@ -212,7 +223,7 @@ def live(urls: str, cores: Sequence[int], turns: Sequence[Any], rate: int, each:
     Each is due at a moment of its own slot: at even distances they could keep step with the reader's requests.
     """
     pin(os.getpid(), cores)
-    schedule = [Turn(*turn) for turn in turns]
+    schedule = [CaseTurn(*turn) for turn in turns]
 
     async def work() -> dict[str, Any]:
         begin, count = schedule[0].begin, int(rate * (schedule[-1].end - schedule[0].begin))
@@ -277,7 +288,7 @@ def beside(urls: str, cores: Sequence[int], turns: Sequence[Any], rate: int) -> 
         taken = dict.fromkeys(CASES, 0)
         async with Client(urls) as client:
             backlog = Backlog(client, (await client.offsets(_BACKLOG)).latest)
-            for turn in (Turn(*each) for each in turns):
+            for turn in (CaseTurn(*each) for each in turns):
                 await asyncio.sleep(max(0.0, turn.begin - time.monotonic()))
                 began, cpu_s = time.monotonic(), time.process_time()
                 if turn.case in _READ_FROM:
@@ -347,9 +358,9 @@ def _only_idle_time() -> None:
 # The report
 
 
-def _table(result: dict[str, Any]) -> Table:
+def _table(result: dict[str, Any]) -> TextTable:
     options = result["options"]
-    table = Table(
+    table = TextTable(
         f"{options['live_rate']:,} live messages/s on one shard of {options['replicas']} replicas; a backlog of "
         f"{options['backlog_mib']:,} MiB in the same shard",
         ("backlog reader", "drained, MiB/s", *_LATENCY_TITLES, "leader's CPU", "a follower's"),

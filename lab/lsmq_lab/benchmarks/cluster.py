@@ -20,10 +20,10 @@ from lsmq_lab.benchmarks.page_cache import NOTE as PAGE_CACHE_NOTE
 from lsmq_lab.benchmarks.page_cache import PageCache, page_cache
 from lsmq_lab.benchmarks.report import (
     QUICK,
+    BenchReport,
     Option,
     Progress,
-    Report,
-    Table,
+    TextTable,
     mebibytes_text,
     rate_text,
     ratio,
@@ -51,7 +51,7 @@ _FIGURES = ("write_1", "write_n", "read_n")
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ClusterCase:
     """How many nodes, and which acknowledgement."""
 
     nodes: int
@@ -61,7 +61,7 @@ class Case:
         return "one node" if self.nodes == 1 else f"{self.nodes} nodes, {SHARDS} shards, 3 replicas, ack={self.ack}"
 
 
-CASES = (Case(1, "quorum"), Case(NODES, "quorum"), Case(NODES, "leader"))
+CASES = (ClusterCase(1, "quorum"), ClusterCase(NODES, "quorum"), ClusterCase(NODES, "leader"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +73,9 @@ class Servers:
     directory: Path
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> Report:
+def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
     """Write with one client, write with several, read with several: each case on fresh files."""
-    taken: dict[Case, list[dict[str, float]]] = {case: [] for case in CASES}
+    taken: dict[ClusterCase, list[dict[str, float]]] = {case: [] for case in CASES}
     with scratch(values["directory"]) as directory, page_cache(directory) as cache:
         facts = environment(directory)
         progress(describe(facts))
@@ -100,11 +100,11 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
         "cases": cases,
         "ratios": ratios,
     }
-    return Report(result, [_table(result)], _NOTES)
+    return BenchReport(result, [_table(result)], _NOTES)
 
 
 @contextmanager
-def running_case(case: Case, directory: Path) -> Iterator[Servers]:
+def running_case(case: ClusterCase, directory: Path) -> Iterator[Servers]:
     """Its node or nodes, over fresh files."""
     if case.nodes == 1:
         with running(Setup(LSMQ, "sync"), directory) as server:
@@ -119,7 +119,7 @@ def running_case(case: Case, directory: Path) -> Iterator[Servers]:
         cluster.down()
 
 
-def measure(values: Mapping[str, Any], case: Case, servers: Servers, cache: PageCache) -> dict[str, float]:
+def measure(values: Mapping[str, Any], case: ClusterCase, servers: Servers, cache: PageCache) -> dict[str, float]:
     """Write with one client, with several, and read."""
     asyncio.run(_create_topic(servers.urls, values["queues"], case.ack))
     every = tuple(range(values["queues"]))
@@ -156,9 +156,9 @@ async def _create_topic(urls: str, queues: int, ack: Ack) -> None:
         await client.create_topic(TOPIC, queues=queues, ack=ack)
 
 
-def _table(result: dict[str, Any]) -> Table:
+def _table(result: dict[str, Any]) -> TextTable:
     options = result["options"]
-    table = Table(
+    table = TextTable(
         f"{options['messages']:,} messages of {options['message_bytes']} bytes, {options['in_flight']:,} in flight, "
         f"{options['queues']:,} queues; every acknowledgement after fdatasync",
         (
@@ -172,7 +172,7 @@ def _table(result: dict[str, Any]) -> Table:
         [],
     )
     for each in result["cases"]:
-        case = Case(each["nodes"], each["ack"])
+        case = ClusterCase(each["nodes"], each["ack"])
         sizes = (mebibytes_text(each[name]["median"]) for name in ("peak_resident_bytes", "disk_bytes"))
         table.rows.append((str(case), *(rate_text(each[name]) for name in _FIGURES), *sizes))
         if case.nodes > 1:

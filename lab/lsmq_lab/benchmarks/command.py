@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from lsmq_lab.benchmarks.report import Bench, BenchFailed, Option, Report
+from lsmq_lab.benchmarks.report import Bench, BenchFailed, BenchReport, Option
 
 WIDTH = 160  # columns of a table that does not go to a terminal
 
@@ -41,13 +41,13 @@ def call(benchmark: Bench, arguments: Sequence[str], *, as_json: bool) -> dict[s
     Raises ``click.ClickException`` on wrong usage, and when the benchmark cannot be carried through.
     """
 
-    def invoke(**given: Any) -> Report:
+    def invoke(**given: Any) -> BenchReport:
         return _run(benchmark, given)
 
     name = f"lsmq bench {benchmark.name}"
     parser = click.Command(name, callback=invoke, params=_parameters(benchmark), help=benchmark.description)
     report = parser.main(list(arguments), prog_name=name, standalone_mode=False)
-    if not isinstance(report, Report):  # --help was asked for, and answered.
+    if not isinstance(report, BenchReport):  # --help was asked for, and answered.
         return None
     if as_json:
         return report.result
@@ -55,7 +55,7 @@ def call(benchmark: Bench, arguments: Sequence[str], *, as_json: bool) -> dict[s
     return None
 
 
-def show(report: Report) -> None:
+def show(report: BenchReport) -> None:
     """Print a report's tables and notes for people."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     for table in report.tables:
@@ -69,7 +69,7 @@ def show(report: Report) -> None:
         console.print(f"- {note}", soft_wrap=True, markup=False)
 
 
-def _run(benchmark: Bench, given: dict[str, Any]) -> Report:
+def _run(benchmark: Bench, given: dict[str, Any]) -> BenchReport:
     console = Console(stderr=True, highlight=False)
 
     def progress(line: str) -> None:

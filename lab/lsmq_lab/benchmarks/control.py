@@ -17,19 +17,19 @@ import msgpack
 
 from lsmq_coordinator.balance import Situation, first_moves, plan
 from lsmq_coordinator.commands import MAX_BATCH, apply
-from lsmq_coordinator.election import Progress as Reported
-from lsmq_coordinator.heartbeats import Heartbeat
+from lsmq_coordinator.election import ReplicaProgress as Reported
+from lsmq_coordinator.heartbeats import NodeHeartbeat
 from lsmq_coordinator.overseer import departures, failovers, transfers
 from lsmq_coordinator.overview import overview
 from lsmq_coordinator.pieces import Pieces
 from lsmq_coordinator.reassignment import handover, next_steps
-from lsmq_coordinator.state import ClusterState, Member, Node, RegisteredStart, Settings, Shard
+from lsmq_coordinator.state import ClusterSettings, ClusterState, InSyncMember, NodeRecord, RegisteredStart, Shard
 from lsmq_coordinator.witness import Witness
 
 from .callable import CallableBench
 from .environment import describe, environment
 from .isolate import scratch
-from .report import QUICK, Option, Progress, Report, Table, spread
+from .report import QUICK, BenchReport, Option, Progress, TextTable, spread
 
 _Reports = dict[str, dict[int, Reported]]
 
@@ -49,14 +49,16 @@ def made_up(nodes: int, shards: int, replicas: int) -> ClusterState:
 
 def _with_replicas(names: Sequence[str], placed: Mapping[int, tuple[str, ...]]) -> ClusterState:
     replicas = len(placed[0])
-    known = {name: Node(name, f"http://{name}:7600", f"http://{name}:7601", voter=name in names[:3]) for name in names}
+    known = {
+        name: NodeRecord(name, f"http://{name}:7600", f"http://{name}:7601", voter=name in names[:3]) for name in names
+    }
     found = {}
     for id, holders in placed.items():
         starts = tuple(RegisteredStart(node, 1 << 60, 1, 1 << 60, confirmed=True) for node in sorted(holders))
         leading = next(start.life for start in starts if start.node == holders[0])
-        members = tuple(Member(node, 1 << 60) for node in holders)
+        members = tuple(InSyncMember(node, 1 << 60) for node in holders)
         found[id] = Shard(id, holders, holders[0], 1, members, 1, leading=leading, starts=starts)
-    settings = Settings("bench", len(placed), replicas, replicas // 2 + 1, 64 << 20)
+    settings = ClusterSettings("bench", len(placed), replicas, replicas // 2 + 1, 64 << 20)
     return ClusterState(1, settings, MappingProxyType(known), Pieces(found))
 
 
@@ -87,10 +89,10 @@ class _Cases:
         self.bereft = Situation(alive=self.left, gone=frozenset({self.lost}))
         self.failed_over = failed_over
         self.changes = failed_over.encode_changes(state, topics=False)
-        newcomer = Node("node-new", "http://node-new:7600", "http://node-new:7601", voter=False)
+        newcomer = NodeRecord("node-new", "http://node-new:7600", "http://node-new:7601", voter=False)
         self.grown = replace(state, nodes=MappingProxyType({**state.nodes, newcomer.id: newcomer}))
         self.larger = Situation(alive=self.alive | {newcomer.id})
-        beat = Heartbeat(self.lost, "0" * 32, self.reports[self.lost])
+        beat = NodeHeartbeat(self.lost, "0" * 32, self.reports[self.lost])
         self.beat = msgpack.packb(beat.to_dict())
         self.witness = Witness()
 
@@ -141,7 +143,7 @@ class _Cases:
         assert self.state.changed(self.changes).version == self.failed_over.version
 
     def hear_heartbeat(self) -> None:
-        beat = Heartbeat.from_dict(msgpack.unpackb(self.beat, strict_map_key=False))
+        beat = NodeHeartbeat.from_dict(msgpack.unpackb(self.beat, strict_map_key=False))
         self.witness.hear(self.state, beat.node, beat.progress or {})
 
     def show(self) -> None:
@@ -175,7 +177,7 @@ def _time_ms(work: Callable[[], None]) -> float:
     return 1000 * (time.perf_counter() - began)
 
 
-def _run(values: Mapping[str, Any], progress: Progress) -> Report:
+def _run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
     nodes, shards, replicas = values["nodes"], values["shards"], values["replicas"]
     with scratch("") as directory:
         facts = environment(directory)
@@ -207,7 +209,7 @@ def _run(values: Mapping[str, Any], progress: Progress) -> Report:
         f"a heartbeat of a node with {held:,} replicas takes {len(cases.beat):,} bytes",
         "pure functions on a state that was made up, in one thread: no disk, no network",
     ]
-    return Report(result, [Table(title, ("", "ms, median", "least", "most"), rows)], notes)
+    return BenchReport(result, [TextTable(title, ("", "ms, median", "least", "most"), rows)], notes)
 
 
 BENCH = CallableBench(

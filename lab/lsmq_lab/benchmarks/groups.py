@@ -20,7 +20,7 @@ from .callable import CallableBench
 from .environment import describe, environment, resident_bytes
 from .isolate import scratch
 from .node_servers import LSMQ, Server, Setup, running
-from .report import QUICK, Option, Progress, Report, Table, spread
+from .report import QUICK, BenchReport, Option, Progress, TextTable, spread
 
 _TOPIC = "bench"
 _GROUP = "bench"
@@ -133,7 +133,7 @@ async def _idle(server: Server, values: Mapping[str, Any], progress: Progress) -
     }
 
 
-def _run(values: Mapping[str, Any], progress: Progress) -> Report:
+def _run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
     with scratch(values["directory"]) as directory:
         facts = environment(directory)
         with running(Setup(LSMQ, "sync"), directory / "node") as server:
@@ -142,7 +142,7 @@ def _run(values: Mapping[str, Any], progress: Progress) -> Report:
     figures = {"environment": facts, "rebalance": rebalance, "idle": idle, **{key: values[key] for key in _SIZES}}
     session = rebalance["from_session_ms"]
     tables = [
-        Table(
+        TextTable(
             f"{values['queues']:,} queues, {values['members']} members, one killed",
             ("", "least", "median", "most"),
             [
@@ -150,7 +150,7 @@ def _run(values: Mapping[str, Any], progress: Progress) -> Report:
                 ("ms from the kill", *(f"{rebalance['from_kill_ms'][key]:,.0f}" for key in _SPREAD)),
             ],
         ),
-        Table(
+        TextTable(
             f"{idle['members']:,} members",
             ("", "figure"),
             [
@@ -165,7 +165,7 @@ def _run(values: Mapping[str, Any], progress: Progress) -> Report:
         f"the node's memory grew by {rebalance['node_bytes'] / 2**20:.1f} MiB for the group and its fences",
         "members and their requests share the machine with the node",
     ]
-    return Report(figures, tables, notes)
+    return BenchReport(figures, tables, notes)
 
 
 _SPREAD = ("min", "median", "max")

@@ -20,7 +20,7 @@ from ..local_cluster import LocalCluster, found_plan
 from .callable import CallableBench
 from .environment import cpu_seconds, describe, environment
 from .isolate import run_case, scratch
-from .report import QUICK, Option, Progress, Report, Table, percentile_ms, spreads
+from .report import QUICK, BenchReport, Option, Progress, TextTable, percentile_ms, spreads
 
 OPTIONS = (
     Option("rate", 200, "Messages a second."),
@@ -40,7 +40,7 @@ _WARM_UP_S = 1.0
 _SETTLE_S = 0.5
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> Report:
+def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
     """Measure every case in turn."""
     counts = sorted({1, min(1_000, values["many_queues"]), values["many_queues"]})
     cases = [(face, queues, ack) for queues in counts for face in _FACES for ack in _ACKS]
@@ -80,7 +80,7 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
             {"face": face, "queues": queues, "ack": ack, **spreads(runs)} for (face, queues, ack), runs in taken.items()
         ],
     }
-    return Report(result, [_table(result)], [describe(facts), *_NOTES])
+    return BenchReport(result, [_table(result)], [describe(facts), *_NOTES])
 
 
 def measure(urls: str, face: str, queues: int, ack: Ack, rate: int, each: int, seconds: float) -> dict[str, float]:
@@ -143,9 +143,9 @@ def _consumer(client: Client, topic: str, face: str) -> Consumer | PushConsumer:
     return Consumer(client, topic, start="latest")
 
 
-def _table(result: Mapping[str, Any]) -> Table:
+def _table(result: Mapping[str, Any]) -> TextTable:
     options = result["options"]
-    table = Table(
+    table = TextTable(
         f"{options['rate']:,} messages/s of {options['message_bytes']:,} bytes; ms from produce to receive",
         ("consumer", "its queues", "ack", *(f"receive {name}" for name in _PARTS), "produce p50", "produce p99", *_CPU),
         [],

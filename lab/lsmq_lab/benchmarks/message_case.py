@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .report import Option, Progress, Table
+from .report import Option, Progress, TextTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class Measured:
     """What a case has found: plain data, and tables made of it."""
 
     figures: dict[str, Any]
-    tables: list[Table]
+    tables: list[TextTable]
     notes: list[str] = field(default_factory=list)
 
 

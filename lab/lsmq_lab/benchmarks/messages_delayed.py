@@ -18,7 +18,7 @@ from .environment import cpu_seconds, disk_bytes, resident_bytes
 from .isolate import run_case
 from .message_case import Measured, MessageCase
 from .node_servers import LSMQ, Setup, running
-from .report import Option, Progress, Table, mebibytes_text, percentile_ms
+from .report import Option, Progress, TextTable, mebibytes_text, percentile_ms
 
 _QUEUES = 64
 _PARTS = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
@@ -135,8 +135,8 @@ def fill(address: str, count: int, each: int) -> dict[str, float]:
     return asyncio.run(work())
 
 
-def _lateness(values: Mapping[str, Any], lateness: Mapping[str, Mapping[str, float]]) -> Table:
-    table = Table(
+def _lateness(values: Mapping[str, Any], lateness: Mapping[str, Mapping[str, float]]) -> TextTable:
+    table = TextTable(
         f"{values['delayed_rate']:,} delayed messages/s beside {values['live_rate']:,} live ones; ms late",
         ("", *_PARTS, "live p50", "live p99", "node CPU s"),
         [],
@@ -147,8 +147,10 @@ def _lateness(values: Mapping[str, Any], lateness: Mapping[str, Mapping[str, flo
     return table
 
 
-def _memory(values: Mapping[str, Any], memory: Mapping[str, float]) -> Table:
-    table = Table(f"{values['pending']:,} pending messages of {values['message_bytes']:,} bytes", ("", "figure"), [])
+def _memory(values: Mapping[str, Any], memory: Mapping[str, float]) -> TextTable:
+    table = TextTable(
+        f"{values['pending']:,} pending messages of {values['message_bytes']:,} bytes", ("", "figure"), []
+    )
     for name, key in (
         ("node before", "before"),
         ("node with them", "filled"),

@@ -20,7 +20,7 @@ from .environment import cpu_seconds
 from .isolate import run_case
 from .message_case import Measured, MessageCase
 from .node_servers import LSMQ, Setup, metric, running
-from .report import BenchFailed, Option, Progress, Table, mebibytes_text
+from .report import BenchFailed, Option, Progress, TextTable, mebibytes_text
 
 _TOPIC = "filters"
 _QUEUES = 16
@@ -115,8 +115,8 @@ def _read_bytes(pid: int) -> int:
     raise BenchFailed(f"/proc/{pid}/io does not say what is read")
 
 
-def _table(count: int, figures: list[dict[str, Any]]) -> Table:
-    table = Table(
+def _table(count: int, figures: list[dict[str, Any]]) -> TextTable:
+    table = TextTable(
         f"A backlog of {count:,} messages in {_QUEUES} queues, read to its end",
         ("", "share", "messages", "seconds", "node s", "read of files", "of all tables"),
         [],

@@ -23,7 +23,7 @@ from .environment import cpu_seconds, resident_bytes
 from .isolate import run_case
 from .message_case import Measured, MessageCase
 from .node_servers import LSMQ, Setup, running
-from .report import Option, Progress, Table
+from .report import Option, Progress, TextTable
 
 _TOPIC = "names"
 _BATCH = 5_000
@@ -146,9 +146,9 @@ def one(address: str, names: int) -> dict[str, float]:
     return {}
 
 
-def _rates(values: Mapping[str, Any], figures: Mapping[str, _Figures]) -> Table:
+def _rates(values: Mapping[str, Any], figures: Mapping[str, _Figures]) -> TextTable:
     many = f"{values['names']}"
-    table = Table(
+    table = TextTable(
         f"{values['name_messages']:,} messages of {values['message_bytes']:,} bytes, {_BATCH:,} a batch",
         ("", "1 queue/s", f"{values['names']:,} queues/s", "node us, 1", "node us, many", "ratio"),
         [],
@@ -161,9 +161,9 @@ def _rates(values: Mapping[str, Any], figures: Mapping[str, _Figures]) -> Table:
     return table
 
 
-def _resident(values: Mapping[str, Any], memory: Mapping[str, Mapping[str, float]]) -> Table:
+def _resident(values: Mapping[str, Any], memory: Mapping[str, Mapping[str, float]]) -> TextTable:
     found = memory[f"{values['names']}"]
-    table = Table(f"{values['names']:,} names of {len(name_of(0))} bytes", ("", "figure"), [])
+    table = TextTable(f"{values['names']:,} names of {len(name_of(0))} bytes", ("", "figure"), [])
     table.rows.append(("resident a queue, as made", f"{found['made_each']:.0f} bytes"))
     table.rows.append(("resident a queue, after a restart and its first use", f"{found['used_each']:.0f} bytes"))
     table.rows.append(("start until ready", f"{found['ready_s']:.1f} s"))

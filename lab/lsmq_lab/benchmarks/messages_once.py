@@ -24,7 +24,7 @@ from .environment import cpu_seconds, resident_bytes
 from .isolate import run_case
 from .message_case import Measured, MessageCase
 from .node_servers import LSMQ, Setup, metric, running
-from .report import BenchFailed, Option, Progress, Table, mebibytes_text
+from .report import BenchFailed, Option, Progress, TextTable, mebibytes_text
 
 _TOPIC = "once"
 _QUEUES = 64
@@ -120,17 +120,17 @@ def _flags(batch: Any) -> Iterable[int]:
     return batch.column(Column.FLAGS) if Column.FLAGS in batch.directory else ()
 
 
-def _rates(figures: Mapping[str, Any]) -> Table:
-    table = Table(f"{figures['ids']:,} messages, {_BATCH:,} a batch", ("", "messages/s", "node us a message"), [])
+def _rates(figures: Mapping[str, Any]) -> TextTable:
+    table = TextTable(f"{figures['ids']:,} messages, {_BATCH:,} a batch", ("", "messages/s", "node us a message"), [])
     for name, found in figures["ways"].items():
         table.rows.append((name, f"{found['messages_per_s']:,.0f}", f"{found['node_us']:.2f}"))
     table.rows.append(("rate with ids to without", f"{figures['rate_ratio']:.2f}", ""))
     return table
 
 
-def _memory(figures: Mapping[str, Any]) -> Table:
+def _memory(figures: Mapping[str, Any]) -> TextTable:
     memory, count = figures["memory"], figures["ids"]
-    table = Table(f"Memory of {count:,} ids", ("", "figure", "an id"), [])
+    table = TextTable(f"Memory of {count:,} ids", ("", "figure", "an id"), [])
     for name, size in (
         ("by the node's account", memory["ids"]),
         ("the same after a restart", memory["restarted_ids"]),

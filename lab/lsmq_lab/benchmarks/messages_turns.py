@@ -18,7 +18,7 @@ from .environment import cpu_seconds
 from .isolate import run_case
 from .message_case import Measured, MessageCase
 from .node_servers import LSMQ, Setup, running
-from .report import Option, Progress, Table
+from .report import Option, Progress, TextTable
 
 _QUEUES = 16
 _LATE = 100
@@ -112,9 +112,9 @@ def drain(address: str, name: str, workers: int) -> dict[str, float]:
     }
 
 
-def _table(values: Mapping[str, Any], figures: Mapping[str, Mapping[str, float]]) -> Table:
+def _table(values: Mapping[str, Any], figures: Mapping[str, Mapping[str, float]]) -> TextTable:
     count, keys = values["turn_messages"], values["turn_keys"]
-    table = Table(
+    table = TextTable(
         f"{count:,} messages of {keys:,} keys, {values['turn_workers']:,} taken at a time; {_LATE} sent behind them",
         ("", "messages/s", "node us a message", "came before the last of the late ones"),
         [],

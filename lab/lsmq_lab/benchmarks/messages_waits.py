@@ -20,7 +20,7 @@ from lsmq import Client, Producer, WorkQueue
 from .isolate import run_case
 from .message_case import Measured, MessageCase
 from .node_servers import LSMQ, Setup, running
-from .report import Option, Progress, Table, percentile_ms
+from .report import Option, Progress, TextTable, percentile_ms
 
 _TOPIC, _GROUP = "waits", "bench"
 _BATCH = 10_000
@@ -122,8 +122,8 @@ def measure(address: str, name: str, queues: int, rate: int, seconds: float, eac
     return {"others": float(others), **{f"{part}_ms": percentile_ms(waited, share) for part, share in _PARTS.items()}}
 
 
-def _table(values: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = Table(
+def _table(values: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]]) -> TextTable:
+    table = TextTable(
         f"{values['wait_rate']:,} messages/s beside a backlog of {values['wait_backlog']:,}; ms from sending to the "
         "consumer",
         ("", "queues", "p50 alone", "p99 alone", "p50 beside", "p99 beside", "p99 ratio", "taken of it"),

@@ -28,10 +28,10 @@ from lsmq_lab.benchmarks.node_servers import (
 from lsmq_lab.benchmarks.node_ways import WAYS_TOPIC, measure_ways, ways_table
 from lsmq_lab.benchmarks.report import (
     QUICK,
+    BenchReport,
     Option,
     Progress,
-    Report,
-    Table,
+    TextTable,
     mebibytes_text,
     rate_text,
     ratio,
@@ -54,7 +54,7 @@ Pairs = Sequence[tuple[Setup, Setup]]
 _FIGURES = ("write_1", "write_n", "read_n")
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> Report:
+def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
     """Write with one client, write with several, read with several: each server on fresh files."""
     pairs = TLS_PAIRS if values["tls"] else PAIRS
     remedies = [] if values["tls"] else missing()
@@ -79,7 +79,7 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
         "servers": servers,
         "ratios": _ratios(servers, pairs),
     }
-    return Report(result, _tables(result, pairs), [*(_TLS_NOTES if values["tls"] else _NOTES), *remedies])
+    return BenchReport(result, _tables(result, pairs), [*(_TLS_NOTES if values["tls"] else _NOTES), *remedies])
 
 
 def _measure(values: Mapping[str, Any], setup: Setup, directory: Path) -> dict[str, float]:
@@ -142,9 +142,9 @@ def _ratios(servers: list[dict[str, Any]], pairs: Pairs) -> dict[str, float | No
     }
 
 
-def _tables(result: dict[str, Any], pairs: Pairs) -> list[Table]:
+def _tables(result: dict[str, Any], pairs: Pairs) -> list[TextTable]:
     options, ratios = result["options"], result["ratios"]
-    table = Table(
+    table = TextTable(
         f"{options['messages']:,} messages of {options['message_bytes']} bytes, {options['in_flight']:,} in flight",
         (
             "server",
@@ -168,7 +168,7 @@ def _tables(result: dict[str, Any], pairs: Pairs) -> list[Table]:
     for ours, theirs in pairs:
         figures = (ratio_text(ratios[f"{name}/{ours.promise}/{theirs.promise}"]) for name in _FIGURES)
         table.rows.append((f"{ours}, {theirs} = 1", *figures, "", ""))
-    native = Table(
+    native = TextTable(
         f"Redis under its own client in C: {NATIVE_CLIENTS} clients, pipelines of {NATIVE_PIPELINE}",
         ("server", "LPUSH", "RPOP"),
         [

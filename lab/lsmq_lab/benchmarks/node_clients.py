@@ -41,7 +41,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ClientOutcome:
     """When a client began and ended, how many messages it read or had acknowledged, and its processor time."""
 
     began_ns: int
@@ -50,12 +50,12 @@ class Outcome:
     processor_ns: int = 0
 
 
-def run_shares(shares: Sequence[Share]) -> list[Outcome]:
+def run_shares(shares: Sequence[Share]) -> list[ClientOutcome]:
     """Run every share in a process of its own, all from one moment on. Raises :class:`BenchFailed`."""
-    return [Outcome(**found) for found in run_clients(child, [asdict(share) for share in shares])]
+    return [ClientOutcome(**found) for found in run_clients(child, [asdict(share) for share in shares])]
 
 
-def rate_of(outcomes: Sequence[Outcome]) -> float:
+def rate_of(outcomes: Sequence[ClientOutcome]) -> float:
     """Messages a second of all clients together, from the first that began to the last that ended."""
     spent_ns = max(each.ended_ns for each in outcomes) - min(each.began_ns for each in outcomes)
     return sum(each.messages for each in outcomes) * 1e9 / max(1, spent_ns)
@@ -77,7 +77,7 @@ def _bodies(share: Share) -> list[bytes]:
     return [random[at : at + share.message_bytes] for at in range(0, 64 * (share.message_bytes // 2), 7)]
 
 
-async def _lsmq_write(share: Share) -> Outcome:
+async def _lsmq_write(share: Share) -> ClientOutcome:
     bodies, queues = _bodies(share), share.queues
     waiting: deque[Receipt] = deque()
     async with Client(share.address) as client, Producer(client, share.topic) as producer:
@@ -90,10 +90,10 @@ async def _lsmq_write(share: Share) -> Outcome:
         await producer.flush()
         while waiting:
             await waiting.popleft()
-        return Outcome(began_ns, time.monotonic_ns(), share.messages, time.process_time_ns() - processor_ns)
+        return ClientOutcome(began_ns, time.monotonic_ns(), share.messages, time.process_time_ns() - processor_ns)
 
 
-async def _lsmq_read(share: Share) -> Outcome:
+async def _lsmq_read(share: Share) -> ClientOutcome:
     count = 0
     # The consumer is made after the start: it fetches ahead from its first moment.
     began_ns, processor_ns = start(), time.process_time_ns()
@@ -104,10 +104,10 @@ async def _lsmq_read(share: Share) -> Outcome:
         while count < share.messages:
             count += len(await consumer.poll(5_000))
             await consumer.commit()
-        return Outcome(began_ns, time.monotonic_ns(), count, time.process_time_ns() - processor_ns)
+        return ClientOutcome(began_ns, time.monotonic_ns(), count, time.process_time_ns() - processor_ns)
 
 
-async def _lsmq_write_portions(share: Share) -> Outcome:
+async def _lsmq_write_portions(share: Share) -> ClientOutcome:
     """``send_many`` or ``send_batch``: half of what may be in flight at a time, each to the next queue."""
     portion = max(1, share.in_flight // 2)
     bodies = (_bodies(share) * (portion // 64 + 1))[:portion]
@@ -126,10 +126,10 @@ async def _lsmq_write_portions(share: Share) -> Outcome:
                 waiting.append(await producer.send_batch(rows, lengths=share.message_bytes, queues=queue))
         while waiting:
             await waiting.popleft().wait()
-        return Outcome(began_ns, time.monotonic_ns(), share.messages, time.process_time_ns() - processor_ns)
+        return ClientOutcome(began_ns, time.monotonic_ns(), share.messages, time.process_time_ns() - processor_ns)
 
 
-async def _lsmq_read_batches(share: Share) -> Outcome:
+async def _lsmq_read_batches(share: Share) -> ClientOutcome:
     count = 0
     began_ns, processor_ns = start(), time.process_time_ns()
     async with (
@@ -139,7 +139,7 @@ async def _lsmq_read_batches(share: Share) -> Outcome:
         while count < share.messages:
             count += len(await consumer.poll_batch() or ())
             await consumer.commit()
-        return Outcome(began_ns, time.monotonic_ns(), count, time.process_time_ns() - processor_ns)
+        return ClientOutcome(began_ns, time.monotonic_ns(), count, time.process_time_ns() - processor_ns)
 
 
 _LSMQ_WAYS = {
@@ -149,7 +149,7 @@ _LSMQ_WAYS = {
 }
 
 
-def _redis_write(share: Share) -> Outcome:
+def _redis_write(share: Share) -> ClientOutcome:
     client, bodies = _redis(share), _bodies(share)
     keys = [f"{TOPIC}-{queue}" for queue in share.queues]
     began_ns = start()
@@ -158,10 +158,10 @@ def _redis_write(share: Share) -> Outcome:
         for number in range(first, min(first + share.in_flight, share.messages)):
             pipeline.lpush(keys[number % len(keys)], bodies[number % len(bodies)])
         pipeline.execute()
-    return Outcome(began_ns, time.monotonic_ns(), share.messages)
+    return ClientOutcome(began_ns, time.monotonic_ns(), share.messages)
 
 
-def _redis_read(share: Share) -> Outcome:
+def _redis_read(share: Share) -> ClientOutcome:
     client = _redis(share)
     keys = [f"{TOPIC}-{queue}" for queue in share.queues]
     count = 0
@@ -173,7 +173,7 @@ def _redis_read(share: Share) -> Outcome:
         count += sum(body is not None for body in pipeline.execute())
         if count >= share.messages:
             break
-    return Outcome(began_ns, time.monotonic_ns(), count)
+    return ClientOutcome(began_ns, time.monotonic_ns(), count)
 
 
 def _turns(keys: Sequence[str]) -> Iterator[str]:

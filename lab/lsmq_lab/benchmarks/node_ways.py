@@ -9,7 +9,7 @@ from typing import Any
 
 from lsmq_lab.benchmarks.node_clients import Share, rate_of, run_shares
 from lsmq_lab.benchmarks.node_servers import LSMQ, Server
-from lsmq_lab.benchmarks.report import Table, rate_text
+from lsmq_lab.benchmarks.report import TextTable, rate_text
 
 WAYS_TOPIC = "ways"
 WAYS = ("send", "send_many", "send_batch", "poll", "poll_batch")
@@ -41,9 +41,9 @@ def measure_ways(values: Mapping[str, Any], server: Server, queues: tuple[int, .
     return found
 
 
-def ways_table(servers: Sequence[Mapping[str, Any]]) -> Table:
+def ways_table(servers: Sequence[Mapping[str, Any]]) -> TextTable:
     """A row for each way, of servers that have them."""
-    table = Table(
+    table = TextTable(
         "one Python client, way by way: processor time a message (of the node to the nearest 10 ms in all)",
         ("server", "way", "rate", "client", "node"),
         [],

@@ -25,10 +25,10 @@ from lsmq_lab.benchmarks.isolate import run_case, scratch
 from lsmq_lab.benchmarks.report import (
     QUICK,
     BenchFailed,
+    BenchReport,
     Option,
     Progress,
-    Report,
-    Table,
+    TextTable,
     mebibytes_text,
     rate_text,
     ratio,
@@ -63,7 +63,7 @@ class _Case:
         return f"{self.processes} process{'es' * (self.processes > 1)}, {self.shards} shard{'s' * (self.shards > 1)}"
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> Report:
+def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
     """Each case on fresh files: as many messages as it takes in the time."""
     if values["flush"] not in ("sync", "async"):
         raise BenchFailed(f"option flush must be sync or async, not {values['flush']!r}")
@@ -88,7 +88,7 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
         "cases": found,
         "ratios": {f"{each['processes']}/{each['shards']}": ratio(each["write"], found[0]["write"]) for each in found},
     }
-    return Report(result, [_table(result)], _NOTES)
+    return BenchReport(result, [_table(result)], _NOTES)
 
 
 def _measure(values: Mapping[str, Any], case: _Case, place: Path) -> dict[str, float]:
@@ -157,10 +157,10 @@ def _own_bytes(pid: int) -> int:
     return resident_bytes(pid)
 
 
-def _table(result: Mapping[str, Any]) -> Table:
+def _table(result: Mapping[str, Any]) -> TextTable:
     options = result["options"]
     durable = "fdatasync" if options["flush"] == "sync" else "write"
-    table = Table(
+    table = TextTable(
         f"{options['message_bytes']}-byte messages, {options['batch']:,} a request, {options['connections']} "
         f"connections a shard, {options['queues']:,} queues; acknowledged after {durable}",
         ("case", "write", "to 1 process", "node, cores", "node, us a message", "load, us a message", "memory"),

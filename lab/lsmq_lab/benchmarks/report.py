@@ -30,7 +30,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TextTable:
     """Rows of text under a title; the first column names the row, the others are figures."""
 
     title: str
@@ -39,14 +39,14 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class BenchReport:
     """The outcome. ``result`` is plain data for ``--json`` and holds every figure the tables show.
 
     ``notes`` say how the figures were taken, and what is missing from them.
     """
 
     result: dict[str, Any]
-    tables: list[Table]
+    tables: list[TextTable]
     notes: list[str] = field(default_factory=list)
 
 
@@ -57,7 +57,7 @@ class Bench:
     name: str
     description: str
     options: tuple[Option, ...]
-    run: Callable[[Mapping[str, Any], Progress], Report]
+    run: Callable[[Mapping[str, Any], Progress], BenchReport]
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All options with their values: those given (not None), else the quick ones if asked, else defaults.

@@ -15,10 +15,10 @@ from lsmq_lab.benchmarks.node_servers import LSMQ, Setup, running
 from lsmq_lab.benchmarks.report import (
     QUICK,
     BenchFailed,
+    BenchReport,
     Option,
     Progress,
-    Report,
-    Table,
+    TextTable,
     rate_text,
     ratio,
     ratio_text,
@@ -41,7 +41,7 @@ KEYS = 1000
 SYSTEMS = ("lsmq", "kafka", "parquet")
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> Report:
+def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
     """Each system on fresh files, one after the other, each under a Spark of its own."""
     remedies: list[str] = []
     taken: dict[str, dict[str, Any]] = {}
@@ -68,7 +68,7 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
         "systems": systems,
         "ratios": _ratios(systems),
     }
-    return Report(result, [_table(result)], [*_NOTES, *remedies])
+    return BenchReport(result, [_table(result)], [*_NOTES, *remedies])
 
 
 def measure(system: str, values: Mapping[str, Any], directory: Path, progress: Progress) -> dict[str, Any]:
@@ -127,11 +127,11 @@ def _ratios(systems: list[dict[str, Any]]) -> dict[str, float | None]:
     }
 
 
-def _table(result: Mapping[str, Any]) -> Table:
+def _table(result: Mapping[str, Any]) -> TextTable:
     options = result["options"]
     title = f"{options['messages']:,} messages of {options['message_bytes']} bytes, Spark on {options['cores']} core(s)"
     columns = ("system", "write", "read", "Spark CPU s / M written", "Spark CPU s / M read")
-    table = Table(title, columns, [])
+    table = TextTable(title, columns, [])
     for each in result["systems"]:
         cpu = (f"{each[name]['cpu_s_per_million']['median']:.1f}" for name in ("write", "read"))
         table.rows.append((each["system"], *(rate_text(each[name]["rate"]) for name in ("write", "read")), *cpu))

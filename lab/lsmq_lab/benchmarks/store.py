@@ -14,10 +14,10 @@ from lsmq_lab.benchmarks.environment import WARM_NOTE, describe, environment
 from lsmq_lab.benchmarks.isolate import run_case, scratch
 from lsmq_lab.benchmarks.report import (
     QUICK,
+    BenchReport,
     Option,
     Progress,
-    Report,
-    Table,
+    TextTable,
     mebibytes_text,
     rate_text,
     ratio,
@@ -51,7 +51,7 @@ class _Case:
         return f"{self.engine}, {self.flush_mode}, {self.queues:,} queues"
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> Report:
+def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
     """Write with each engine, flush mode and number of queues; reopen, read; compare."""
     engines, remedies = available()
     for remedy in remedies:
@@ -70,7 +70,7 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
         "reopens": reopens,
         "ratios": _ratios(writes, reopens),
     }
-    return Report(result, _tables(result), [*_NOTES, *remedies])
+    return BenchReport(result, _tables(result), [*_NOTES, *remedies])
 
 
 def _cases(values: Mapping[str, Any], engines: list[str]) -> Iterator[_Case]:
@@ -171,10 +171,10 @@ def _ratios(writes: list[dict[str, Any]], reopens: list[dict[str, Any]]) -> dict
     return ratios
 
 
-def _tables(result: dict[str, Any]) -> list[Table]:
+def _tables(result: dict[str, Any]) -> list[TextTable]:
     options, ratios = result["options"], result["ratios"]
     size = f"{options['messages']:,} messages of {options['message_bytes']} bytes, {options['batch']:,} a put"
-    writes = Table(
+    writes = TextTable(
         f"Write: {size}",
         (
             "store, flush mode, queues",
@@ -202,7 +202,7 @@ def _tables(result: dict[str, Any]) -> list[Table]:
                 mebibytes_text(each["disk_bytes"]["median"]),
             )
         )
-    reads = Table(
+    reads = TextTable(
         f"Reopen and read: {options['messages']:,} messages",
         ("store, how it was left, queues", "open", "memory", "a queue", "random gets", "sequential messages"),
         [
@@ -227,7 +227,7 @@ def _tables(result: dict[str, Any]) -> list[Table]:
             ratio_text(ratios["sequential_messages_per_s"]),
         )
     )
-    growth = Table(
+    growth = TextTable(
         "Memory while the backlog grows, async",
         ("store, queues; MiB at", *_counts(options["messages"]), "flushed"),
         [

@@ -13,7 +13,7 @@ import numpy as np
 
 from lsmq_lab.benchmarks.engines import Engine, open_engine, prepare
 from lsmq_lab.benchmarks.environment import disk_bytes, peak_resident_bytes, resident_bytes, warm_memory
-from lsmq_lab.benchmarks.workload import SEED, Contents, Workload, number_of, queue_of
+from lsmq_lab.benchmarks.workload import SEED, Contents, PutWorkload, number_of, queue_of
 
 SAMPLES = 10
 GET_COUNT = 10
@@ -37,7 +37,7 @@ def write(
     CPUs. ``resident_bytes`` are samples at each tenth of the way; like ``peak_resident_bytes`` they are what the
     process has beyond what it had before the store was opened, when the messages were made.
     """
-    puts = _prepared(engine, Workload(messages, queues, batch, message_bytes))
+    puts = _prepared(engine, PutWorkload(messages, queues, batch, message_bytes))
     before_bytes, before_peak_bytes = resident_bytes(), peak_resident_bytes()
     warm_memory(messages * _WARM_BYTES)
     store = open_engine(engine, Path(path), flush_mode, queues)
@@ -76,7 +76,7 @@ class _Lap:
     resident_bytes: int
 
 
-def _prepared(engine: str, workload: Workload) -> list[tuple[int, Any]]:
+def _prepared(engine: str, workload: PutWorkload) -> list[tuple[int, Any]]:
     """The puts of a workload: how many messages each has, and the messages. All are made before the first."""
     cycle = [prepare(engine, queues, bodies) for queues, bodies in workload.cycle()]
     puts = list(workload.puts())
@@ -107,7 +107,7 @@ def write_and_die(
     engine: str, path: str, flush_mode: str, messages: int, queues: int, batch: int, message_bytes: int
 ) -> dict[str, Any]:
     """Write everything and leave without closing, as a killed process does. Nothing is returned."""
-    puts = _prepared(engine, Workload(messages, queues, batch, message_bytes))
+    puts = _prepared(engine, PutWorkload(messages, queues, batch, message_bytes))
     store = open_engine(engine, Path(path), flush_mode, queues)
     for _, put in puts:
         store.put(put)
@@ -132,7 +132,7 @@ def reopen(
     Each kind of reading ends after ``seconds`` if it is not done before. Every message read is checked.
     """
     open_engine(engine, Path(path).with_name("warm-up"), flush_mode, 1).close()
-    contents = Contents(Workload(messages, queues, batch, message_bytes))
+    contents = Contents(PutWorkload(messages, queues, batch, message_bytes))
     before_bytes = resident_bytes()
     warm_memory(messages * _WARM_BYTES)
     began = time.perf_counter()

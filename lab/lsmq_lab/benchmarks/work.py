@@ -25,10 +25,10 @@ from .node_servers import LSMQ, REDIS, Setup, missing, running
 from .report import (
     QUICK,
     BenchFailed,
+    BenchReport,
     Option,
     Progress,
-    Report,
-    Table,
+    TextTable,
     percentile_ms,
     rate_text,
     ratio,
@@ -60,7 +60,7 @@ _PAGE = 1_000
 _PARTS = {"p50": 0.5, "p99": 0.99}
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> Report:
+def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
     """Measure every case in turn."""
     remedies = missing()
     drained: dict[tuple[str, int, int], list[float]] = {}
@@ -110,7 +110,7 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
         "memory": [{"queues": queues, **figures} for queues, figures in memory.items()],
         "ratios": _ratios(cases),
     }
-    return Report(result, _tables(result), [describe(facts), *_NOTES, *remedies])
+    return BenchReport(result, _tables(result), [describe(facts), *_NOTES, *remedies])
 
 
 def _drain(address: str, face: str, count: int, values: Mapping[str, Any], *, queues: int, group: str) -> float:
@@ -318,9 +318,9 @@ def _ratios(cases: list[dict[str, Any]]) -> dict[str, float | None]:
     return found
 
 
-def _tables(result: dict[str, Any]) -> list[Table]:
+def _tables(result: dict[str, Any]) -> list[TextTable]:
     options, ratios = result["options"], result["ratios"]
-    rates = Table(
+    rates = TextTable(
         f"{options['messages']:,} messages of {options['message_bytes']} bytes, taken and settled",
         ("", "queues", "consumers", "messages", f"{PLAIN} = 1", f"{STREAM} = 1"),
         [],
@@ -332,7 +332,7 @@ def _tables(result: dict[str, Any]) -> list[Table]:
             (each["face"], f"{each['queues']:,}", str(each["consumers"]), rate_text(each["messages_per_s"]), *beside)
         )
     names = [f"{kind}_{name}_ms" for kind in ("receive", "settle") for name in _PARTS]
-    waits = Table(
+    waits = TextTable(
         f"{options['rate']:,} messages/s; ms from when each was due to be sent",
         ("", "queues", *(name.removesuffix("_ms").replace("_", " ") for name in names)),
         [
@@ -340,7 +340,7 @@ def _tables(result: dict[str, Any]) -> list[Table]:
             for each in result["latencies"]
         ],
     )
-    memory = Table(
+    memory = TextTable(
         "Memory of the node",
         ("", "queues", "MiB when the work queue begins", "bytes a message in flight"),
         [

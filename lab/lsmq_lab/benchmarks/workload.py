@@ -20,7 +20,7 @@ _HEAD_BYTES = 4 + 4  # queue, number of the message in the cycle
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class PutWorkload:
     """``messages`` of ``message_bytes`` each, in puts of ``batch``."""
 
     messages: int
@@ -62,7 +62,7 @@ class Workload:
 class Contents:
     """What a store holds after a workload."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: PutWorkload) -> None:
         picks = workload.picks()
         cycles, rest = divmod(workload.messages, len(picks))
         in_cycle = np.bincount(picks, minlength=workload.queues)

@@ -16,9 +16,9 @@ from pathlib import Path
 from .catalogue import DRILLS
 from .compose import ComposeFaults
 from .harness import Drill, Progress, run_local, run_on
-from .report import Report, print_report
+from .report import DrillReport, print_report
 
-__all__ = ["DRILLS", "Drill", "Report", "print_report", "run_drill"]
+__all__ = ["DRILLS", "Drill", "DrillReport", "print_report", "run_drill"]
 
 
 def run_drill(
@@ -28,7 +28,7 @@ def run_drill(
     seed: int | None = None,
     directory: Path | None = None,
     compose: Path | None = None,
-) -> Report:
+) -> DrillReport:
     """Run a drill of :data:`DRILLS`, with progress on standard error where that is a terminal.
 
     ``seed`` decides which shards and nodes are hit; without one it is drawn, and stands in the report. With ``compose``

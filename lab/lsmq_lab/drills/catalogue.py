@@ -14,7 +14,7 @@ from lsmq_lab.local_cluster import ClusterStatus
 from . import doubts
 from .flood import nobody_takes
 from .group_work import GroupWork
-from .harness import Drill, Run, led_by
+from .harness import Drill, DrillRun, led_by
 from .task_work import KeyedTaskWork, TaskWork
 from .transaction_work import TransactionWork
 
@@ -42,8 +42,8 @@ _LED_BY_NOBODY_S = 2.0
 _SPREAD_S = 5.0  # Longer than it is quiet before leaders are given back.
 
 
-def _drill(name: str, summary: str, **shape: Any) -> Callable[[Callable[[Run], Awaitable[None]]], None]:
-    def register(round: Callable[[Run], Awaitable[None]]) -> None:
+def _drill(name: str, summary: str, **shape: Any) -> Callable[[Callable[[DrillRun], Awaitable[None]]], None]:
+    def register(round: Callable[[DrillRun], Awaitable[None]]) -> None:
         DRILLS[name] = Drill(name=name, summary=summary, round=round, **shape)
 
     return register
@@ -54,7 +54,7 @@ def _all_shards(status: ClusterStatus) -> list[int]:
 
 
 @_drill("kill-leader", "SIGKILL to a node that leads shards, and its return")
-async def _kill_leader(run: Run) -> None:
+async def _kill_leader(run: DrillRun) -> None:
     node, shards = await run.any_leader()
     run.tell(f"killing {node}, which leads shards {shards}")
     async with run.outage(shards, of=node):
@@ -65,7 +65,7 @@ async def _kill_leader(run: Run) -> None:
 
 
 @_drill("kill-follower", "SIGKILL to a follower, and its return", shards=2, settings={"cluster.first_leaders": "n1,n2"})
-async def _kill_follower(run: Run) -> None:
+async def _kill_follower(run: DrillRun) -> None:
     node, shards = await run.any_follower()
     run.tell(f"killing {node}, which follows in shards {shards}")
     async with run.outage(_all_shards(await run.status())):
@@ -76,7 +76,7 @@ async def _kill_follower(run: Run) -> None:
 
 
 @_drill("pause-leader", "SIGSTOP to a node that leads; when it wakes it must acknowledge nothing")
-async def _pause_leader(run: Run) -> None:
+async def _pause_leader(run: DrillRun) -> None:
     node, shards = await run.any_leader()
     run.tell(f"pausing {node}, which leads shards {shards}")
     async with run.outage(shards, of=node):
@@ -87,7 +87,7 @@ async def _pause_leader(run: Run) -> None:
 
 
 @_drill("partition-leader", "a node that leads is cut off from the others; clients still reach it", proxied=True)
-async def _partition_leader(run: Run) -> None:
+async def _partition_leader(run: DrillRun) -> None:
     node, shards = await run.any_leader()
     run.tell(f"cutting off {node}, which leads shards {shards}")
     async with run.outage(shards, of=node):
@@ -98,7 +98,7 @@ async def _partition_leader(run: Run) -> None:
 
 
 @_drill("deafen-leader", "a node that leads can call the others, and none of them can call it", proxied=True)
-async def _deafen_leader(run: Run) -> None:
+async def _deafen_leader(run: DrillRun) -> None:
     node, shards = await run.any_leader()
     run.tell(f"deafening {node}, which leads shards {shards}")
     async with run.outage(shards, of=node):
@@ -113,7 +113,7 @@ async def _deafen_leader(run: Run) -> None:
 
 
 @_drill("isolate-minority", "the leader of the control plane is cut off; the majority goes on", proxied=True)
-async def _isolate_minority(run: Run) -> None:
+async def _isolate_minority(run: DrillRun) -> None:
     status = await run.status()
     node = status.control_leader or run.random.choice(list(run.faults.nodes))
     shards = led_by(status, node)
@@ -127,7 +127,7 @@ async def _isolate_minority(run: Run) -> None:
 
 
 @_drill("rolling-restart", "each node is stopped and started in turn, as for an upgrade")
-async def _rolling_restart(run: Run) -> None:
+async def _rolling_restart(run: DrillRun) -> None:
     for node in run.faults.nodes:
         run.tell(f"restarting {node}")
         async with run.outage(_all_shards(await run.status())):
@@ -137,7 +137,7 @@ async def _rolling_restart(run: Run) -> None:
 
 
 @_drill("kill-all-power", "SIGKILL to all processes at once, then all start; the page cache survives")
-async def _kill_all_power(run: Run) -> None:
+async def _kill_all_power(run: DrillRun) -> None:
     if run.round == 0:
         run.notes.append(
             "what was written and not synced stays in the page cache of this machine; simulations and the tests of "
@@ -152,7 +152,7 @@ async def _kill_all_power(run: Run) -> None:
 
 
 @_drill("zookeeper-outage", "ZooKeeper is killed; a leader dies meanwhile; all catches up", zookeeper=True)
-async def _zookeeper_outage(run: Run) -> None:
+async def _zookeeper_outage(run: DrillRun) -> None:
     run.tell("killing ZooKeeper")
     async with run.outage(_all_shards(await run.status())):
         await run.faults.zookeeper_down()
@@ -172,7 +172,7 @@ async def _zookeeper_outage(run: Run) -> None:
         run.notes.append("ZooKeeper cannot be reached from here: whether it caught up was not looked at")
 
 
-async def _published(run: Run, topic: str) -> None:
+async def _published(run: DrillRun, topic: str) -> None:
     """Wait until clients find the topic and the leaders of today in ZooKeeper."""
     run.tell("waiting until ZooKeeper has caught up")
     async with asyncio.timeout(_MOVE_TIMEOUT_S):
@@ -197,7 +197,7 @@ async def _published(run: Run, topic: str) -> None:
     small_disk="n3",
     settings={"cluster.first_leaders": "n1,n2", "min_free_bytes": 32 * 1024 * 1024},
 )
-async def _disk_full_follower(run: Run) -> None:
+async def _disk_full_follower(run: DrillRun) -> None:
     status = await run.status()
     node = next((node.id for node in status.nodes if not led_by(status, node.id)), None)
     assert node is not None, "every node leads: there is none whose disk may fill without refusing writes"
@@ -213,7 +213,7 @@ async def _disk_full_follower(run: Run) -> None:
 
 
 @_drill("lost-disk", "a node dies and comes back with an empty disk; it is filled again from the others")
-async def _lost_disk(run: Run) -> None:
+async def _lost_disk(run: DrillRun) -> None:
     node, shards = await run.any_leader()
     run.tell(f"killing {node}, which leads shards {shards}, and removing its files")
     async with run.outage(shards, of=node):
@@ -228,7 +228,7 @@ async def _lost_disk(run: Run) -> None:
     "the control plane's disks take 200 ms a sync on all voters, and its leader is killed",
     settings={"cluster.raft_sync_delay_ms": 200},
 )
-async def _slow_disk(run: Run) -> None:
+async def _slow_disk(run: DrillRun) -> None:
     status = await run.until(lambda status: status.control_leader is not None, "the control plane has a leader")
     node = status.control_leader
     assert node is not None
@@ -249,7 +249,7 @@ async def _slow_disk(run: Run) -> None:
     "set-back-disk",
     "a node comes back with an older copy of its disk, when only a dead one has all that was acknowledged",
 )
-async def _set_back_disk(run: Run) -> None:
+async def _set_back_disk(run: DrillRun) -> None:
     """Shards alone, one shard, all but the control plane's log, and all, in turn."""
     names = _SET_BACK[run.round % len(_SET_BACK)]
     whole, older, stale = run.random.sample(sorted(node.id for node in (await run.status()).nodes), 3)
@@ -281,7 +281,7 @@ async def _set_back_disk(run: Run) -> None:
 
 
 @_drill("add-node", "a node joins, takes a replica and a leadership, gives both back, and leaves")
-async def _add_node(run: Run) -> None:
+async def _add_node(run: DrillRun) -> None:
     status = await run.status()
     shard = run.random.choice(status.shards)
     node = await run.faults.add_node()
@@ -299,7 +299,7 @@ async def _add_node(run: Run) -> None:
     await run.faults.remove_node(node)
 
 
-async def _joined(run: Run, node: str) -> None:
+async def _joined(run: DrillRun, node: str) -> None:
     """Wait until the cluster knows a new node."""
     async with asyncio.timeout(_MOVE_TIMEOUT_S):
         while True:
@@ -309,7 +309,7 @@ async def _joined(run: Run, node: str) -> None:
             await asyncio.sleep(0.1)
 
 
-async def _move(run: Run, shard: int, replicas: list[str]) -> None:
+async def _move(run: DrillRun, shard: int, replicas: list[str]) -> None:
     await run.administer("PUT", f"/v1/cluster/shards/{shard}/replicas", {"replicas": replicas})
 
     def moved(status: ClusterStatus) -> bool:
@@ -323,7 +323,7 @@ def _replicas_on(status: ClusterStatus, node: str) -> list[int]:
 
 
 @_drill("drain-node", "all replicas move away from a node, which then is ready to leave", nodes=4)
-async def _drain_node(run: Run) -> None:
+async def _drain_node(run: DrillRun) -> None:
     status = await run.status()
     node = run.random.choice(sorted({replica for shard in status.shards for replica in shard.replicas}))
     run.tell(f"draining {node}, which has replicas of shards {_replicas_on(status, node)}")
@@ -339,7 +339,7 @@ async def _drain_node(run: Run) -> None:
     nodes=4,
     settings={"cluster.rebuild_after_ms": 3_000},
 )
-async def _self_heal(run: Run) -> None:
+async def _self_heal(run: DrillRun) -> None:
     lost = run.faults.nodes[-1]  # Not a voter: those are not replaced by another one.
     status = await run.until(lambda status: bool(_replicas_on(status, lost)), f"{lost} holds replicas", _MOVE_TIMEOUT_S)
     held = _replicas_on(status, lost)
@@ -372,7 +372,7 @@ def _has_its_share(status: ClusterStatus, node: str) -> bool:
 
 
 @_drill("kill-consumer", "SIGKILL to a member of a consumer group at work; the others take over its queues")
-async def _kill_consumer(run: Run) -> None:
+async def _kill_consumer(run: DrillRun) -> None:
     group = run.work.beside(GroupWork)
     while len(group.members) < _MEMBERS:
         await group.start(own_process=True)
@@ -390,7 +390,7 @@ async def _kill_consumer(run: Run) -> None:
     "members that crawl, hang or are stopped, during traffic; the others go on, and nodes hold nothing for the slow",
     settings={"cache_bytes": 8 * 1024 * 1024},
 )
-async def _slow_consumer(run: Run) -> None:
+async def _slow_consumer(run: DrillRun) -> None:
     group = run.work.beside(GroupWork)
     while len(group.members) < _MEMBERS:
         await group.start(own_process=True, session_ms=_PATIENT_SESSION_MS, max_handler_ms=_MAX_HANDLER_MS)
@@ -418,7 +418,7 @@ async def _slow_consumer(run: Run) -> None:
 
 
 @_drill("rebalance-storm", "20 members join a consumer group, come and go at random, and leave, during traffic")
-async def _rebalance_storm(run: Run) -> None:
+async def _rebalance_storm(run: DrillRun) -> None:
     group = run.work.beside(GroupWork)
     run.tell(f"{_STORM_MEMBERS} members join")
     while len(group.members) < _STORM_MEMBERS:
@@ -445,7 +445,7 @@ async def _rebalance_storm(run: Run) -> None:
     "kill-producer-in-transaction",
     "SIGKILL to producers in the middle of transactions, and to the node that coordinates them",
 )
-async def _kill_producer_in_transaction(run: Run) -> None:
+async def _kill_producer_in_transaction(run: DrillRun) -> None:
     work = run.work.beside(TransactionWork)
     while len(work.processes) < _PRODUCERS:
         await work.start()
@@ -475,16 +475,16 @@ async def _kill_producer_in_transaction(run: Run) -> None:
 
 
 @_drill("kill-worker", "SIGKILL to consumers of a work queue at work, and to the leader of a shard it works on")
-async def _kill_worker(run: Run) -> None:
+async def _kill_worker(run: DrillRun) -> None:
     await _kill_workers(run, TaskWork)
 
 
 @_drill("kill-keyed-worker", "the same, of a work queue in order by key: not one message before its turn")
-async def _kill_keyed_worker(run: Run) -> None:
+async def _kill_keyed_worker(run: DrillRun) -> None:
     await _kill_workers(run, KeyedTaskWork)
 
 
-async def _kill_workers(run: Run, kind: type[TaskWork]) -> None:
+async def _kill_workers(run: DrillRun, kind: type[TaskWork]) -> None:
     work = run.work.beside(kind)
     while len(work.processes) < _WORKERS:
         await work.start()

@@ -16,14 +16,14 @@ import xxhash
 
 from lsmq.errors import UnknownQueue
 from lsmq.record_batch import split_batches
-from lsmq_node.storage import ShardStore, StoreOptions, Topic
+from lsmq_node.storage import ShardStore, StoredTopic, StoreOptions
 
 _CHUNK_BYTES = 1 << 20
 _READ_RECORDS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class ReplicaDirectory:
     """One replica's directory. ``node`` names it in findings."""
 
     node: str
@@ -39,7 +39,7 @@ class Comparison:
     findings: tuple[str, ...]
 
 
-def compare(shards: Mapping[int, tuple[int, list[Replica]]], options: StoreOptions) -> Comparison:
+def compare(shards: Mapping[int, tuple[int, list[ReplicaDirectory]]], options: StoreOptions) -> Comparison:
     """Compare the replicas of each shard up to the shard's high watermark.
 
     ``shards`` gives the high watermark, which must be an LSN at which an entry ends, and the replicas.
@@ -72,7 +72,7 @@ class _Picture:
     content: dict[str, Any]
 
 
-def _picture(replica: Replica, scratch: Path, high_watermark: int, options: StoreOptions) -> _Picture:
+def _picture(replica: ReplicaDirectory, scratch: Path, high_watermark: int, options: StoreOptions) -> _Picture:
     copy = scratch / replica.node
     shutil.copytree(replica.path, copy)
     with ShardStore.open(copy, options, replicated=True) as store:
@@ -111,7 +111,7 @@ def _content(store: ShardStore) -> Iterator[tuple[str, Any]]:
             yield f"committed offsets of {group} in {topic.name}", committed.tolist()
 
 
-def _digest(store: ShardStore, topic: Topic, queue: int, offset: int, latest: int) -> tuple[int, int]:
+def _digest(store: ShardStore, topic: StoredTopic, queue: int, offset: int, latest: int) -> tuple[int, int]:
     """How many messages, and a hash of all that they hold."""
     hasher, count = xxhash.xxh64(), 0
     while offset < latest:

@@ -23,7 +23,7 @@ from lsmq_lab.local_cluster import ClusterPlan, ClusterStatus, NodePlan, ZooKeep
 from lsmq_lab.local_cluster.process import ProcessState
 from lsmq_lab.local_cluster.status import answers, collect
 
-from .compare import Replica
+from .compare import ReplicaDirectory
 
 _CLIENT_PORT = "7600/tcp"
 _DATA = "/var/lib/lsmq"
@@ -115,13 +115,13 @@ class ComposeFaults:
             processes[node] = (state["Pid"], running) if state["Running"] else (None, ProcessState.STOPPED)
         return await asyncio.to_thread(collect, self._plan, processes)
 
-    async def replicas(self, shard: int, nodes: Sequence[str], scratch: Path) -> list[Replica]:
+    async def replicas(self, shard: int, nodes: Sequence[str], scratch: Path) -> list[ReplicaDirectory]:
         found = []
         for node in nodes:
             target = scratch / node
             target.mkdir(exist_ok=True)
             await self._run("docker", "cp", f"{self._id(node)}:{_DATA}/shard-{shard}", str(target))
-            found.append(Replica(node, target / f"shard-{shard}"))
+            found.append(ReplicaDirectory(node, target / f"shard-{shard}"))
         return found
 
     async def kill(self, nodes: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from lsmq import Client
 from lsmq_lab.local_cluster.status import opener
 
-from .harness import Drill, Run, led_by
+from .harness import Drill, DrillRun, led_by
 
 _SKEW_S = 40.0
 _TOPICS_BEYOND_A_BLOCK = 40
@@ -27,11 +27,11 @@ _SPREAD_S = 5.0  # Longer than it is quiet before leaders are given back.
 _MOST_CHANGES = 8
 
 
-async def _overview(run: Run) -> dict[str, Any]:
+async def _overview(run: DrillRun) -> dict[str, Any]:
     return await run.administer("GET", "/v1/cluster")
 
 
-async def _seen(run: Run, node: str, wanted: str) -> None:
+async def _seen(run: DrillRun, node: str, wanted: str) -> None:
     """Wait until the cluster's page says what is wrong with a node."""
     async with asyncio.timeout(_SEEN_TIMEOUT_S):
         while True:
@@ -60,7 +60,7 @@ def _post(url: str, document: Mapping[str, Any]) -> bool:
 
 
 @asynccontextmanager
-async def _one_answers(run: Run, former: str, shard: int) -> AsyncIterator[None]:
+async def _one_answers(run: DrillRun, former: str, shard: int) -> AsyncIterator[None]:
     """Inside, a leader is replaced: of what it is asked after its successor has answered it must take nothing, with
     whatever ``ack``."""
     topic = f"asked-{run.round}"
@@ -89,7 +89,7 @@ async def _one_answers(run: Run, former: str, shard: int) -> AsyncIterator[None]
     assert not late, f"{former} took {len(late)} messages after its successor had answered"
 
 
-async def _reject_port(run: Run) -> None:
+async def _reject_port(run: DrillRun) -> None:
     node, shards = await run.any_leader()
     async with _one_answers(run, node, shards[0]):
         run.tell(f"the port of {node}, which leads shards {shards}, answers the others with RST")
@@ -101,7 +101,7 @@ async def _reject_port(run: Run) -> None:
         await run.faults.heal()
 
 
-async def _clock_skew(run: Run) -> None:
+async def _clock_skew(run: DrillRun) -> None:
     node, _ = await run.any_leader()
     ahead_s = run.random.choice((-_SKEW_S, _SKEW_S))
     run.tell(f"restarting {node} with a clock that is {ahead_s:+.0f} s off")
@@ -119,7 +119,7 @@ async def _clock_skew(run: Run) -> None:
         await run.faults.start([node])
 
 
-async def _full_disk_voter(run: Run) -> None:
+async def _full_disk_voter(run: DrillRun) -> None:
     status = await run.status()
     node = next((node for node in ("n3",) if led_by(status, node)), None)
     assert node is not None, "the node with the small disk leads at the beginning of a round"

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from lsmq_lab.local_cluster import ClusterStatus, LocalCluster
 
-from .compare import Replica
+from .compare import ReplicaDirectory
 from .network import FaultNetwork
 
 _FULL_DISK_BYTES = 192 * 1024 * 1024
@@ -42,7 +42,7 @@ class Faults(Protocol):
 
     async def status(self) -> ClusterStatus: ...
 
-    async def replicas(self, shard: int, nodes: Sequence[str], scratch: Path) -> list[Replica]:
+    async def replicas(self, shard: int, nodes: Sequence[str], scratch: Path) -> list[ReplicaDirectory]:
         """The directories of a shard's replicas, once the nodes are down; fetched to ``scratch`` where they are not at
         hand."""
 
@@ -133,8 +133,8 @@ class LocalFaults:
     async def status(self) -> ClusterStatus:
         return await asyncio.to_thread(self.cluster.status)
 
-    async def replicas(self, shard: int, nodes: Sequence[str], scratch: Path) -> list[Replica]:
-        return [Replica(node, self._data(node) / f"shard-{shard}") for node in nodes]
+    async def replicas(self, shard: int, nodes: Sequence[str], scratch: Path) -> list[ReplicaDirectory]:
+        return [ReplicaDirectory(node, self._data(node) / f"shard-{shard}") for node in nodes]
 
     async def kill(self, nodes: Iterable[str]) -> None:
         processes = [self.cluster.process(node) for node in nodes]

@@ -24,7 +24,7 @@ from lsmq.groups import Group
 from lsmq_lab.history import History
 
 from .members import Tenure, main, read_record, slowness, take_part
-from .report import Times
+from .report import OutageTimes
 from .side_work import SETTLE_TIMEOUT_S, Judgement, SideWork
 
 SESSION_MS = 1_000
@@ -206,7 +206,7 @@ class GroupWork(SideWork):
             "after their member was killed, stopped or hung"
         ]
         if self.shared_s:
-            notes.append(f"until the living had all queues: {Times.of(self.shared_s)}")
+            notes.append(f"until the living had all queues: {OutageTimes.of(self.shared_s)}")
         return Judgement(
             verdicts=[verdict],
             notes=tuple(notes),

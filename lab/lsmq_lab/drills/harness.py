@@ -17,7 +17,7 @@ from typing import Any
 from lsmq import Client
 from lsmq.errors import InvalidRequest, LsmqError, TimedOut
 from lsmq_coordinator.liveness import LivenessTiming
-from lsmq_lab.local_cluster import ClusterStatus, LocalCluster, NodeState, ShardStatus, found_plan
+from lsmq_lab.local_cluster import ClusterStatus, LocalCluster, LocalNodeState, ShardStatus, found_plan
 from lsmq_lab.local_cluster.status import ask
 from lsmq_node.replication.insync import LONGEST_PAUSE_S
 from lsmq_node.storage import StoreOptions
@@ -25,9 +25,9 @@ from lsmq_node.storage import StoreOptions
 from .compare import Comparison, compare
 from .faults import Faults, LocalFaults, mount_small_disk, unmount
 from .network import FaultNetwork
-from .report import Report, Times, verdict_fields
+from .report import DrillReport, OutageTimes, verdict_fields
 from .side_work import Judgement
-from .workload import Workload
+from .workload import DrillWorkload
 
 #: Who was hurt again and again joins the in-sync set late, and is given its leaderships back later still.
 SETTLE_TIMEOUT_S = LivenessTiming().longest_steady_s + LONGEST_PAUSE_S + 30.0
@@ -54,7 +54,7 @@ class Drill:
 
     name: str
     summary: str
-    round: Callable[[Run], Awaitable[None]]
+    round: Callable[[DrillRun], Awaitable[None]]
     nodes: int = 3
     shards: int = 3
     zookeeper: bool = False
@@ -71,10 +71,10 @@ def _no_progress(done: int, text: str) -> None:
     pass
 
 
-class Run:
+class DrillRun:
     """One run of a drill, as its rounds see it."""
 
-    def __init__(self, faults: Faults, work: Workload, seed: int, tell: Callable[[str], None]) -> None:
+    def __init__(self, faults: Faults, work: DrillWorkload, seed: int, tell: Callable[[str], None]) -> None:
         self.faults = faults
         self.work = work
         self.random = random.Random(seed)
@@ -228,7 +228,7 @@ def is_settled(status: ClusterStatus) -> bool:
     holders = {replica for shard in status.shards for replica in shard.replicas}
     led = [len(led_by(status, node)) for node in holders]
     return (
-        all(node.state is NodeState.RUNNING for node in status.nodes)
+        all(node.state is LocalNodeState.RUNNING for node in status.nodes)
         and not status.waits_for
         and all(set(shard.in_sync) == set(shard.replicas) for shard in status.shards)
         and max(led) - min(led) <= 1
@@ -248,7 +248,7 @@ def run_local(
     directory: Path | None = None,
     progress: Progress = _no_progress,
     zookeeper: str = "local",
-) -> Report:
+) -> DrillReport:
     """Run a drill on a local cluster of its own. The cluster is taken down in the end; what is in ``directory`` stays,
     and in a temporary one what a failed drill has left."""
     home = directory or Path(tempfile.mkdtemp(prefix=f"lsmq-drill-{drill.name}-"))
@@ -290,11 +290,11 @@ def _small_disk(cluster: LocalCluster, node: str) -> Iterator[None]:
             unmount(target)
 
 
-def run_on(drill: Drill, faults: Faults, *, rounds: int, seed: int, progress: Progress = _no_progress) -> Report:
+def run_on(drill: Drill, faults: Faults, *, rounds: int, seed: int, progress: Progress = _no_progress) -> DrillReport:
     """Run a drill on any cluster: bring it up, work and hurt it, check everything, and take it down."""
     began = time.monotonic()
     fields = asyncio.run(_run(drill, faults, rounds, seed, progress))
-    return Report(
+    return DrillReport(
         drill=drill.name,
         rounds=rounds,
         seed=seed,
@@ -306,7 +306,7 @@ def run_on(drill: Drill, faults: Faults, *, rounds: int, seed: int, progress: Pr
 async def _run(drill: Drill, faults: Faults, rounds: int, seed: int, progress: Progress) -> dict[str, Any]:
     """The fields of the report that only the run can know. What goes wrong is among them, not raised."""
     done = 0
-    run: Run | None = None
+    run: DrillRun | None = None
     failures: list[str] = []
     fields: dict[str, Any] = {}
     shape = {"nodes": drill.nodes, "shards": drill.shards}
@@ -315,8 +315,8 @@ async def _run(drill: Drill, faults: Faults, rounds: int, seed: int, progress: P
         await faults.up()
         status = await faults.status()
         shape = {"nodes": len(status.nodes), "shards": len(status.shards)}
-        async with Workload(faults.urls, len(status.shards)) as work:
-            run = Run(faults, work, seed, lambda text: progress(done, text))
+        async with DrillWorkload(faults.urls, len(status.shards)) as work:
+            run = DrillRun(faults, work, seed, lambda text: progress(done, text))
             await run.settled()
             for run.round in range(rounds):
                 progress(done, f"round {run.round + 1}")
@@ -339,7 +339,11 @@ async def _run(drill: Drill, faults: Faults, rounds: int, seed: int, progress: P
         code = getattr(error, "code", type(error).__name__)
         failures.append(f"in round {run.round + 1 if run else 0}: {code}: {error}")
     if run is not None:
-        fields |= {"refused": Times.of(run.refused_s), "mended": Times.of(run.mended_s), "notes": tuple(run.notes)}
+        fields |= {
+            "refused": OutageTimes.of(run.refused_s),
+            "mended": OutageTimes.of(run.mended_s),
+            "notes": tuple(run.notes),
+        }
     return {**shape, **fields, "rounds_done": done, "failures": tuple(failures)}
 
 
@@ -350,7 +354,7 @@ def _add(fields: dict[str, Any], judgement: Judgement) -> None:
             fields[name] += found.get(name, 0)
 
 
-async def _compare(run: Run) -> Comparison:
+async def _compare(run: DrillRun) -> Comparison:
     """Take the cluster down and compare all replicas up to where all have committed."""
     faults = run.faults
     nodes = dict(zip(faults.nodes, faults.urls, strict=True))

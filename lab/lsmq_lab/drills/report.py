@@ -15,7 +15,7 @@ _NAMED = (AnomalyKind.LOST, *_DUPLICATES, *_ORDER, AnomalyKind.WENT_BACK)
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class OutageTimes:
     """Milliseconds without an acknowledgement of a shard, client-side, one a shard and round; ``all_ms`` rising."""
 
     count: int
@@ -24,7 +24,7 @@ class Times:
     all_ms: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> Times:
+    def of(cls, seconds: Sequence[float]) -> OutageTimes:
         if not seconds:
             return cls(0, 0.0, 0.0)
         rising_ms = tuple(round(each * 1000, 1) for each in sorted(seconds))
@@ -35,7 +35,7 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class DrillReport:
     """A drill's figures. ``refused`` from a fault until the affected shards acknowledged again, ``mended`` while what
     was broken came back and leaders were spread again. ``failures``: what ended the drill early."""
 
@@ -56,8 +56,8 @@ class Report:
     other_anomalies: int = 0
     replicas_compared: int = 0
     replicas_differ: int = 0
-    refused: Times = field(default_factory=lambda: Times(0, 0.0, 0.0))
-    mended: Times = field(default_factory=lambda: Times(0, 0.0, 0.0))
+    refused: OutageTimes = field(default_factory=lambda: OutageTimes(0, 0.0, 0.0))
+    mended: OutageTimes = field(default_factory=lambda: OutageTimes(0, 0.0, 0.0))
     findings: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         for name in ("refused", "mended"):
-            times: Times = values.pop(name)
+            times: OutageTimes = values.pop(name)
             values |= {f"{name}_count": times.count, f"{name}_p50_ms": times.p50_ms, f"{name}_max_ms": times.max_ms}
             values[f"{name}_ms"] = list(times.all_ms)
         for name in ("findings", "failures", "notes"):
@@ -106,7 +106,7 @@ def verdict_fields(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def print_report(report: Report) -> None:
+def print_report(report: DrillReport) -> None:
     """A table on standard output."""
     from rich import box
     from rich.console import Console

@@ -18,7 +18,7 @@ from lsmq_lab.history import History, Verdict
 
 from .columns import Columns
 from .side_work import POLL_S, SETTLE_TIMEOUT_S, Judgement, SideWork
-from .transactors import Entry, main, read_ledger
+from .transactors import LocalStep, main, read_ledger
 
 _POLL_MS = 200
 _NOWHERE = 1 << 40  # an offset that no message has
@@ -34,7 +34,7 @@ class TransactionWork(SideWork):
         super().__init__(urls, topic, queues)
         self.topics = (f"{topic}-first", f"{topic}-second")
         self._transactions = ProducerGroup(self._client, self.name)
-        self._entries: list[Entry] = []
+        self._entries: list[LocalStep] = []
         self._live: dict[str, Columns] = {}
         self._again: dict[str, Columns] = {}
 

@@ -33,7 +33,7 @@ class _Regret(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LocalStep:
     """A message whose transaction's local step was done."""
 
     transaction: str
@@ -43,13 +43,13 @@ class Entry:
     digest: int
 
 
-def read_ledger(path: Path) -> list[Entry]:
+def read_ledger(path: Path) -> list[LocalStep]:
     """A line that was cut off is no entry: its local step was not done."""
-    entries: list[Entry] = []
+    entries: list[LocalStep] = []
     for line in path.read_bytes().split(b"\n")[:-1]:
         transaction, *fields = line.decode().split(" ")
         for key, queue, sequence, digest in zip(fields[::4], fields[1::4], fields[2::4], fields[3::4], strict=True):
-            entries.append(Entry(transaction, key, int(queue), int(sequence), int(digest)))
+            entries.append(LocalStep(transaction, key, int(queue), int(sequence), int(digest)))
     return entries
 
 

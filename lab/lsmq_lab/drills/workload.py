@@ -38,8 +38,8 @@ _WAIT_MS = 1_000
 Side = TypeVar("Side", bound=SideWork)
 
 
-class Workload:
-    """``async with Workload(urls, shards) as work``: it works until :meth:`finish`. One event loop."""
+class DrillWorkload:
+    """``async with DrillWorkload(urls, shards) as work``: it works until :meth:`finish`. One event loop."""
 
     def __init__(self, urls: Sequence[str], shards: int, *, producers: int = 3, consumers: int = 2) -> None:
         self._urls = list(urls)
@@ -62,7 +62,7 @@ class Workload:
         self.topic: Topic
         self._sides: list[SideWork] = []
 
-    async def __aenter__(self) -> Workload:
+    async def __aenter__(self) -> DrillWorkload:
         async with self._client() as client:
             self.topic = await client.create_topic(self._topic, queues=self._queues)
         self._tasks = [

@@ -13,7 +13,7 @@ Not supported: anything but Linux, whose ``/proc`` tells one process from anothe
 from .cluster import LocalCluster
 from .errors import ClusterNotFound, ClusterNotReady, NodeEnded, NodeNotRunning
 from .plan import ClusterPlan, NodePlan, ZooKeeperPlan, choose_ports, found_plan
-from .status import ClusterStatus, NodeState, NodeStatus, ShardStatus
+from .status import ClusterStatus, LocalNodeState, NodeStatus, ShardStatus
 
 __all__ = [
     "ClusterNotFound",
@@ -24,7 +24,7 @@ __all__ = [
     "NodeEnded",
     "NodeNotRunning",
     "NodePlan",
-    "NodeState",
+    "LocalNodeState",
     "NodeStatus",
     "ShardStatus",
     "ZooKeeperPlan",

@@ -23,7 +23,7 @@ from .errors import ClusterNotReady, NodeEnded, NodeNotRunning
 from .plan import HOST, PORTS_PER_NODE, ClusterPlan, NodePlan, choose_ports
 from .process import OwnProcess, ProcessState
 from .status import ClusterStatus, answers, believing, collect
-from .zookeeper_server import Peer, ZooKeeperServer
+from .zookeeper_server import EnsembleMember, ZooKeeperServer
 
 READY_TIMEOUT_S = 60.0
 #: A node gets its own grace for stopping and this much more before it is killed.
@@ -62,7 +62,9 @@ class LocalCluster:
         plan = self.plan.zookeeper
         #: The cluster's own ZooKeeper, if it has one.
         self.zookeeper = (
-            ZooKeeperServer(self.directory / "zookeeper", Peer(1, *plan.ports)) if plan.kind == "local" else None
+            ZooKeeperServer(self.directory / "zookeeper", EnsembleMember(1, *plan.ports))
+            if plan.kind == "local"
+            else None
         )
 
     @classmethod

@@ -12,7 +12,7 @@ from typing import Any
 
 from lsmq.errors import AddressInUse, InvalidRequest
 from lsmq_node.cluster_config import ClusterConfig
-from lsmq_node.cluster_nodes import Voter
+from lsmq_node.cluster_nodes import VoterAddresses
 from lsmq_node.config import NodeConfig
 
 from .errors import ClusterNotFound
@@ -123,7 +123,7 @@ class ClusterPlan:
             "raft_port": node.raft_port,
             "zookeeper": self.zookeeper.hosts,
             "voters": {
-                voter.id: Voter(url=voter.url, internal_url=voter.internal_url, raft=voter.raft_address)
+                voter.id: VoterAddresses(url=voter.url, internal_url=voter.internal_url, raft=voter.raft_address)
                 for voter in self.voters
             },
         }

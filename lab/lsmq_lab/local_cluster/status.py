@@ -52,7 +52,7 @@ def _opener_of(ca: str | None) -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(direct, urllib.request.HTTPSHandler(context=context))
 
 
-class NodeState(Enum):
+class LocalNodeState(Enum):
     RUNNING = "running"  # It answers.
     STARTING = "starting"  # A process, and no answer (yet).
     PAUSED = "paused"
@@ -65,7 +65,7 @@ class NodeStatus:
     id: str
     pid: int | None
     url: str
-    state: NodeState
+    state: LocalNodeState
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class ClusterStatus:
     @property
     def waits_for(self) -> list[str]:
         """What keeps the cluster from serving, in words; empty when it serves."""
-        silent = [node.id for node in self.nodes if node.state is NodeState.STARTING]
+        silent = [node.id for node in self.nodes if node.state is LocalNodeState.STARTING]
         leaderless = [str(shard.id) for shard in self.shards if shard.leader is None]
         idle = [
             f"{shard.id} ({shard.leader})" for shard in self.shards if shard.leader is not None and not shard.serving
@@ -165,7 +165,7 @@ def collect(
     for node in plan.nodes:
         pid, process = processes[node.id]
         answered = found.get(node.id, (None, None)) != (None, None)
-        state = NodeState.REMOVED if node.id in removed else _node_state(process, answered)
+        state = LocalNodeState.REMOVED if node.id in removed else _node_state(process, answered)
         nodes.append(NodeStatus(node.id, pid, node.url, state))
     return ClusterStatus(
         nodes=tuple(nodes),
@@ -186,14 +186,14 @@ def _ask_all(nodes: Sequence[NodePlan], timeout: float, ca: Path | None, token: 
         return list(threads.map(both, nodes))
 
 
-def _node_state(state: ProcessState, answered: bool) -> NodeState:
+def _node_state(state: ProcessState, answered: bool) -> LocalNodeState:
     match state:
         case ProcessState.STOPPED:
-            return NodeState.STOPPED
+            return LocalNodeState.STOPPED
         case ProcessState.PAUSED:
-            return NodeState.PAUSED
+            return LocalNodeState.PAUSED
         case ProcessState.RUNNING:
-            return NodeState.RUNNING if answered else NodeState.STARTING
+            return LocalNodeState.RUNNING if answered else LocalNodeState.STARTING
 
 
 def _served(status: Any) -> set[int]:

@@ -102,7 +102,7 @@ def _find_java(variables: Mapping[str, str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class EnsembleMember:
     """A member of an ensemble: its number and ports."""
 
     id: int
@@ -117,8 +117,8 @@ class ZooKeeperServer:
     def __init__(
         self,
         directory: Path,
-        peer: Peer,
-        peers: Sequence[Peer] = (),
+        peer: EnsembleMember,
+        peers: Sequence[EnsembleMember] = (),
         *,
         install: ZooKeeperInstall | None = None,
         tick_ms: int = 1000,

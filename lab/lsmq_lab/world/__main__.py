@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .runs import Report
+    from .runs import SeedReport
 
 _NO_RANDOM_ADDRESSES = 0x0040000
 
@@ -73,7 +73,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _name(report: Report) -> str:
+def _name(report: SeedReport) -> str:
     return f"seed {report.seed} {report.scene}".rstrip()
 
 

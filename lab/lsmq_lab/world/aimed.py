@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lsmq_node.replication import Role
+from lsmq_node.replication import ReplicaRole
 from lsmq_node.replication import actions as act
 from lsmq_node.replication.messages import Hello, Progress
 
@@ -171,7 +171,7 @@ def control_that_forgot_who_left(scene: Scene) -> Script:
 
     def elected() -> bool:
         core = scene.core(scene.other)
-        return core is not None and core.role in (Role.TAKING_OVER, Role.LEADING)
+        return core is not None and core.role in (ReplicaRole.TAKING_OVER, ReplicaRole.LEADING)
 
     yield elected
     scene.one.disk.slow = None

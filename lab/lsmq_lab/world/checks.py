@@ -8,7 +8,7 @@ from typing import Any
 from lsmq.errors import UnknownQueue
 from lsmq_node.cluster.replica import Replica
 
-from .cluster import Cluster, Node
+from .cluster import SimulatedCluster, SimulatedNode
 
 _EVERY_S = 0.005
 
@@ -16,7 +16,7 @@ _EVERY_S = 0.005
 class Checks:
     """Looks every few milliseconds, until :meth:`end`."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SimulatedCluster) -> None:
         self.cluster = cluster
         self.looks = 0
         self.serving = 0
@@ -62,7 +62,7 @@ class Checks:
             self._fail(f"thread {name} ended: {type(error).__name__}: {error}")
         self._next()
 
-    def _look_at_high_watermark(self, node: Node, replica: Replica) -> None:
+    def _look_at_high_watermark(self, node: SimulatedNode, replica: Replica) -> None:
         shard, now = replica.shard, replica.high_watermark
         before = self._shown.get(shard, 0)
         if now < before:
@@ -70,7 +70,7 @@ class Checks:
         self._shown[shard] = max(before, now)
 
 
-def compare_stores(cluster: Cluster, expiring: Collection[str] = ()) -> list[str]:
+def compare_stores(cluster: SimulatedCluster, expiring: Collection[str] = ()) -> list[str]:
     """What differs between the stores of a shard's replicas, which are in sync and hear nothing new.
 
     Of ``expiring`` topics only where queues begin and end: what has expired each says by its own clock.

@@ -16,7 +16,7 @@ from lsmq import Client, Consumer, Producer, Task, Topic, TransactionalProducer,
 from lsmq.errors import LsmqError, ReceiptExpired
 from lsmq_lab.history import History
 
-from .cluster import Cluster
+from .cluster import SimulatedCluster
 from .uses import USES, Use
 from .uses.use import DEADLINE_MS, Role, Topics, all_of, text_of
 
@@ -48,7 +48,7 @@ class Clients:
     """Orders that are sent and read by a group, and the ``uses`` that are named: ``jobs``, ``ledger``, and those of
     :mod:`.uses`. Until ``stopping``; then :meth:`read_back`, and :meth:`verdict`."""
 
-    def __init__(self, cluster: Cluster, uses: Sequence[str] = ("jobs", "ledger")) -> None:
+    def __init__(self, cluster: SimulatedCluster, uses: Sequence[str] = ("jobs", "ledger")) -> None:
         self.cluster = cluster
         self.random = cluster.world.random.__class__(cluster.world.random.getrandbits(64))
         self.orders = History()

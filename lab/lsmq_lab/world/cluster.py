@@ -23,13 +23,13 @@ from lsmq_node.broker import Broker
 from lsmq_node.cluster import running
 from lsmq_node.cluster.replica import Replica
 from lsmq_node.cluster_config import ClusterConfig
-from lsmq_node.cluster_nodes import Voter
+from lsmq_node.cluster_nodes import VoterAddresses
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage.wal import segment_name
 
 from .machine import World
 from .medium import DirectoryNode
-from .scheduler import Process
+from .scheduler import SimulatedProcess
 
 _PORT, _INTERNAL_PORT, _RAFT_PORT = 7600, 7601, 7602
 _RESTART_S = 0.5
@@ -44,15 +44,15 @@ _SETTINGS: Mapping[str, Any] = {
 }
 
 
-class Node:
+class SimulatedNode:
     """One machine of the cluster, and the daemon on it while it runs."""
 
-    def __init__(self, cluster: Cluster, number: int) -> None:
+    def __init__(self, cluster: SimulatedCluster, number: int) -> None:
         self.cluster = cluster
         self.id, self.host = f"n{number}", f"10.0.0.{number}"
         self.url = f"http://{self.host}:{_PORT}"
         self.disk = cluster.world.files.disk(self.host)
-        self.process: Process | None = None
+        self.process: SimulatedProcess | None = None
         #: The daemon's insides, for those who check them.
         self.broker: Broker | None = None
         self.starts = 0
@@ -186,7 +186,7 @@ class Node:
         world.scheduler.spawn(lambda: world.loop_run(tell_all), "main", process)
 
 
-class Cluster:
+class SimulatedCluster:
     """Nodes ``n1`` .. that are founded together; all vote. Behind them ``joiners``, which come later and do not."""
 
     def __init__(
@@ -200,12 +200,12 @@ class Cluster:
     ) -> None:
         self.world, self.shards = world, shards
         self.settings = dict(settings or {})
-        self.nodes = [Node(self, number + 1) for number in range(nodes + joiners)]
+        self.nodes = [SimulatedNode(self, number + 1) for number in range(nodes + joiners)]
         self.founders = self.nodes[:nodes]
         self.problems: list[str] = []
         self.client_hosts: list[str] = []
         #: Told of a node whose disk is about to become another one, and whether all of it is lost.
-        self.on_disk_change: Callable[[Node, bool], None] = lambda node, lost: None
+        self.on_disk_change: Callable[[SimulatedNode, bool], None] = lambda node, lost: None
         self.secret = world.files.root / "secret"
         self.secret.write_bytes(b"5eed" * 16)
         self.secret.chmod(0o600)
@@ -220,7 +220,7 @@ class Cluster:
         size: int = {**_SETTINGS, **self.settings}["segment_bytes"]
         return size
 
-    def node(self, id: str) -> Node:
+    def node(self, id: str) -> SimulatedNode:
         return self.nodes[int(id[1:]) - 1]
 
     def note(self, text: str) -> None:
@@ -232,7 +232,7 @@ class Cluster:
         self.problems.append(f"{what}: {text}")
         self.note(f"BROKE {what}: {type(error).__name__}: {error}")
 
-    def config(self, node: Node) -> NodeConfig:
+    def config(self, node: SimulatedNode) -> NodeConfig:
         own = {name: value for name, value in self.settings.items() if not name.startswith("cluster.")}
         asked = {name[8:]: value for name, value in self.settings.items() if name.startswith("cluster.")}
         table = {
@@ -245,7 +245,7 @@ class Cluster:
             "internal_port": _INTERNAL_PORT,
             "raft_port": _RAFT_PORT,
             "voters": {
-                voter.id: Voter(
+                voter.id: VoterAddresses(
                     url=voter.url,
                     internal_url=f"http://{voter.host}:{_INTERNAL_PORT}",
                     raft=f"{voter.host}:{_RAFT_PORT}",
@@ -260,7 +260,7 @@ class Cluster:
         data = node.disk.root / "data"
         return NodeConfig.load(data=data, host=node.host, port=_PORT, cluster=cluster, **{**_SETTINGS, **own})
 
-    def replicas(self) -> Iterator[tuple[Node, Replica]]:
+    def replicas(self) -> Iterator[tuple[SimulatedNode, Replica]]:
         """Of all daemons that run."""
         for node in self.nodes:
             if node.up and node.broker is not None:
@@ -284,13 +284,13 @@ class Cluster:
         states = [node.broker.topology.control.state for node in self.nodes if node.broker is not None]  # type: ignore[attr-defined]
         return max(states, key=lambda state: state.version, default=None)
 
-    def leader(self) -> Node:
+    def leader(self) -> SimulatedNode:
         """Of shard 0; the first node where nobody leads it."""
         leads = (node for node, replica in self.replicas() if replica.shard == 0 and replica.serving)
         return next(leads, self.nodes[0])
 
     def broker_of(self, broker: Broker) -> None:
-        node: Node = self.world.scheduler.process.node  # type: ignore[attr-defined]
+        node: SimulatedNode = self.world.scheduler.process.node  # type: ignore[attr-defined]
         node.broker = broker
 
     @contextmanager
@@ -335,7 +335,7 @@ class Cluster:
 class _Told(logging.Handler):
     """What is warned of is part of what happened."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SimulatedCluster) -> None:
         super().__init__(logging.WARNING)
         self._cluster = cluster
 

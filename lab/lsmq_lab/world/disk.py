@@ -11,8 +11,8 @@ since. A power cut rebuilds the directory from that:
   takes with it all that was in it.
 
 Disks can be slow or full; lose everything, or be set back to what they held before; change a bit at rest. Every
-operation that changes something is counted, and :meth:`Disk.at` makes the n-th of them (of some kinds) fail, half done
-where an operation can be half done, or the power go off there.
+operation that changes something is counted, and :meth:`SimulatedDisk.at` makes the n-th of them (of some kinds) fail,
+half done where an operation can be half done, or the power go off there.
 
 Not supported: reads that fail; writes other than by ``os``, but for files that are synced before they are renamed; hard
 links between machines.
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from .medium import Change, DirectoryNode, FileNode, Node, survivor
+from .medium import DirectoryChange, DirectoryNode, FileNode, Node, survivor
 
 #: What a disk holds that is never full.
 UNLIMITED_BYTES = 1 << 40
@@ -63,7 +63,7 @@ class Failpoint:
     hits: int = 0
 
 
-class Disk:
+class SimulatedDisk:
     """One machine's. ``root`` is where its files are.
 
     Attributes:
@@ -78,7 +78,7 @@ class Disk:
     def __init__(self, host: str, root: Path, chance: Random) -> None:
         self.host, self.root, self.chance = host, root, chance
         self.top = DirectoryNode()
-        self.changes: list[Change] = []
+        self.changes: list[DirectoryChange] = []
         self.sync_s = (0.0001, 0.002)
         self.slow: tuple[str, float] | None = None
         self.capacity_bytes = UNLIMITED_BYTES
@@ -194,7 +194,7 @@ class Disk:
                 directory.live.pop(name, None)
             else:
                 directory.live[name] = node
-        self.changes.append(Change(list(names)))
+        self.changes.append(DirectoryChange(list(names)))
 
     def sync_names(self, directory: DirectoryNode) -> None:
         kept = []
@@ -247,7 +247,7 @@ class Disk:
         REAL["mkdir"](self.root)
         self.top = _build(top, str(self.root), {})
 
-    def copy_to(self, twin: Disk) -> None:
+    def copy_to(self, twin: SimulatedDisk) -> None:
         """Another, empty one is to hold the same, and as much of it safely."""
         copies: dict[int, Node] = {}
 
@@ -271,7 +271,7 @@ class Disk:
         twin.top = directory(self.top)
         for change in self.changes:
             names = [(directory(at), name, None if each is None else copied(each)) for at, name, each in change.names]
-            twin.changes.append(Change(names))
+            twin.changes.append(DirectoryChange(names))
         _copy_files(self.root, twin.root)
 
     def copy(self) -> DirectoryNode:
@@ -358,7 +358,7 @@ def _below(top: DirectoryNode, path: str) -> tuple[DirectoryNode, str]:
     return top, name
 
 
-def _settle(change: Change) -> None:
+def _settle(change: DirectoryChange) -> None:
     for directory, name, node in change.names:
         if node is None:
             directory.durable.pop(name, None)

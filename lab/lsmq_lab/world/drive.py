@@ -17,7 +17,7 @@ from random import Random
 
 from lsmq_node.storage.disk import File, OsDisk
 
-from .disk import UNLIMITED_BYTES, Disk, Failpoint, PowerCut
+from .disk import UNLIMITED_BYTES, Failpoint, PowerCut, SimulatedDisk
 from .files import Files
 from .medium import FileNode
 
@@ -41,7 +41,7 @@ def drives() -> Iterator[None]:
 
 
 class Drive(OsDisk):
-    """Implements ``lsmq_node.storage.disk.Disk``. Thread-safe.
+    """Implements ``lsmq_node.storage.disk.SimulatedDisk``. Thread-safe.
 
     After :meth:`power_cut` or :meth:`kill` it is dead: whatever a leftover thread still tries fails and changes
     nothing. What is on it can be asked for again and again, with other seeds.
@@ -55,7 +55,7 @@ class Drive(OsDisk):
         files, number = _files[-1], str(next(_numbers))
         self.root = root
         self._files = files
-        self.disk = Disk(number, files.root / number, Random(seed))
+        self.disk = SimulatedDisk(number, files.root / number, Random(seed))
         self.disk.capacity_bytes = capacity_bytes
         self.disk.log = []
         files.disks[number] = self.disk
@@ -190,6 +190,6 @@ class Drive(OsDisk):
         return super().free_bytes(self._at(path))
 
 
-def _drop(files: Files, disk: Disk) -> None:
+def _drop(files: Files, disk: SimulatedDisk) -> None:
     files.disks.pop(disk.host, None)
     shutil.rmtree(disk.root, ignore_errors=True)

@@ -15,7 +15,7 @@ from random import Random
 from lsmq import Client, ClusterAdmin
 from lsmq.errors import LsmqError
 
-from .cluster import Cluster, Node
+from .cluster import SimulatedCluster, SimulatedNode
 from .disk import UNLIMITED_BYTES
 
 #: What may happen, and how often beside the rest.
@@ -91,7 +91,7 @@ def drawn(chance: Random, nodes: int, begin_s: float, end_s: float, *, membershi
 class Weather:
     """Brings a plan over a cluster."""
 
-    def __init__(self, cluster: Cluster, plan: list[Fault]) -> None:
+    def __init__(self, cluster: SimulatedCluster, plan: list[Fault]) -> None:
         self.cluster, self.plan = cluster, plan
         self.over = False
         self.done: list[Fault] = []
@@ -163,11 +163,11 @@ class Weather:
 
         world.scheduler.spawn(main, "main", process)
 
-    def _join(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _join(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         node.start()
         return None
 
-    def _move(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _move(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         """A shard's replicas to all but one node, and another one leads."""
         shard = int(fault.at_s * 1e4) % self.cluster.shards
         nodes = [each.id for each in self.cluster.nodes if each is not node]
@@ -176,25 +176,25 @@ class Weather:
         self._order(f"shard {shard} to {nodes}", lambda admin: admin.move(shard, nodes[:3]))
         return None
 
-    def _transfer(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _transfer(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         shard = int(fault.at_s * 1e4) % self.cluster.shards
         self._order(f"shard {shard} is led by {node.id}", lambda admin: admin.transfer(shard, node.id))
         return None
 
-    def _drain(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _drain(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         self._drained.add(node.id)
         self._order(f"drain {node.id}", lambda admin: admin.drain(node.id))
         return lambda: self._order(f"undrain {node.id}", lambda admin: admin.undrain(node.id))
 
-    def _kill(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _kill(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         node.kill()
         return node.start
 
-    def _power(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _power(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         node.cut_power()
         return node.start
 
-    def _power_at_step(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _power_at_step(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         """Before one of the next things that are done to its disk."""
         scheduler, lasting_s = self.cluster.world.scheduler, fault.lasting_s
 
@@ -212,23 +212,23 @@ class Weather:
         node.disk.at(int(lasting_s * 1e4) % 100 + 1, instead=instead)
         return None
 
-    def _stop(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _stop(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         node.stop()
         return node.start
 
-    def _pause(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _pause(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         process = node.process
         if process is None:
             return None
         process.pause()
         return process.resume
 
-    def _cut(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _cut(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         there = node.host, self.cluster.nodes[fault.other - 1].host
         self.cluster.world.network.cut(*there)
         return lambda: self.cluster.world.network.mend(*there)
 
-    def _isolate(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _isolate(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         network = self.cluster.world.network
         pairs = [
             pair
@@ -245,26 +245,26 @@ class Weather:
 
         return whole
 
-    def _reset(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _reset(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         self.cluster.world.network.reset(node.host, self.cluster.nodes[fault.other - 1].host)
         return None
 
-    def _hang_up(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _hang_up(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         """On all clients: what was asked may be done, and the answer is lost."""
         for host in self.cluster.client_hosts:
             self.cluster.world.network.reset(node.host, host)
         return None
 
-    def _slow(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _slow(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         node.disk.sync_s = (0.02, 0.5)
         return lambda: setattr(node.disk, "sync_s", (0.0001, 0.002))
 
-    def _full(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _full(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         self.hurt.add(node.id)
         node.disk.capacity_bytes = 0
         return lambda: setattr(node.disk, "capacity_bytes", UNLIMITED_BYTES)
 
-    def _clock(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _clock(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         wrong = (-100.0, -1.0, 3.0, 5_000.0)[int(fault.lasting_s * 1e4) % 4]
         node.wrong_s += wrong
         if node.process is not None:
@@ -277,29 +277,29 @@ class Weather:
 
         return right
 
-    def _fail_sync(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _fail_sync(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         self.hurt.add(node.id)
         node.disk.at(1, errno.EIO, ("sync",))
         return None
 
-    def _lose_disk(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _lose_disk(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         node.lose_disk()
         return node.start
 
-    def _copy_disk(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _copy_disk(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         node.backup = node.disk.copy()
         return None
 
-    def _set_back(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _set_back(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         node.set_back()
         return node.start
 
-    def _lose_tail(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _lose_tail(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         """The last bytes of the logs, although they were synced."""
         node.lose_tail()
         return node.start
 
-    def _flip_bit(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+    def _flip_bit(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         self.cluster.on_disk_change(node, False)
         node.cut_power()
         at = node.disk.flip_bit(self.cluster.world.random, lambda path: "/shard-" in path)

@@ -18,9 +18,9 @@ from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from .disk import REAL, Disk, PowerCut, os_error
+from .disk import REAL, PowerCut, SimulatedDisk, os_error
 from .medium import DirectoryNode, FileNode, Node
-from .scheduler import Process, Scheduler
+from .scheduler import Scheduler, SimulatedProcess
 
 _flock = fcntl.flock
 
@@ -31,30 +31,30 @@ class Files:
     def __init__(self, scheduler: Scheduler | None, root: Path) -> None:
         self.scheduler, self.root = scheduler, root
         self.random = Random(0 if scheduler is None else scheduler.random.getrandbits(64))
-        self.disks: dict[str, Disk] = {}
+        self.disks: dict[str, SimulatedDisk] = {}
         self.lock = threading.RLock()
         self._prefix = f"{root}/"
-        self._open: dict[int, tuple[Disk, Node, str, tuple[int, int]]] = {}
-        self._locks: dict[int, Process] = {}
+        self._open: dict[int, tuple[SimulatedDisk, Node, str, tuple[int, int]]] = {}
+        self._locks: dict[int, SimulatedProcess] = {}
 
-    def disk(self, host: str) -> Disk:
+    def disk(self, host: str) -> SimulatedDisk:
         """The disk of a machine, made where there is none yet."""
         if host not in self.disks:
-            self.disks[host] = Disk(host, self.root / host, Random(f"disk {host}"))
+            self.disks[host] = SimulatedDisk(host, self.root / host, Random(f"disk {host}"))
         return self.disks[host]
 
     def _preempt(self) -> None:
         if self.scheduler is not None:
             self.scheduler.preempt()
 
-    def killed(self, process: Process) -> None:
+    def killed(self, process: SimulatedProcess) -> None:
         """Locks of files end with who had them. Descriptors stay open: who had them is there still, and never runs."""
         for fd, owner in list(self._locks.items()):
             if owner is process:
                 del self._locks[fd]
                 _flock(fd, fcntl.LOCK_UN)
 
-    def _disk_of(self, path: Any) -> tuple[Disk, str] | None:
+    def _disk_of(self, path: Any) -> tuple[SimulatedDisk, str] | None:
         text = os.fspath(path) if not isinstance(path, int) else ""
         if not isinstance(text, str) or not text.startswith(self._prefix):
             return None
@@ -62,7 +62,7 @@ class Files:
         disk = self.disks.get(host)
         return None if disk is None else (disk, text)
 
-    def _opened(self, fd: int) -> tuple[Disk, Node, str] | None:
+    def _opened(self, fd: int) -> tuple[SimulatedDisk, Node, str] | None:
         found = self._open.get(fd)
         if found is None:
             return None
@@ -212,7 +212,7 @@ class Files:
                 node.unsynced.append((length, None))
                 REAL["ftruncate"](fd, length)
 
-    def _still_open(self, fd: int) -> tuple[Disk, Node, str]:
+    def _still_open(self, fd: int) -> tuple[SimulatedDisk, Node, str]:
         opened = self._opened(fd)
         assert opened is not None, "a file is closed while it is used"
         return opened
@@ -316,7 +316,7 @@ class Files:
             disk.change((*here, DirectoryNode()))
 
     @contextmanager
-    def _changing(self, disk: Disk, kind: str, path: str, other: str = "") -> Iterator[None]:
+    def _changing(self, disk: SimulatedDisk, kind: str, path: str, other: str = "") -> Iterator[None]:
         """Names change: not where that fails, and before the power goes off there."""
         error = disk.step(kind, path, other)
         _refused(error)

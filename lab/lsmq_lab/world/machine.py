@@ -23,7 +23,7 @@ from lsmq_node import connections
 from .files import Files
 from .loop import WorldLoop, WorldPolicy
 from .network import Network
-from .scheduler import Process, Scheduler
+from .scheduler import Scheduler, SimulatedProcess
 from .sockets import Notifier, Poller, sockets_of
 from .threads import runtime_of
 
@@ -46,20 +46,20 @@ class World:
     def now(self) -> float:
         return self.scheduler.now
 
-    def process(self, name: str, host: str, *, steady_s: float = 0.0, wrong_s: float = 0.0) -> Process:
+    def process(self, name: str, host: str, *, steady_s: float = 0.0, wrong_s: float = 0.0) -> SimulatedProcess:
         """A program that is started on a machine."""
-        process = Process(self.scheduler, name, host, steady_s=steady_s)
+        process = SimulatedProcess(self.scheduler, name, host, steady_s=steady_s)
         process.wrong_s = wrong_s
         self.network.dark.discard(host)
         return process
 
-    def kill(self, process: Process) -> None:
+    def kill(self, process: SimulatedProcess) -> None:
         """End a process; what it wrote stays in the system's hands."""
         process.kill()
         self.network.killed(process)
         self.files.killed(process)
 
-    def cut_power(self, process: Process) -> None:
+    def cut_power(self, process: SimulatedProcess) -> None:
         """End a process with its machine: unsynced writes are lost, or not."""
         process.kill()
         self.network.lost_power(process)
@@ -67,11 +67,15 @@ class World:
         self.files.killed(process)
         self.files.disk(process.host).power_cut(self.random)
 
-    def run(self, target: Callable[[], Any], *, limit_s: float = 3_600.0, process: Process | None = None) -> Any:
+    def run(
+        self, target: Callable[[], Any], *, limit_s: float = 3_600.0, process: SimulatedProcess | None = None
+    ) -> Any:
         """What a function returns, called in a thread of the world."""
         return self.scheduler.finish(target, limit_s=limit_s, process=process)
 
-    def run_async(self, make: Callable[[], Any], *, limit_s: float = 3_600.0, process: Process | None = None) -> Any:
+    def run_async(
+        self, make: Callable[[], Any], *, limit_s: float = 3_600.0, process: SimulatedProcess | None = None
+    ) -> Any:
         """What a coroutine returns, run on an event loop of the world."""
         return self.run(lambda: self.loop_run(make), limit_s=limit_s, process=process)
 

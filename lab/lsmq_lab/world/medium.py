@@ -48,7 +48,7 @@ Node = FileNode | DirectoryNode
 
 
 @dataclass(eq=False)
-class Change:
+class DirectoryChange:
     """Names that come and go together: ``(directory, name, what it names or None)``."""
 
     names: list[tuple[DirectoryNode, str, Node | None]]

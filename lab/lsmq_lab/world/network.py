@@ -15,7 +15,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 
-from .scheduler import Process, Scheduler
+from .scheduler import Scheduler, SimulatedProcess
 
 #: What a direction of a connection holds: on the way, and received and not read.
 WINDOW_BYTES = 256 << 10
@@ -34,7 +34,7 @@ def os_error(number: int) -> OSError:
 class Endpoint:
     """What the operating system has of a socket."""
 
-    def __init__(self, network: Network, process: Process) -> None:
+    def __init__(self, network: Network, process: SimulatedProcess) -> None:
         self.network, self.process = network, process
         self.fd = network.take_fd(self)
         self.local: Address | None = None
@@ -121,12 +121,12 @@ class Network:
             if dialled_by in (None, dialler[0]):
                 endpoint.fail(errno.ECONNRESET)
 
-    def killed(self, process: Process) -> None:
+    def killed(self, process: SimulatedProcess) -> None:
         """The operating system closes what the process had, and tells the others."""
         for endpoint in [each for each in self.endpoints.values() if each.process is process]:
             self.close(endpoint, reset=True)
 
-    def lost_power(self, process: Process) -> None:
+    def lost_power(self, process: SimulatedProcess) -> None:
         """Nobody is told."""
         for endpoint in [each for each in self.endpoints.values() if each.process is process]:
             self._forget(endpoint)

@@ -31,13 +31,13 @@ from unittest.mock import patch
 
 from lsmq_coordinator.state import ClusterState
 from lsmq_node.cluster.shell import Shell
-from lsmq_node.replication import Action, Member, ReplicaCore
+from lsmq_node.replication import Action, InSyncMember, ReplicaCore
 from lsmq_node.replication import actions as act
 from lsmq_node.replication.control import UNCLAIMED
 from lsmq_node.replication.messages import Promise
 from lsmq_node.storage.wal import segment_name
 
-from .cluster import Cluster, Node
+from .cluster import SimulatedCluster, SimulatedNode
 from .medium import FileNode
 
 #: So much of what is cut is compared.
@@ -50,13 +50,13 @@ Place = tuple[int, str]
 class Protocol:
     """Sees each action of each replica while :meth:`watching`."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SimulatedCluster) -> None:
         self.cluster = cluster
         self._committed: dict[int, bytearray] = {}  # by shard: the log below the highest high watermark of a leader
         self._shown: dict[tuple[Place, str], int] = {}  # by replica and process
         self._begun: dict[tuple[int, int], tuple[str, str]] = {}
         self._promised: dict[tuple[Place, int], int] = {}
-        self._in_sync: dict[int, frozenset[Member]] = {}
+        self._in_sync: dict[int, frozenset[InSyncMember]] = {}
         self._newest: ClusterState | None = None
         #: Incarnations that a disk has lost, or may have: nothing is asked of them until they act again.
         self._doubted: dict[Place, set[int]] = {}
@@ -65,13 +65,13 @@ class Protocol:
         #: Whom a control plane that went back takes for members that have everything.
         self._excused: set[Place] = set()
         #: Told of each action of a shard's replica at a node, before it is done.
-        self.on_action: Callable[[Node, int, Action], None] = lambda node, shard, action: None
+        self.on_action: Callable[[SimulatedNode, int, Action], None] = lambda node, shard, action: None
 
     def committed_lsn(self, shard: int) -> int:
         """The highest high watermark of a leader so far."""
         return len(self._committed.get(shard, b""))
 
-    def in_sync(self, shard: int) -> frozenset[Member]:
+    def in_sync(self, shard: int) -> frozenset[InSyncMember]:
         """As agreed on, as far as any node that runs knows."""
         self._in_sync_changes(shard)
         return self._in_sync.get(shard, frozenset())
@@ -100,7 +100,7 @@ class Protocol:
         with patch.object(Shell, "_perform", perform):
             yield
 
-    def disk_changes(self, node: Node, lost: bool) -> None:
+    def disk_changes(self, node: SimulatedNode, lost: bool) -> None:
         """Its disk is about to be lost, or to become what it was before."""
         for shard in self._newest_shards():
             start = shard.start_of(node.id)
@@ -109,8 +109,8 @@ class Protocol:
                 marked.setdefault((shard.id, node.id), set()).add(start.incarnation)
                 self._doubted.setdefault((shard.id, node.id), set()).add(start.incarnation)
 
-    def _node(self) -> Node:
-        node: Node = self.cluster.world.scheduler.process.node  # type: ignore[attr-defined]
+    def _node(self) -> SimulatedNode:
+        node: SimulatedNode = self.cluster.world.scheduler.process.node  # type: ignore[attr-defined]
         return node
 
     def _fail(self, name: str, what: str) -> None:
@@ -121,7 +121,7 @@ class Protocol:
 
     # What replicas do
 
-    def _look(self, node: Node, shell: Shell, core: ReplicaCore, action: Action) -> None:
+    def _look(self, node: SimulatedNode, shell: Shell, core: ReplicaCore, action: Action) -> None:
         place = shell.shard, node.id
         if core.registered:
             self._acts(place, core.record.incarnation)
@@ -172,7 +172,7 @@ class Protocol:
 
     def _cuts(self, place: Place, core: ReplicaCore, lsn: int) -> None:
         committed = self._committed.get(place[0], bytearray())
-        member = Member(place[1], core.record.incarnation)
+        member = InSyncMember(place[1], core.record.incarnation)
         if lsn < len(committed) and member in self._in_sync.get(place[0], ()):
             content = self._durable(place, lsn, min(len(committed), lsn + _LOOK_BYTES))
             if content and content == committed[lsn : lsn + len(content)]:
@@ -184,10 +184,10 @@ class Protocol:
         doubted = self._doubted.get(place)
         if doubted and incarnation in doubted:
             doubted.discard(incarnation)  # It is known for what it was, so it must have everything.
-            if any(member == Member(place[1], incarnation) for member in self._in_sync.get(place[0], ())):
+            if any(member == InSyncMember(place[1], incarnation) for member in self._in_sync.get(place[0], ())):
                 self._holds(place, "in-sync-holds-everything", f"{place} came back as {incarnation}")
 
-    def _advances(self, node: Node, place: Place, core: ReplicaCore, lsn: int) -> None:
+    def _advances(self, node: SimulatedNode, place: Place, core: ReplicaCore, lsn: int) -> None:
         process, shard = self._process(node), place[0]
         shown = self._shown.get((place, process), 0)
         if lsn < shown:
@@ -227,7 +227,7 @@ class Protocol:
         """Whoever is taken in has everything by then."""
         for shard in self._newest_shards():
             if shard.id == number:
-                members = frozenset(Member(*member) for member in shard.in_sync)
+                members = frozenset(InSyncMember(*member) for member in shard.in_sync)
                 former = self._in_sync.get(number, frozenset())
                 if members != former:
                     self._in_sync[number] = members
@@ -239,7 +239,7 @@ class Protocol:
         for member in sorted(self._in_sync.get(shard, ())):
             self._member_holds(shard, member, begin, end)
 
-    def _member_holds(self, shard: int, member: Member, begin: int, end: int) -> None:
+    def _member_holds(self, shard: int, member: InSyncMember, begin: int, end: int) -> None:
         place = shard, member.node
         if member.incarnation == UNCLAIMED or member.incarnation in self._doubted.get(place, ()):
             return
@@ -293,5 +293,5 @@ class Protocol:
                 low, high = max(begin, start), min(end, start + size)
                 yield low, bytes(file.durable[low - start : high - start]).ljust(high - low, b"\0")
 
-    def _process(self, node: Node) -> str:
+    def _process(self, node: SimulatedNode) -> str:
         return node.process.name if node.process is not None else node.id

@@ -22,7 +22,7 @@ from lsmq import Client
 from .aimed import SCENES
 from .checks import Checks, compare_stores
 from .clients import Clients
-from .cluster import Cluster
+from .cluster import SimulatedCluster
 from .faults import Fault, Weather, drawn, smaller
 from .machine import World, world
 from .protocol import Protocol
@@ -41,7 +41,7 @@ _SCENE_LIMIT_S = 200.0
 
 
 @dataclass
-class Report:
+class SeedReport:
     """What came of a seed. Equal seeds give equal fingerprints."""
 
     seed: int
@@ -61,7 +61,7 @@ class Report:
         return not self.problems
 
     @classmethod
-    def from_json(cls, text: str) -> Report:
+    def from_json(cls, text: str) -> SeedReport:
         fields = json.loads(text)
         fields["plan"] = [Fault(**each) for each in fields["plan"]]
         return cls(**fields)
@@ -91,16 +91,18 @@ def run(
     *,
     scene: str = "",
     directory: Path | None = None,
-) -> Report:
+) -> SeedReport:
     """Play a seed, in this process: with its own plan and uses, or others; or a scene by its name."""
-    report = Report(seed, scene=scene, plan=[] if scene else list(plan_of(seed) if plan is None else plan))
+    report = SeedReport(seed, scene=scene, plan=[] if scene else list(plan_of(seed) if plan is None else plan))
     report.uses = [] if scene else list(uses_of(seed) if uses is None else uses)
     began = time.process_time()
     weather = Random(f"weather {seed}")
     with world(seed, preemption=weather.choice((0.0, 0.02, 0.2)), directory=directory) as made:
         joiners = int(any(max(fault.node, fault.other) > 3 for fault in report.plan))
         settings = {} if scene else _SETTINGS
-        cluster = Cluster(made, shards=1 if scene else weather.choice((1, 2)), joiners=joiners, settings=settings)
+        cluster = SimulatedCluster(
+            made, shards=1 if scene else weather.choice((1, 2)), joiners=joiners, settings=settings
+        )
         try:
             protocol = Protocol(cluster)
             cluster.on_disk_change = protocol.disk_changes
@@ -119,7 +121,7 @@ def run(
     return report
 
 
-def _play(cluster: Cluster, report: Report) -> None:
+def _play(cluster: SimulatedCluster, report: SeedReport) -> None:
     made = cluster.world
     for node in cluster.founders:
         node.start()
@@ -164,7 +166,7 @@ def _play(cluster: Cluster, report: Report) -> None:
     }
 
 
-def _play_scene(cluster: Cluster, protocol: Protocol, name: str) -> None:
+def _play_scene(cluster: SimulatedCluster, protocol: Protocol, name: str) -> None:
     made = cluster.world
     scene = Scene(cluster, protocol)
     with scene.installed():
@@ -198,7 +200,7 @@ def _until(made: World, reached: Callable[[], bool], limit_s: float) -> bool:
     return reached()
 
 
-def _state(cluster: Cluster) -> str:
+def _state(cluster: SimulatedCluster) -> str:
     found = []
     for node in cluster.nodes:
         if not node.up or node.broker is None:
@@ -228,7 +230,7 @@ def prepare() -> None:
     gc.freeze()
 
 
-class Child:
+class SeedProcess:
     """A seed that is played in a forked process: whatever it leaves behind goes with it."""
 
     def __init__(
@@ -249,14 +251,14 @@ class Child:
             _play_and_tell(seed, plan, before, uses, scene, writing)
         os.close(writing)
 
-    def report(self) -> Report:
+    def report(self) -> SeedReport:
         """Waits for it."""
         with open(self._pipe, "rb") as pipe:
             content = pipe.read()
         status = os.waitpid(self._pid, 0)[1]
         if not content:
-            return Report(self.seed, problems=[f"the process ended with {status}, or took over {_CPU_LIMIT_S} s"])
-        return Report.from_json(content.decode())
+            return SeedReport(self.seed, problems=[f"the process ended with {status}, or took over {_CPU_LIMIT_S} s"])
+        return SeedReport.from_json(content.decode())
 
 
 def _play_and_tell(
@@ -286,12 +288,12 @@ def in_child(
     uses: Sequence[str] | None = None,
     *,
     scene: str = "",
-) -> Report:
+) -> SeedReport:
     """Play a seed in a process of its own."""
-    return Child(seed, plan, before, uses, scene).report()
+    return SeedProcess(seed, plan, before, uses, scene).report()
 
 
-def shrunk(report: Report, *, tries: int = 60, before: Callable[[], None] | None = None) -> Report:
+def shrunk(report: SeedReport, *, tries: int = 60, before: Callable[[], None] | None = None) -> SeedReport:
     """A run of the same seed with fewer faults, or shorter ones, that has a problem too."""
     left = tries
     while left:
@@ -312,16 +314,16 @@ def shrunk(report: Report, *, tries: int = 60, before: Callable[[], None] | None
 
 def played(
     seeds: Sequence[int], jobs: int = 1, scenes: Sequence[str] = ("",), uses: Sequence[str] | None = None
-) -> Iterator[Report]:
+) -> Iterator[SeedReport]:
     """Reports in the order of the seeds, each in every scene, or in its own weather; so many are played at a time.
 
     ``uses``: what clients do beside orders, instead of what each seed says.
     """
     prepare()
-    running: deque[Child] = deque()
+    running: deque[SeedProcess] = deque()
     for seed in seeds:
         for scene in scenes:
-            running.append(Child(seed, uses=uses, scene=scene))
+            running.append(SeedProcess(seed, uses=uses, scene=scene))
             if len(running) == jobs:
                 yield running.popleft().report()
     for child in running:

@@ -28,7 +28,7 @@ from lsmq_node.replication import actions as act
 from lsmq_node.replication.messages import Message
 from lsmq_node.storage.wal import segment_name
 
-from .cluster import Cluster, Node
+from .cluster import SimulatedCluster, SimulatedNode
 from .medium import DirectoryNode
 from .protocol import Protocol
 
@@ -46,7 +46,7 @@ _TOPIC = "orders"
 class Writer:
     """An application that sends what it is told to, one message at a time, and remembers what was acknowledged."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: SimulatedCluster) -> None:
         self.cluster, self.host = cluster, "10.0.1.1"
         self.acknowledged: list[int] = []
         self.sent = 0  # whatever became of it
@@ -122,7 +122,7 @@ class Scene:
     """What a scene sees and does. A condition is of the moment it is asked at; one of what happens counts from when it
     was made."""
 
-    def __init__(self, cluster: Cluster, protocol: Protocol) -> None:
+    def __init__(self, cluster: SimulatedCluster, protocol: Protocol) -> None:
         self.cluster, self.protocol = cluster, protocol
         self.world = cluster.world
         self.writer = Writer(cluster)
@@ -135,7 +135,7 @@ class Scene:
         self._script: Script | None = None
         self._waits: Condition = self.settled
         self._since = self.world.now
-        self._watches: list[Callable[[Node, Action], None]] = []
+        self._watches: list[Callable[[SimulatedNode, Action], None]] = []
         protocol.on_action = self._acted
 
     # How it goes on
@@ -163,7 +163,7 @@ class Scene:
         if not self.over and not self.cluster.problems:
             self.world.scheduler.call_later(_LOOK_S, self._look)
 
-    def _acted(self, node: Node, shard: int, action: Action) -> None:
+    def _acted(self, node: SimulatedNode, shard: int, action: Action) -> None:
         for watch in self._watches:
             watch(node, action)
         if not self.over and self._waits():
@@ -221,14 +221,14 @@ class Scene:
 
     # What it sees
 
-    def core(self, node: Node) -> ReplicaCore | None:
+    def core(self, node: SimulatedNode) -> ReplicaCore | None:
         if not node.up or node.broker is None:
             return None
         member: Any = node.broker.topology
         replica = member.replicas.get(_SHARD)
         return None if replica is None else replica._shell.core
 
-    def end(self, node: Node) -> int:
+    def end(self, node: SimulatedNode) -> int:
         """Up to where a replica's log is durable, as far as it knows itself."""
         core = self.core(node)
         return 0 if core is None else core.log.durable_lsn
@@ -237,7 +237,7 @@ class Scene:
     def committed(self) -> int:
         return self.protocol.committed_lsn(_SHARD)
 
-    def listed(self, node: Node) -> bool:
+    def listed(self, node: SimulatedNode) -> bool:
         """Whether it is in the in-sync set, under whatever incarnation."""
         return any(member.node == node.id for member in self.protocol.in_sync(_SHARD))
 
@@ -275,13 +275,13 @@ class Scene:
 
         return high_watermark_rises
 
-    def left(self, node: Node) -> Condition:
+    def left(self, node: SimulatedNode) -> Condition:
         def has_left() -> bool:
             return not self.listed(node)
 
         return has_left
 
-    def holds(self, node: Node, lsn: int) -> Condition:
+    def holds(self, node: SimulatedNode, lsn: int) -> Condition:
         """Its log is durable up to there."""
 
         def log_is_durable() -> bool:
@@ -289,11 +289,11 @@ class Scene:
 
         return log_is_durable
 
-    def longer(self, node: Node) -> Condition:
+    def longer(self, node: SimulatedNode) -> Condition:
         """Its log is durable beyond where it is now."""
         return self.holds(node, self.end(node) + 1)
 
-    def serves(self, *nodes: Node) -> Condition:
+    def serves(self, *nodes: SimulatedNode) -> Condition:
         """Any of them."""
 
         def serves_the_shard() -> bool:
@@ -301,7 +301,7 @@ class Scene:
 
         return serves_the_shard
 
-    def acts(self, node: Node) -> Condition:
+    def acts(self, node: SimulatedNode) -> Condition:
         """Its start is registered, and known to be."""
 
         def start_is_registered() -> bool:
@@ -310,11 +310,11 @@ class Scene:
 
         return start_is_registered
 
-    def did(self, node: Node, kind: type, where: Callable[[Any], bool] = lambda action: True) -> Condition:
+    def did(self, node: SimulatedNode, kind: type, where: Callable[[Any], bool] = lambda action: True) -> Condition:
         """It is about to do something, or to send a message, of that kind."""
         seen = [False]
 
-        def watch(actor: Node, action: Action) -> None:
+        def watch(actor: SimulatedNode, action: Action) -> None:
             what = action.message if isinstance(action, act.Send) else action
             if actor is node and isinstance(what, kind) and where(what):
                 seen[0] = True
@@ -336,19 +336,19 @@ class Scene:
     def write(self, count: int = 1) -> None:
         self.writer.write(count)
 
-    def silence(self, source: Node, *targets: Node) -> None:
+    def silence(self, source: SimulatedNode, *targets: SimulatedNode) -> None:
         """Nothing of replication comes from one node to others; Raft and everything else does."""
         self._silent |= {(source.id, target.id) for target in targets}
 
-    def late(self, source: Node, target: Node, seconds: float) -> None:
+    def late(self, source: SimulatedNode, target: SimulatedNode, seconds: float) -> None:
         """What is of replication leaves so much later."""
         self._late_s[source.id, target.id] = seconds
 
-    def blind(self, node: Node) -> None:
+    def blind(self, node: SimulatedNode) -> None:
         """Its replica hears nothing of the control plane any more."""
         self._blind.add(node.id)
 
-    def hang_up(self, node: Node) -> None:
+    def hang_up(self, node: SimulatedNode) -> None:
         """On the writer: what it asked for may be done, and it is not told."""
         self.world.network.reset(node.host, self.writer.host)
 
@@ -359,7 +359,7 @@ class Scene:
         self.world.network.mend()
         self._late_s.clear()
 
-    def isolate(self, node: Node) -> None:
+    def isolate(self, node: SimulatedNode) -> None:
         for other in self.cluster.nodes:
             if other is not node:
                 self.world.network.cut(node.host, other.host)
@@ -380,20 +380,20 @@ class Scene:
             node.disk.become(copies[node.id], only="data/raft")
         self.protocol.control_went_back()
 
-    def shard_goes_back(self, node: Node, copied: DirectoryNode) -> None:
+    def shard_goes_back(self, node: SimulatedNode, copied: DirectoryNode) -> None:
         """The shard's directory becomes its copy; what the machine holds of the control plane's log stays."""
         self.cluster.on_disk_change(node, False)
         node.cut_power()
         node.disk.become(copied, only=f"data/shard-{_SHARD}")
 
-    def shard_is_lost(self, node: Node) -> None:
+    def shard_is_lost(self, node: SimulatedNode) -> None:
         """Nothing is left of the shard's directory; what the machine holds of the control plane's log stays."""
         self.cluster.on_disk_change(node, True)
         node.cut_power()
         data = DirectoryNode(durable={f"shard-{_SHARD}": DirectoryNode()})
         node.disk.become(DirectoryNode(durable={"data": data}), only=f"data/shard-{_SHARD}")
 
-    def lose_tail(self, node: Node, lsn: int) -> None:
+    def lose_tail(self, node: SimulatedNode, lsn: int) -> None:
         """Its machine goes off, and what was synced beyond ``lsn`` is gone."""
         self.cluster.on_disk_change(node, False)
         node.cut_power()

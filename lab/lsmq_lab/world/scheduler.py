@@ -5,8 +5,8 @@ something, or until it is preempted at a place where that may happen (:meth:`Sch
 Then the seed decides who of those that can run is next. Virtual time passes a few microseconds a step, and when nobody
 can run it jumps to the next moment at which somebody wants to.
 
-Threads belong to a :class:`Process`, which has clocks and randomness of its own, and which can be paused, or killed:
-its threads never run again, not even to clean up.
+Threads belong to a :class:`SimulatedProcess`, which has clocks and randomness of its own, and which can be paused, or
+killed: its threads never run again, not even to clean up.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Overtime(Exception):
     """What was to end goes on and on."""
 
 
-class Process:
+class SimulatedProcess:
     """One life of a program on a machine. ``host`` names the machine: its address, and its directory."""
 
     def __init__(self, scheduler: Scheduler, name: str, host: str, *, steady_s: float = 0.0) -> None:
@@ -74,7 +74,7 @@ class Fiber:
 
     __slots__ = ("done", "greenlet", "hooks", "locals", "loop", "name", "parked", "process", "turn", "waiters", "woken")
 
-    def __init__(self, process: Process, target: Callable[[], object], name: str) -> None:
+    def __init__(self, process: SimulatedProcess, target: Callable[[], object], name: str) -> None:
         self.process, self.name = process, name
         self.greenlet = greenlet(target, process.scheduler._hub)  # where it goes when it ends
         self.parked = self.woken = self.done = False
@@ -113,7 +113,7 @@ class Scheduler:
         self._timers: list[tuple[float, int, Fiber | Callable[[], object], int]] = []
         self._numbers = 0
         self._hub = getcurrent()
-        self.world = Process(self, "world", "world")
+        self.world = SimulatedProcess(self, "world", "world")
         self._graveyard: list[Fiber] = []
 
     # What happened
@@ -134,7 +134,7 @@ class Scheduler:
 
     # Threads
 
-    def spawn(self, target: Callable[[], object], name: str, process: Process | None = None) -> Fiber:
+    def spawn(self, target: Callable[[], object], name: str, process: SimulatedProcess | None = None) -> Fiber:
         """A new thread, of the caller's process unless another is given."""
         process = process or self.process
 
@@ -156,7 +156,7 @@ class Scheduler:
         return fiber
 
     @property
-    def process(self) -> Process:
+    def process(self) -> SimulatedProcess:
         """Whose thread runs."""
         return self.world if self.current is None else self.current.process
 
@@ -265,7 +265,9 @@ class Scheduler:
     def _waiting(self) -> list[Fiber]:
         return [each for each in self.world.threads if not each.done]
 
-    def finish(self, target: Callable[[], Any], *, limit_s: float = 3_600.0, process: Process | None = None) -> Any:
+    def finish(
+        self, target: Callable[[], Any], *, limit_s: float = 3_600.0, process: SimulatedProcess | None = None
+    ) -> Any:
         """What ``target`` returns, called in a thread of the world. Raises what it raises."""
         outcome: list[Any] = []
 

@@ -145,7 +145,7 @@ def sockets_of(network: Network) -> type[Any]:
     return Socket
 
 
-class Watch:
+class SocketWatch:
     """Waits, in one thread, for any of many sockets to be ready."""
 
     def __init__(self, network: Network) -> None:
@@ -214,7 +214,7 @@ class Selector(selectors.BaseSelector):
     """What asyncio's loop waits in."""
 
     def __init__(self, network: Network) -> None:
-        self.watch = Watch(network)
+        self.watch = SocketWatch(network)
         self._keys: dict[int, selectors.SelectorKey] = {}
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -267,7 +267,7 @@ class Poller:
     """What Raft's transport waits in: pysyncobj's interface."""
 
     def __init__(self, network: Network) -> None:
-        self.watch = Watch(network)
+        self.watch = SocketWatch(network)
         self._callbacks: dict[int, Callable[[int, int], None]] = {}
 
     def subscribe(self, descr: int, callback: Callable[[int, int], None], eventMask: int) -> None:

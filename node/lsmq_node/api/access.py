@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from lsmq_node.rights import Action, Kind
+from lsmq_node.rights import Action, ResourceKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class Need:
     """``action`` on the resource of this kind that the request names, see :meth:`.routing.Call.name_of`; or on every
     one there may ever be, whatever its name."""
 
-    kind: Kind
+    kind: ResourceKind
     action: Action
     every: bool = False
 
@@ -32,11 +32,11 @@ class Access:
 
     needs: tuple[Need, ...] = ()
     open: bool = False
-    lists: Kind | None = None
+    lists: ResourceKind | None = None
     changes: bool = False
     tells: bool = False
 
-    def action(self, kind: Kind) -> Action | None:
+    def action(self, kind: ResourceKind) -> Action | None:
         """What it needs of resources of the kind."""
         return next((need.action for need in self.needs if need.kind is kind), None)
 
@@ -45,7 +45,7 @@ class Access:
         """Whether it is administration of the cluster, or of who may what, which may have a port of its own. Whoever
         reads all there is (:data:`_WHOLE`) administers nothing."""
         return not any(need.every for need in self.needs) and any(
-            need.kind is Kind.RIGHTS or (need.kind is Kind.CLUSTER and need.action is Action.ALTER)
+            need.kind is ResourceKind.RIGHTS or (need.kind is ResourceKind.CLUSTER and need.action is Action.ALTER)
             for need in self.needs
         )
 
@@ -56,17 +56,17 @@ class Access:
 
 
 def _needs(**actions: Action) -> Access:
-    return Access(tuple(Need(Kind(kind.replace("_", "-")), action) for kind, action in actions.items()))
+    return Access(tuple(Need(ResourceKind(kind.replace("_", "-")), action) for kind, action in actions.items()))
 
 
 #: Whoever holds a snapshot reads all that is in a shard, whosever it is, tokens' hashes and grants included.
 _WHOLE: Final = Access(
     (
-        Need(Kind.CLUSTER, Action.DESCRIBE),
-        Need(Kind.RIGHTS, Action.DESCRIBE),
-        Need(Kind.TOPIC, Action.READ, every=True),
-        Need(Kind.GROUP, Action.READ, every=True),
-        Need(Kind.PRODUCER_GROUP, Action.DESCRIBE, every=True),
+        Need(ResourceKind.CLUSTER, Action.DESCRIBE),
+        Need(ResourceKind.RIGHTS, Action.DESCRIBE),
+        Need(ResourceKind.TOPIC, Action.READ, every=True),
+        Need(ResourceKind.GROUP, Action.READ, every=True),
+        Need(ResourceKind.PRODUCER_GROUP, Action.DESCRIBE, every=True),
     )
 )
 _OPEN: Final = Access(open=True)
@@ -83,7 +83,7 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "createTopic": _needs(topic=_C),
         "growTopic": _needs(topic=_A),
         "alterTopic": _needs(topic=_A),
-        "listTopics": Access(lists=Kind.TOPIC),
+        "listTopics": Access(lists=ResourceKind.TOPIC),
         "getTopic": _needs(topic=_D),
         "getTopicUsage": _needs(topic=_D),
         "deleteTopic": _needs(topic=_X),
@@ -116,7 +116,7 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "getSchedule": _needs(topic=_R),
         "deleteSchedule": _needs(topic=_W),
         # groups of consumers
-        "listGroups": Access(lists=Kind.GROUP),
+        "listGroups": Access(lists=ResourceKind.GROUP),
         "getCoordinator": _ANYBODY,  # of groups of both kinds; it is arithmetic with the name
         "heartbeat": _needs(group=_R, topic=_R),
         "describeGroup": _needs(group=_D),
@@ -139,7 +139,7 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "configureWorkQueue": _needs(group=_A, topic=_R),
         "describeWorkQueue": _needs(group=_D, topic=_D),
         # groups of producers
-        "listProducerGroups": Access(lists=Kind.PRODUCER_GROUP),
+        "listProducerGroups": Access(lists=ResourceKind.PRODUCER_GROUP),
         "describeProducerGroup": _needs(producer_group=_D),
         "producerHeartbeat": _needs(producer_group=_W),
         "beginTransaction": _needs(producer_group=_W, topic=_W),

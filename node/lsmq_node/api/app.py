@@ -26,7 +26,7 @@ from lsmq_node.broker.stages import LIMITS, stage
 from lsmq_node.config import NodeConfig
 from lsmq_node.metrics import HttpMetrics
 from lsmq_node.node import Node
-from lsmq_node.rights import Audit, Shown
+from lsmq_node.rights import Audit, ShownCredentials
 
 from . import (
     batches,
@@ -60,7 +60,7 @@ from .failures import HttpConnection, failures
 from .forwarding import answered_elsewhere, answering_passed_on
 from .openapi import document
 from .origins import let_pages_read, own_pages
-from .routing import SYSTEM_TAG, Call, Route
+from .routing import SYSTEM_TAG, ApiOperation, Call
 from .sending import send_held
 from .watching import SlowRequests, watched
 
@@ -91,11 +91,11 @@ _PARTS = (
 )
 
 NODE = web.AppKey("node", Node)
-_NOTHING = Shown()
+_NOTHING = ShownCredentials()
 _REFUSALS = Unauthenticated | Forbidden | AntiForgeryFailed | OriginNotAllowed
 
 
-def route_table(config: NodeConfig) -> tuple[Route, ...]:
+def route_table(config: NodeConfig) -> tuple[ApiOperation, ...]:
     """Every route of a node."""
     return tuple(route.bound(config) for part in _PARTS for route in part.ROUTES)
 
@@ -118,7 +118,9 @@ def make_app(node: Node) -> web.Application:
     return app
 
 
-def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _handler(
+    route: ApiOperation, node: Node, metrics: HttpMetrics
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """The route's handler with a memory reservation of its own, counted and timed."""
     series, broker, rights = metrics.series(route.operation), node.broker, node.rights
     config, allowances = broker.config, broker.allowances
@@ -202,7 +204,7 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
     return handle
 
 
-def _check_port(request: web.Request, route: Route) -> None:
+def _check_port(request: web.Request, route: ApiOperation) -> None:
     """Of a node with a port for administration. What another node passes on came by a port of that one's.
 
     Raises ``WrongPort``.
@@ -215,7 +217,7 @@ def _check_port(request: web.Request, route: Route) -> None:
         )
 
 
-def _shown_if_any(request: web.Request, config: NodeConfig, access: Access) -> Shown:
+def _shown_if_any(request: web.Request, config: NodeConfig, access: Access) -> ShownCredentials:
     """As :func:`_shown`; where everybody is answered, what is wrong is nothing."""
     try:
         return _shown(request, config)
@@ -225,7 +227,7 @@ def _shown_if_any(request: web.Request, config: NodeConfig, access: Access) -> S
         return _NOTHING
 
 
-def _shown(request: web.Request, config: NodeConfig) -> Shown:
+def _shown(request: web.Request, config: NodeConfig) -> ShownCredentials:
     """What the client shows of who it is. What another node passed on has no cookie, and came over a connection of that
     node's own.
 
@@ -236,14 +238,14 @@ def _shown(request: web.Request, config: NodeConfig) -> Shown:
         raise Unauthenticated(f"the request has {len(shown)} headers Authorization; send one")
     authorization = shown[0] if shown else None
     if authorization is not None or VERIFIED in request or request.transport is None:
-        return Shown(authorization)
+        return ShownCredentials(authorization)
     if (cookie := shown_cookie(request, config)) is not None:
-        return Shown(f"Bearer {cookie}", by_cookie=True)
-    return Shown(None, request.transport.get_extra_info("peercert") or None)
+        return ShownCredentials(f"Bearer {cookie}", by_cookie=True)
+    return ShownCredentials(None, request.transport.get_extra_info("peercert") or None)
 
 
 def _note(
-    audit: Audit, route: Route, request: web.Request, asker: Asker | None, status: int, error: LsmqError | None
+    audit: Audit, route: ApiOperation, request: web.Request, asker: Asker | None, status: int, error: LsmqError | None
 ) -> None:
     """A line of the audit log. What a client was answered by another node is known by its status alone."""
     refused = status in (401, 403)

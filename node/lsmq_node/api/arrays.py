@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lsmq.errors import InvalidRequest
 from lsmq_node.broker.admission import Admission
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
 _MOST_DIGITS = 19
 
@@ -48,7 +48,7 @@ def queue_offsets(document: dict[str, Any], admission: Admission) -> tuple[NDArr
     return queues.astype(np.uint32), offsets
 
 
-def parse_ranges(text: str, topic: Topic, admission: Admission) -> NDArray[np.int64]:
+def parse_ranges(text: str, topic: StoredTopic, admission: Admission) -> NDArray[np.int64]:
     """The queues of ``0-99,200``: single numbers and ranges, both ends included. Empty text is all."""
     if not text:
         if topic.named:

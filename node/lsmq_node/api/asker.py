@@ -6,7 +6,7 @@ import asyncio
 
 from lsmq import runtime
 from lsmq.errors import Unauthenticated, Unavailable
-from lsmq_node.rights import Action, Holder, Kind, Proven, RightsService, SessionCookie, Shown
+from lsmq_node.rights import Action, Proven, ResourceKind, RightsHolder, RightsService, SessionCookie, ShownCredentials
 
 from .access import Access
 
@@ -16,14 +16,14 @@ class Asker:
 
     __slots__ = ("_access", "_checked", "_rights", "_shown", "_version", "holder", "proven")
 
-    def __init__(self, rights: RightsService, access: Access, shown: Shown) -> None:
+    def __init__(self, rights: RightsService, access: Access, shown: ShownCredentials) -> None:
         self._rights = rights
         self._access = access
         self._shown = shown
         self._version = 0
-        self._checked: set[tuple[Kind, str, Action]] = set()
+        self._checked: set[tuple[ResourceKind, str, Action]] = set()
         #: None: nobody in particular.
-        self.holder: Holder | None = None
+        self.holder: RightsHolder | None = None
         self.proven: Proven | None = None
 
     @property
@@ -53,7 +53,7 @@ class Asker:
 
     def forget(self) -> None:
         """He is nobody in particular, whatever he showed."""
-        self._shown, self.holder, self.proven = Shown(), None, None
+        self._shown, self.holder, self.proven = ShownCredentials(), None, None
 
     async def _find_out(self) -> None:
         proven = await self._rights.authenticated(self._shown)
@@ -65,22 +65,22 @@ class Asker:
         """Of an operation that is open to everybody: whether he is told what others are not."""
         if not self._rights.on:
             return True
-        return self.holder is not None and self.holder.may(Kind.CLUSTER, "", Action.DESCRIBE)
+        return self.holder is not None and self.holder.may(ResourceKind.CLUSTER, "", Action.DESCRIBE)
 
-    def check_named(self, kind: Kind, name: str) -> None:
+    def check_named(self, kind: ResourceKind, name: str) -> None:
         """May the operation be done to this resource? Raises ``Forbidden``."""
         if self.holder is not None:
             action = self._access.action(kind)
             assert action is not None, f"an operation that asks for a {kind} does not say in its table what it needs"
             self.check(kind, name, action)
 
-    def check(self, kind: Kind, name: str, action: Action) -> None:
+    def check(self, kind: ResourceKind, name: str, action: Action) -> None:
         """Raises ``Forbidden``."""
         if self.holder is not None and (asked := (kind, name, action)) not in self._checked:
             self._rights.check(self.holder, *asked)
             self._checked.add(asked)
 
-    def sees(self, kind: Kind, name: str) -> bool:
+    def sees(self, kind: ResourceKind, name: str) -> bool:
         """Whether a list shows him this resource."""
         return self.holder is None or self.holder.may(kind, name, Action.DESCRIBE)
 

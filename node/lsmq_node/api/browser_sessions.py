@@ -31,7 +31,7 @@ from lsmq_node.rights import BrowserSession, Proven, SessionCookie
 from . import rights_schemas as schemas
 from .codec import answer
 from .origins import is_own_page
-from .routing import Call, Content, Route, Routes
+from .routing import ApiOperation, Call, Content, Routes
 
 ANTI_FORGERY_HEADER: Final = "Lsmq-Anti-Forgery"
 _NAME: Final = "lsmq-session"
@@ -92,7 +92,7 @@ def check_by_cookie(call: Call) -> None:
         )
 
 
-def _only_shows(route: Route) -> bool:
+def _only_shows(route: ApiOperation) -> bool:
     return route.method == "GET" and not route.is_stream
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from aiohttp import web
 
 from lsmq_node.monitoring import OTHERS
-from lsmq_node.rights import Kind
+from lsmq_node.rights import ResourceKind
 
 from .codec import answer
 from .routing import Call, Content, Parameter, Routes
@@ -52,12 +52,14 @@ async def get_busiest(call: Call) -> web.StreamResponse:
     monitoring, limit, sees = call.node.monitoring, call.query["limit"], call.asker.sees
 
     def shown(group: str, topic: str) -> bool:
-        return group == OTHERS or (sees(Kind.GROUP, group.partition("/")[0]) and sees(Kind.TOPIC, topic))
+        return group == OTHERS or (
+            sees(ResourceKind.GROUP, group.partition("/")[0]) and sees(ResourceKind.TOPIC, topic)
+        )
 
     behind = ((pair, lag) for pair, lag in monitoring.lags.series() if lag > 0 and shown(*pair))
     groups = nlargest(limit, behind, lambda each: each[1])
     topics = await call.broker.in_readers(
-        lambda: monitoring.traffic.busiest(limit, lambda topic: sees(Kind.TOPIC, topic))
+        lambda: monitoring.traffic.busiest(limit, lambda topic: sees(ResourceKind.TOPIC, topic))
     )
     age_s = monitoring.lags.age_s
     return answer(

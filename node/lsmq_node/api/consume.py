@@ -21,8 +21,8 @@ from lsmq.errors import (
 from lsmq.record_batch import parse_message_id
 from lsmq_node.broker import ReadFrom, ReadRequest
 from lsmq_node.broker.names import queue_replaced
-from lsmq_node.rights import Kind
-from lsmq_node.storage import Topic
+from lsmq_node.rights import ResourceKind
+from lsmq_node.storage import StoredTopic
 
 from . import schemas
 from .codec import answer, answer_format, encode
@@ -115,10 +115,10 @@ async def read_messages(call: Call) -> web.StreamResponse:
     return web.Response(body=await broker.in_readers(pack), headers={"Content-Type": form.value})
 
 
-def _check_may_read(call: Call, topic: Topic) -> None:
+def _check_may_read(call: Call, topic: StoredTopic) -> None:
     """Raises ``Forbidden``, without the topic's name: ids can be guessed."""
     try:
-        call.asker.check_named(Kind.TOPIC, topic.name)
+        call.asker.check_named(ResourceKind.TOPIC, topic.name)
     except Forbidden:
         raise Forbidden(f"{call.asker.name} may not read the topic of that message", right="read topic") from None
 

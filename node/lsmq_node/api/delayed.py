@@ -11,7 +11,7 @@ from lsmq.errors import AlreadyDelivered, InvalidRequest, NotEnoughReplicas, Top
 from lsmq.messages import due_time, due_value
 from lsmq.record_batch import message_id
 from lsmq_node.delayed import DelayedId, PendingMessage
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 from lsmq_node.storage.later_names import name_of
 
 from . import delayed_schemas as schemas
@@ -98,7 +98,7 @@ def _id(call: Call, text: str) -> DelayedId:
     return DelayedId.parse(text, call.broker.topology.shard_count)
 
 
-def _rendered(topic: Topic, shard: int, found: PendingMessage, form: Format) -> dict[str, Any]:
+def _rendered(topic: StoredTopic, shard: int, found: PendingMessage, form: Format) -> dict[str, Any]:
     header, body = found.record[: found.header_length], found.record[found.header_length :]
     rest = found.priority, found.stored_ms, found.flags, form
     message = render_message(topic.id, found.queue, 0, header, body, *rest)

@@ -20,7 +20,7 @@ from lsmq.errors import (
 )
 from lsmq.topics import parse_ranges
 from lsmq_node.broker import DeleteRequest, TrimRequest
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
 from . import schemas
 from .arrays import integers
@@ -87,7 +87,7 @@ async def purge_topic(call: Call) -> web.StreamResponse:
 
 
 async def _trim(
-    call: Call, topic: Topic, document: dict[str, Any], offset: int | None, before_ms: int | None
+    call: Call, topic: StoredTopic, document: dict[str, Any], offset: int | None, before_ms: int | None
 ) -> web.StreamResponse:
     shard, row = (document.get("after") or "0:0").split(":")
     runs = _runs(document.get("queues"), topic)
@@ -96,7 +96,7 @@ async def _trim(
     return answer(call.request, {"messages": found.messages, "next": following})
 
 
-def _runs(text: str | None, topic: Topic) -> tuple[tuple[int, int], ...]:
+def _runs(text: str | None, topic: StoredTopic) -> tuple[tuple[int, int], ...]:
     """The ranges of queues of ``0-99,200``, sorted and apart."""
     if text is None:
         return ()

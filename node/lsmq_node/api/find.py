@@ -28,7 +28,7 @@ from lsmq.queue_names import check_queue_name
 from lsmq.record_batch import key_hash, parse_message_id
 from lsmq_node.broker import Fetched
 from lsmq_node.broker.elsewhere import ReadFrom
-from lsmq_node.storage import END, KeyQuery, Position, Slice, Topic
+from lsmq_node.storage import END, KeyQuery, Position, Slice, StoredTopic
 from lsmq_node.storage.sieve import Picked
 
 from . import schemas
@@ -169,7 +169,7 @@ async def get_latest(call: Call) -> web.StreamResponse:
         before = reached
 
 
-async def _number(call: Call, topic: Topic) -> int:
+async def _number(call: Call, topic: StoredTopic) -> int:
     """Of the queue that the query names. Raises ``NotLeader``, so that its leader answers, and ``UnknownQueue``."""
     if not topic.named or call.query["queue"] is not None:
         reason = "queue is given as well" if topic.named else f"topic {topic.name!r} has queues with numbers"
@@ -177,7 +177,7 @@ async def _number(call: Call, topic: Topic) -> int:
     return await call.broker.names.number(topic, check_queue_name(call.query["queue_name"]), ReadFrom.LEADER, 0)
 
 
-async def _in_shard(call: Call, topic: Topic, shard: int, asked: KeyQuery, key: bytes) -> dict[str, Any]:
+async def _in_shard(call: Call, topic: StoredTopic, shard: int, asked: KeyQuery, key: bytes) -> dict[str, Any]:
     """The answer of one shard, in the form that the caller is to have it in."""
     form = answer_format(call.request)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lsmq_node.broker.requests import Start
+from lsmq_node.broker.requests import ReadStart
 from lsmq_node.groups import Mode
 from lsmq_node.groups.group import MAX_TOPICS
 
@@ -156,7 +156,10 @@ LAG: Schema = object_of(
 
 
 RESET_WHERE: dict[str, Schema] = {
-    "to": {"enum": [Start.EARLIEST.value, Start.LATEST.value], "description": "The first message kept, or the end."},
+    "to": {
+        "enum": [ReadStart.EARLIEST.value, ReadStart.LATEST.value],
+        "description": "The first message kept, or the end.",
+    },
     "offset": {**OFFSET, "description": "Or this offset, within what is kept and what there is."},
     "time_ms": {**TIME_MS, "description": "Or the first message stored then or later; the end where there is none."},
     "queues": text("Only these, such as `0-99,200`, of a topic whose queues have numbers.", maxLength=10_000),

@@ -16,12 +16,12 @@ from lsmq.errors import (
     UnknownMember,
     UnknownTopic,
 )
-from lsmq_node.groups import Answer, Beat, Group, Mode
+from lsmq_node.groups import Beat, BeatAnswer, CoordinatedGroup, Mode
 from lsmq_node.groups.coordinator import ShardGroups
 from lsmq_node.groups.group import HEARTBEATS_PER_SESSION
 from lsmq_node.groups.holdings import Owned
 from lsmq_node.groups.ranges import count, intersect, pairs, parse
-from lsmq_node.rights import Kind
+from lsmq_node.rights import ResourceKind
 
 from . import group_schemas as schemas
 from .codec import answer
@@ -40,7 +40,7 @@ async def list_groups(call: Call) -> web.StreamResponse:
     coordinated = {name: group for shard in call.node.groups.shards() for name, group in shard.groups.items()}
     sees = call.asker.sees
     known = {*call.broker.groups(), *coordinated}
-    names, following = page(call, (name for name in known if sees(Kind.GROUP, name.partition("/")[0])))
+    names, following = page(call, (name for name in known if sees(ResourceKind.GROUP, name.partition("/")[0])))
     details = [
         {
             "group": name,
@@ -80,11 +80,11 @@ async def heartbeat(call: Call) -> web.StreamResponse:
     """
     name, document = call.path("group"), await call.checked_document()
     for topic in (*document["topics"], *document.get("owned", {})):
-        call.asker.check_named(Kind.TOPIC, topic)
+        call.asker.check_named(ResourceKind.TOPIC, topic)
     beat = _beat(call, document)
     if document["leave"]:
         await call.node.groups.leave(name, beat)
-        return answer(call.request, _assignment(Answer(beat.member, beat.epoch, beat.version, 0, {}, {}, 0, True)))
+        return answer(call.request, _assignment(BeatAnswer(beat.member, beat.epoch, beat.version, 0, {}, {}, 0, True)))
     longest_ms = min(beat.session_ms // HEARTBEATS_PER_SESSION, call.broker.config.max_wait_ms)
     wait_ms = min(document["wait_ms"], longest_ms)
     return answer(call.request, _assignment(await call.node.groups.heartbeat(name, beat, wait_ms)))
@@ -117,7 +117,7 @@ def _owned(given: dict[str, Any]) -> Owned:
     return {topic: parse(pieces, f"owned.{topic}") for topic, pieces in given.items()}
 
 
-def _assignment(found: Answer) -> dict[str, Any]:
+def _assignment(found: BeatAnswer) -> dict[str, Any]:
     return {
         "member": found.member,
         "epoch": found.epoch,
@@ -140,7 +140,7 @@ async def describe_group(call: Call) -> web.StreamResponse:
     return answer(call.request, _description(shard, group))
 
 
-def _description(shard: ShardGroups, group: Group) -> dict[str, Any]:
+def _description(shard: ShardGroups, group: CoordinatedGroup) -> dict[str, Any]:
     return {
         "group": group.name,
         "mode": group.mode.value,
@@ -155,7 +155,7 @@ def _description(shard: ShardGroups, group: Group) -> dict[str, Any]:
     }
 
 
-def _member(group: Group, id: str, now: float) -> dict[str, Any]:
+def _member(group: CoordinatedGroup, id: str, now: float) -> dict[str, Any]:
     member, holder = group.members[id], group.holdings.by_member.get(id)
     shares = {name: topic.shares[id] for name, topic in group.plan.topics.items() if id in topic.shares}
     held = {} if holder is None else holder.held

@@ -21,8 +21,8 @@ from lsmq.errors import (
 )
 from lsmq_node.groups import Mode
 from lsmq_node.groups.ranges import Ranges, normal, parse
-from lsmq_node.rights import Action, Kind
-from lsmq_node.storage import Topic
+from lsmq_node.rights import Action, ResourceKind
+from lsmq_node.storage import StoredTopic
 
 from . import group_schemas, schemas
 from .arrays import is_number, parse_ranges
@@ -75,7 +75,7 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     document = await call.checked_document()
     topic = await call.topic(document["topic"])
     if document["reset"]:
-        call.asker.check(Kind.GROUP, group.partition("/")[0], Action.ALTER)
+        call.asker.check(ResourceKind.GROUP, group.partition("/")[0], Action.ALTER)
     queues, offsets = await call.queue_offsets(document)
     check_offsets(call, group, topic)
     member = document.get("member")
@@ -91,7 +91,7 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     return answer(call.request, {"committed": len(queues)})
 
 
-def check_offsets(call: Call, group: str, topic: Topic) -> None:
+def check_offsets(call: Call, group: str, topic: StoredTopic) -> None:
     """Raises ``GroupModeMismatch`` for a group that has none on the topic."""
     if call.node.work.is_work_queue(group, topic):
         raise GroupModeMismatch(
@@ -105,7 +105,7 @@ def check_offsets(call: Call, group: str, topic: Topic) -> None:
 async def reset_offsets(
     call: Call,
     group: str,
-    topic: Topic,
+    topic: StoredTopic,
     queues: NDArray[np.uint32],
     offsets: NDArray[np.int64],
     member: str | None = None,

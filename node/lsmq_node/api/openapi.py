@@ -10,7 +10,7 @@ from lsmq_coordinator.http_status import status_of
 
 from . import schemas
 from .codec import JSON_TYPE, MSGPACK_TYPE
-from .routing import Content, Route
+from .routing import ApiOperation, Content
 from .schema import Schema
 
 _TAGS = {
@@ -31,7 +31,7 @@ status; `retriable` errors come with `Retry-After` when waiting helps. What answ
 answers HEAD, except for streams."""
 
 
-def document(routes: Iterable[Route], version: str) -> dict[str, Any]:
+def document(routes: Iterable[ApiOperation], version: str) -> dict[str, Any]:
     """The whole document."""
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -51,7 +51,7 @@ def document(routes: Iterable[Route], version: str) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route) -> dict[str, Any]:
+def _operation(route: ApiOperation) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": route.operation,
         "tags": [route.tag],
@@ -95,7 +95,7 @@ def _content(media_types: Iterable[str], schema: Schema | None) -> dict[str, Any
     return {media_type: {} if schema is None else {"schema": schema} for media_type in media_types}
 
 
-def _errors(route: Route) -> dict[str, Any]:
+def _errors(route: ApiOperation) -> dict[str, Any]:
     """One response a status, naming the codes that come with it."""
     kinds: list[type[LsmqError]] = list(route.errors)
     if route.parameters or route.request is not None:

@@ -46,8 +46,8 @@ from lsmq.record_batch import BatchBuilder, RecordBatch, delayed_id, key_hash, m
 from lsmq_node.broker import Broker, ProduceRequest
 from lsmq_node.broker.admission import Admission
 from lsmq_node.config import Forward
-from lsmq_node.storage import Appended, Topic
-from lsmq_node.workers import Turns
+from lsmq_node.storage import Appended, StoredTopic
+from lsmq_node.workers import LoopTurns
 
 from . import schemas
 from .batches import PRODUCER_ERRORS
@@ -62,7 +62,7 @@ ROUTES = Routes("messages")
 
 
 @dataclass(slots=True)
-class Part:
+class ShardMessages:
     """What goes to one shard: its records, and where each stood in the request."""
 
     builder: BatchBuilder = field(default_factory=BatchBuilder)
@@ -85,14 +85,14 @@ class Packer:
 
     __slots__ = ("_broker", "_limit", "_producer_id", "_shards", "_topic", "parts")
 
-    def __init__(self, broker: Broker, topic: Topic, producer_id: int = 0) -> None:
+    def __init__(self, broker: Broker, topic: StoredTopic, producer_id: int = 0) -> None:
         """``producer_id``: 0 for a request that is not idempotent."""
         self._broker = broker
         self._producer_id = producer_id
         self._topic = topic
         self._limit = broker.admission.max_message_bytes(topic)
         self._shards: dict[str, int] = {}  # of the names met
-        self.parts: dict[int, Part] = {}
+        self.parts: dict[int, ShardMessages] = {}
 
     def add(self, index: int, message: Any) -> None:
         """Pack one message. Raises an :class:`InvalidRequest` whose field begins ``messages[index]``."""
@@ -181,13 +181,13 @@ class Packer:
             field = f"messages[{index}].{error.details['field']}"
             raise InvalidRequest(f"{field}: {error.message}", **{**error.details, "field": field}) from error
 
-    def _part(self, shard: int) -> Part:
+    def _part(self, shard: int) -> ShardMessages:
         part = self.parts.get(shard)
         if part is None:
-            part = self.parts[shard] = Part()
+            part = self.parts[shard] = ShardMessages()
         return part
 
-    def _named_queue(self, index: int, message: dict[str, Any], queue: Any) -> tuple[Part, int]:
+    def _named_queue(self, index: int, message: dict[str, Any], queue: Any) -> tuple[ShardMessages, int]:
         """The part of a queue by its name, and its place among the names there."""
         path = f"messages[{index}].queue"
         if type(queue) is not str:
@@ -349,7 +349,7 @@ async def send_messages(call: Call) -> web.StreamResponse:
     messages = messages_of(document, call.schema, broker.admission)
     producer = document.get("producer") or {"id": 0, "sequence": 0}
     packer = Packer(broker, topic, producer["id"])
-    turns = Turns()
+    turns = LoopTurns()
     for index, message in enumerate(messages):
         packer.add(index, message)
         await turns.after(values_of(message))
@@ -381,7 +381,7 @@ async def send_messages(call: Call) -> web.StreamResponse:
 
 
 async def _store(
-    broker: Broker, request: ProduceRequest, parts: Sequence[tuple[int, Part]]
+    broker: Broker, request: ProduceRequest, parts: Sequence[tuple[int, ShardMessages]]
 ) -> list[tuple[Appended, list[dict[str, Any]]]]:
     """Have the batches of some parts stored; of each what became of it, and its messages' results."""
     topic = request.topic
@@ -400,7 +400,12 @@ async def _store(
 
 
 def _results(
-    topic: Topic, shard: int, part: Part, called: Sequence[int | str], numbers: Sequence[int], stored: Appended
+    topic: StoredTopic,
+    shard: int,
+    part: ShardMessages,
+    called: Sequence[int | str],
+    numbers: Sequence[int],
+    stored: Appended,
 ) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = [
         {"queue": queue, "offset": offset, "id": message_id(topic.id, number, max(0, offset))}
@@ -421,12 +426,12 @@ def _leads_all(broker: Broker, shards: Iterable[int]) -> bool:
 
 
 async def _send_to_leaders(
-    call: Call, topic: Topic, document: dict[str, Any], parts: Mapping[int, Part]
+    call: Call, topic: StoredTopic, document: dict[str, Any], parts: Mapping[int, ShardMessages]
 ) -> list[dict[str, Any]]:
     """The results of messages that belong to shards of several leaders, in their order; there is no producer's id."""
     messages = document["messages"]
 
-    def part_of(shard: int, part: Part) -> ShardPart:
+    def part_of(shard: int, part: ShardMessages) -> ShardPart:
         async def here() -> dict[str, Any]:
             batch = RecordBatch(part.builder.build(), verify=False)
             sent = ProduceRequest(topic, ((shard, batch),), call.ack(document.get("ack")), (part.joined_names,))

@@ -12,7 +12,7 @@ from aiohttp import web
 from lsmq.errors import GroupModeMismatch, InvalidRequest, LsmqError, OriginNotAllowed, UnknownStream, UnknownTopic
 from lsmq.queue_names import NAMED
 from lsmq_node.groups import Mode
-from lsmq_node.push import Acknowledge, Held, Start, StreamOptions
+from lsmq_node.push import Acknowledge, HeldStream, PushStart, StreamOptions
 from lsmq_node.push.options import MAX_CREDIT, MAX_CREDIT_BYTES
 
 from . import push_schemas as schemas
@@ -51,7 +51,7 @@ _PARAMETERS = (
         "Name of the subscriber: a new stream takes the place of its former one, and in a broadcast group it has "
         "offsets of its own. Without one, a broadcast stream keeps none.",
     ),
-    Parameter("start", {"enum": list(Start), "default": "earliest"}, "Where to begin when nothing is committed."),
+    Parameter("start", {"enum": list(PushStart), "default": "earliest"}, "Where to begin when nothing is committed."),
     Parameter("credit", integer(1, MAX_CREDIT, default=1_000), "Most messages not acknowledged."),
     Parameter(
         "credit_bytes",
@@ -147,14 +147,14 @@ def _bound_buffer(request: web.Request) -> None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
 
 
-async def _open(call: Call, sink: AnySink) -> Held:
+async def _open(call: Call, sink: AnySink) -> HeldStream:
     """The stream that was asked for; :func:`_serve` closes it."""
     query = call.query
     topic = await call.topic(query["topic"])
     options = StreamOptions(
         _MODES[query["mode"]],
         query["subscriber"],
-        Start(query["start"]),
+        PushStart(query["start"]),
         query["credit"],
         query["credit_bytes"],
         Acknowledge(query["ack"]),
@@ -167,7 +167,7 @@ async def _open(call: Call, sink: AnySink) -> Held:
     return stream
 
 
-async def _serve(call: Call, stream: Held, sink: AnySink) -> LsmqError | None:
+async def _serve(call: Call, stream: HeldStream, sink: AnySink) -> LsmqError | None:
     """Serve a stream to its end; why it ended, or None when the subscriber went."""
     reason: LsmqError | None = None
     try:
@@ -182,7 +182,7 @@ async def _serve(call: Call, stream: Held, sink: AnySink) -> LsmqError | None:
         await call.node.push.close(stream)
 
 
-def _greeting(stream: Held) -> dict[str, Any]:
+def _greeting(stream: HeldStream) -> dict[str, Any]:
     topic = stream.topic
     return {
         "id": stream.id,
@@ -194,7 +194,7 @@ def _greeting(stream: Held) -> dict[str, Any]:
     }
 
 
-async def _run(stream: Held, sink: AnySink, asker: Asker) -> LsmqError | None:
+async def _run(stream: HeldStream, sink: AnySink, asker: Asker) -> LsmqError | None:
     """Send and hear until one of the two ends, or the asker may not any more; why, or None when the subscriber went."""
     sending = asyncio.create_task(stream.run())
     ends = (sink.read(stream), _keep_alive(sink), stream.over.wait(), asker.barred())

@@ -10,7 +10,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from lsmq.errors import LsmqError, ShuttingDown, SlowConsumer
 from lsmq_node.broker import Fetched
-from lsmq_node.push import Held
+from lsmq_node.push import HeldStream
 from lsmq_node.push.held import Packed, Spans
 
 from . import push_schemas as schemas
@@ -53,7 +53,7 @@ class WebSocketSink:
             raise SlowConsumer(f"nothing was heard for {SILENT_S:g} s, not even an answer to a ping")
         await self._socket.ping()
 
-    async def read(self, stream: Held) -> None:
+    async def read(self, stream: HeldStream) -> None:
         """Hear the subscriber until it is gone."""
         while True:
             frame = await self._socket.receive()
@@ -108,7 +108,7 @@ class EventSink:
     async def ping(self) -> None:
         await self.send(b": ping\n\n")
 
-    async def read(self, stream: Held) -> None:
+    async def read(self, stream: HeldStream) -> None:
         """There is nothing to hear; that the subscriber is gone cancels the request."""
         await asyncio.Event().wait()
 
@@ -139,7 +139,7 @@ def _pack(
     return Packed(note("messages", messages), sent)
 
 
-def heed(stream: Held, document: Any) -> None:
+def heed(stream: HeldStream, document: Any) -> None:
     """What a subscriber says. Raises ``InvalidRequest``."""
     check(document, schemas.ACKNOWLEDGE, "")
     stream.acknowledge([(queue, offset) for queue, offset in document.get("ack", ())])

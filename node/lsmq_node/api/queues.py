@@ -23,7 +23,7 @@ from lsmq.errors import (
 from lsmq_node.broker import DeleteRequest
 from lsmq_node.broker.queue_lists import MAX_LISTED, need_names
 from lsmq_node.broker.top_queues import MAX_READ, RankedBy
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
 from . import schemas
 from .codec import answer
@@ -125,14 +125,14 @@ async def declare_queue(call: Call) -> web.StreamResponse:
     return answer(call.request, await describe(call, topic, name), 201 if made else 200)
 
 
-async def describe(call: Call, topic: Topic, name: str) -> dict[str, Any]:
+async def describe(call: Call, topic: StoredTopic, name: str) -> dict[str, Any]:
     """A queue by its name, as the API shows it."""
     number = await call.broker.names.number(topic, name)
     (earliest,), (latest,) = await call.broker.offsets(topic, np.array((number,)))
     return {"queue": name, **_row(name, int(earliest), int(latest), number), **own_options(call, topic, name)}
 
 
-def own_options(call: Call, topic: Topic, queue: int | str) -> dict[str, Any]:
+def own_options(call: Call, topic: StoredTopic, queue: int | str) -> dict[str, Any]:
     """What a queue whose shard is led here has of its own, as the API shows it."""
     found = call.broker.own_options.of(topic, queue).to_dict()
     return {"options": found} if found else {}

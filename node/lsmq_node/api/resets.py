@@ -8,10 +8,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from lsmq.errors import GroupHasMembers, GroupModeMismatch, InvalidRequest, NotLeader, UnknownQueue, UnknownTopic
-from lsmq_node.broker.requests import Start
+from lsmq_node.broker.requests import ReadStart
 from lsmq_node.groups.ranges import Ranges, normal
 from lsmq_node.groups.resets import Cursor, Moves, ResetTo, next_moves
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
 from . import group_schemas
 from .codec import answer
@@ -67,18 +67,18 @@ async def reset_group(call: Call) -> web.StreamResponse:
     return await _answer(call, topic, moves, following)
 
 
-async def _moves(call: Call, group: str, topic: Topic, given: Mapping[str, Any]) -> tuple[Moves, Cursor | None]:
+async def _moves(call: Call, group: str, topic: StoredTopic, given: Mapping[str, Any]) -> tuple[Moves, Cursor | None]:
     check_offsets(call, group, topic)
     end, offset, time_ms = (given.get(name) for name in ("to", "offset", "time_ms"))
     if sum(each is not None for each in (end, offset, time_ms)) != 1:
         raise InvalidRequest("say where to: one of to, offset and time_ms", field="to")
     shard, row = (given.get("after") or "0:0").split(":")
     only = None if given.get("queues") is None else _only(call, topic, given["queues"])
-    to = ResetTo(None if end is None else Start(end), offset, time_ms)
+    to = ResetTo(None if end is None else ReadStart(end), offset, time_ms)
     return await next_moves(call.broker, group, topic, to, only, (int(shard), int(row)))
 
 
-def _only(call: Call, topic: Topic, queues: str) -> Ranges:
+def _only(call: Call, topic: StoredTopic, queues: str) -> Ranges:
     if topic.named:
         raise InvalidRequest(
             f"queues is given, and topic {topic.name!r} has named queues: leave it out, or set single ones with 'lsmq "
@@ -90,7 +90,7 @@ def _only(call: Call, topic: Topic, queues: str) -> Ranges:
     return ranges
 
 
-async def _answer(call: Call, topic: Topic, moves: Moves, following: Cursor | None) -> web.StreamResponse:
+async def _answer(call: Call, topic: StoredTopic, moves: Moves, following: Cursor | None) -> web.StreamResponse:
     numbers = moves.queues[:_SHOWN].tolist()
     called = await call.broker.names.names_of(topic, numbers) if topic.named else {}
     columns = (moves.earliest, moves.latest, moves.committed, moves.to)

@@ -10,7 +10,7 @@ from aiohttp import web
 from lsmq import runtime
 from lsmq.errors import AuthenticationOff, TooManyRights, UnknownPrincipal, UnknownRole
 from lsmq_node.broker import Limited
-from lsmq_node.rights import Action, Binding, Kind, Right
+from lsmq_node.rights import Action, Binding, CheckedRight, ResourceKind
 from lsmq_node.rights.book import Grants, Token
 from lsmq_node.rights.model import BUILT_IN
 
@@ -31,11 +31,11 @@ def _bindings(document: dict[str, Any]) -> Sequence[Binding]:
     return [Binding(each["role"], each.get("prefix", "")) for each in document.get("roles", ())]
 
 
-def _rights(document: dict[str, Any]) -> Sequence[Right]:
-    return [Right.parsed(each["kind"], each["pattern"], each["action"]) for each in document.get("rights", ())]
+def _rights(document: dict[str, Any]) -> Sequence[CheckedRight]:
+    return [CheckedRight.parsed(each["kind"], each["pattern"], each["action"]) for each in document.get("rights", ())]
 
 
-def _shown_rights(rights: Iterable[Right]) -> list[dict[str, Any]]:
+def _shown_rights(rights: Iterable[CheckedRight]) -> list[dict[str, Any]]:
     return [{"kind": each.kind, "pattern": each.pattern, "action": each.action} for each in rights]
 
 
@@ -202,7 +202,7 @@ async def revoke_rights(call: Call) -> web.StreamResponse:
 async def test_rights(call: Call) -> web.StreamResponse:
     """Whether somebody may do something, and by what."""
     name, document = call.path("principal"), await call.checked_document()
-    kind, action = Kind(document["kind"]), Action(document["action"])
+    kind, action = ResourceKind(document["kind"]), Action(document["action"])
     by = call.node.rights.book.why(name, kind, document["name"], action)
     return answer(call.request, {"allowed": by is not None, "by": by})
 

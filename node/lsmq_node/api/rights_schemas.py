@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from lsmq_node.broker import Limited
-from lsmq_node.rights import Action, By, Kind
+from lsmq_node.rights import Action, By, ResourceKind
 from lsmq_node.rights.model import MAX_PATTERN_BYTES, MAX_RIGHTS
 
 from .schema import Schema, flag, integer, list_of, object_of, text
@@ -19,7 +19,7 @@ NAME: Schema = text(
     pattern="[A-Za-z0-9][A-Za-z0-9._@-]{0,127}",
 )
 TOKEN_ID: Schema = text("Id of a token, 8 hex digits.", pattern="[0-9a-f]{8}")
-_KIND: Schema = {"enum": [each.value for each in Kind]}
+_KIND: Schema = {"enum": [each.value for each in ResourceKind]}
 _ACTION: Schema = {"enum": [each.value for each in Action]}
 _PREFIX: Schema = text("Only for names that begin with it.", maxLength=MAX_PATTERN_BYTES - 1, default="")
 _BINDING: Schema = object_of({"role": NAME, "prefix": _PREFIX}, required=("role",))

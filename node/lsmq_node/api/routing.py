@@ -25,8 +25,8 @@ from lsmq_node.broker import Ack, Hold, ReadFrom
 from lsmq_node.broker.stages import stage
 from lsmq_node.config import Forward, NodeConfig
 from lsmq_node.node import Node
-from lsmq_node.rights import EVERYTHING, Kind
-from lsmq_node.storage import Topic
+from lsmq_node.rights import EVERYTHING, ResourceKind
+from lsmq_node.storage import StoredTopic
 from lsmq_node.workers import LARGE_BYTES
 
 from .access import Access
@@ -79,7 +79,7 @@ Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ApiOperation:
     """One operation of the API. A GET answers HEAD as well, unless it ``is_stream``, a connection that is held."""
 
     method: str
@@ -113,7 +113,7 @@ class Route:
         """Those that the operation answers to."""
         return ("GET", "HEAD") if self.method == "GET" and not self.is_stream else (self.method,)
 
-    def bound(self, config: NodeConfig) -> Route:
+    def bound(self, config: NodeConfig) -> ApiOperation:
         """With the numbers of a node's configuration in its schemas."""
 
         def content(found: Content) -> Content:
@@ -132,9 +132,9 @@ class Routes:
 
     def __init__(self, tag: str) -> None:
         self._tag = tag
-        self._routes: list[Route] = []
+        self._routes: list[ApiOperation] = []
 
-    def __iter__(self) -> Iterator[Route]:
+    def __iter__(self) -> Iterator[ApiOperation]:
         return iter(self._routes)
 
     def add(
@@ -155,7 +155,7 @@ class Routes:
             summary, _, description = (handler.__doc__ or "").partition("\n")
             own = {parameter.name for parameter in parameters}
             in_path = tuple(_PATH[name] for name in _NAMED.findall(path) if name not in own)
-            route = Route(
+            route = ApiOperation(
                 method,
                 path,
                 operation,
@@ -198,7 +198,7 @@ class Call:
         "workers",
     )
 
-    def __init__(self, request: web.Request, node: Node, route: Route, hold: Hold, asker: Asker) -> None:
+    def __init__(self, request: web.Request, node: Node, route: ApiOperation, hold: Hold, asker: Asker) -> None:
         """Raises :class:`InvalidRequest` when a query parameter is wrong or unknown."""
         self.request = request
         self.asker = asker
@@ -231,32 +231,34 @@ class Call:
             if (name := EVERYTHING if need.every else self.name_of(need.kind)) is not None:
                 self.asker.check(need.kind, name, need.action)
 
-    def name_of(self, kind: Kind) -> str | None:
+    def name_of(self, kind: ResourceKind) -> str | None:
         """The resource of a kind that path or query name; None where only the body does."""
         match kind:
-            case Kind.TOPIC:
+            case ResourceKind.TOPIC:
                 found: str | None = self.request.match_info.get("topic") or self.query.get("topic")
                 return found
-            case Kind.GROUP | Kind.PRODUCER_GROUP:  # A member of a broadcast group has offsets under both names.
+            case (
+                ResourceKind.GROUP | ResourceKind.PRODUCER_GROUP
+            ):  # A member of a broadcast group has offsets under both names.
                 return self.request.match_info["group"].partition("/")[0]
-            case Kind.CLUSTER | Kind.RIGHTS:
+            case ResourceKind.CLUSTER | ResourceKind.RIGHTS:
                 return ""
             case _:
                 assert_never(kind)
 
-    async def topic(self, name: str | None = None) -> Topic:
+    async def topic(self, name: str | None = None) -> StoredTopic:
         """The topic of this name, or of the path's, and no other that is meant; see :meth:`Broker.topic`.
 
         Raises ``Forbidden`` first.
         """
-        self.asker.check_named(Kind.TOPIC, self.request.match_info["topic"] if name is None else name)
+        self.asker.check_named(ResourceKind.TOPIC, self.request.match_info["topic"] if name is None else name)
         given = self.request.headers.get(TOPIC_ID_HEADER)
         if given is not None and not _INTEGER.fullmatch(given):
             raise InvalidRequest(f"{TOPIC_ID_HEADER} is {given!r}; it must be a topic's id", field=TOPIC_ID_HEADER)
         meant = None if given is None else int(given)
         return await self.broker.topic(self.request.match_info["topic"] if name is None else name, meant)
 
-    def queue(self, topic: Topic) -> int | str:
+    def queue(self, topic: StoredTopic) -> int | str:
         """The queue of the path: its number, or its name where queues are named.
 
         Raises ``InvalidRequest``, ``InvalidQueueName``, ``UnknownQueue`` for a number that is none.
@@ -284,7 +286,7 @@ class Call:
         return check_queue_name(self.request.match_info["queue"])
 
     async def queue_number(
-        self, topic: Topic, source: ReadFrom = ReadFrom.LEADER, wait_ms: int = 0
+        self, topic: StoredTopic, source: ReadFrom = ReadFrom.LEADER, wait_ms: int = 0
     ) -> tuple[int, int | str]:
         """The number of the path's queue, and what it is called. Waits for one with a name to be there.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from lsmq.messages import MAX_DEDUPE_ID_BYTES, MAX_DELAY_MS, MAX_TTL_MS
 from lsmq.queue_names import NAMED, SLOTS
-from lsmq_coordinator.balance import Why
+from lsmq_coordinator.balance import MoveReason
 from lsmq_node.storage.queue_options import UNLIMITED
 from lsmq_node.storage.topic_options import MAX_WINDOW_MS
 
@@ -353,7 +353,7 @@ PLAN: Schema = object_of(
                     "shard": COUNT,
                     "from": list_of(TEXT, description="Its replicas; the first is the preferred leader."),
                     "to": list_of(TEXT, description="What it is to have instead."),
-                    "why": text(enum=[why.value for why in Why]),
+                    "why": text(enum=[why.value for why in MoveReason]),
                     "bytes": integer(0, null=True, description="To be copied, about. null: not known."),
                 }
             ),

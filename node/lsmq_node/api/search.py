@@ -12,7 +12,7 @@ from yarl import URL
 from lsmq.errors import InvalidRequest
 from lsmq.filters import MessageFilter
 from lsmq_node.broker import Fetched
-from lsmq_node.storage import SearchFound, SearchQuery, Topic
+from lsmq_node.storage import SearchFound, SearchQuery, StoredTopic
 from lsmq_node.storage.sieve import Picked
 
 from .codec import Format, answer_format
@@ -28,7 +28,7 @@ _CURSOR = re.compile(r"([0-9]{1,4})\.([0-9]{1,10})\.([0-9]{1,19})")
 Place = tuple[int, int, int]
 
 
-async def search_messages(call: Call, topic: Topic, shards: Sequence[int]) -> dict[str, Any]:
+async def search_messages(call: Call, topic: StoredTopic, shards: Sequence[int]) -> dict[str, Any]:
     """A page of what the query's ``tag``, ``type`` and ``filter`` pick: by shard, queue and offset.
 
     It ends with the first shard that has not been looked through, so that a page costs no more than a read of one.
@@ -60,7 +60,7 @@ async def search_messages(call: Call, topic: Topic, shards: Sequence[int]) -> di
     return found
 
 
-async def _in_shard(call: Call, topic: Topic, at: Place, limit: int, max_bytes: int) -> dict[str, Any]:
+async def _in_shard(call: Call, topic: StoredTopic, at: Place, limit: int, max_bytes: int) -> dict[str, Any]:
     shard, *begin = at
     query, form = call.query, answer_format(call.request)
     picks = _picks(query)

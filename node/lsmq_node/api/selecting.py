@@ -9,9 +9,9 @@ import numpy as np
 from lsmq.errors import InvalidRequest
 from lsmq.queue_names import check_queue_name, queue_slot
 from lsmq_node.broker.admission import Admission
-from lsmq_node.broker.requests import Selected, Start
+from lsmq_node.broker.requests import ReadStart, Selected
 from lsmq_node.broker.selection import ByName, ByPattern, BySlot, Selection
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
 from .arrays import integers, queue_offsets
 
@@ -19,7 +19,7 @@ from .arrays import integers, queue_offsets
 SELECTING = ("names", "pattern", "slots")
 
 
-def selected_of(document: dict[str, Any], topic: Topic, admission: Admission) -> Selected:
+def selected_of(document: dict[str, Any], topic: StoredTopic, admission: Admission) -> Selected:
     """What a body selects. Raises ``InvalidRequest``, ``InvalidQueueName``."""
     given = [field for field in (*SELECTING, "queues") if field in document]
     if len(given) > 1:
@@ -30,9 +30,9 @@ def selected_of(document: dict[str, Any], topic: Topic, admission: Admission) ->
             field=given[0],
         )
     start, group = document.get("start"), document.get("group")
-    if start == Start.COMMITTED and group is None:
+    if start == ReadStart.COMMITTED and group is None:
         raise InvalidRequest("group is missing; start is 'committed', so say whose offsets", field="group")
-    if group is not None and start != Start.COMMITTED:
+    if group is not None and start != ReadStart.COMMITTED:
         raise InvalidRequest(f"group is given, and start is {start!r}; it must be 'committed'", field="group")
     numbers, offsets = np.empty(0, np.uint32), np.empty(0, np.int64)
     by_name: dict[str, int] = {}
@@ -48,9 +48,9 @@ def selected_of(document: dict[str, Any], topic: Topic, admission: Admission) ->
         )
     return Selected(
         which=_selection(document),
-        start=Start(start or Start.EARLIEST),
+        start=ReadStart(start or ReadStart.EARLIEST),
         group=group,
-        reset=Start(document["reset"]),
+        reset=ReadStart(document["reset"]),
         numbers=numbers,
         offsets=offsets,
         by_name=by_name,

@@ -20,8 +20,8 @@ from lsmq.errors import (
     UnknownTopic,
 )
 from lsmq.queue_names import NAMED, SLOTS
-from lsmq_node.rights import Action, Kind
-from lsmq_node.storage import Topic, TopicOptions
+from lsmq_node.rights import Action, ResourceKind
+from lsmq_node.storage import StoredTopic, TopicOptions
 from lsmq_node.storage.topic_options import MOVING
 
 from . import schemas
@@ -40,7 +40,7 @@ ROUTES = Routes("topics")
 _TIME_MS = Parameter("time_ms", schemas.TIME_MS, "Also say the first offset stored at or after this time.")
 
 
-def topic_object(call: Call, topic: Topic) -> dict[str, Any]:
+def topic_object(call: Call, topic: StoredTopic) -> dict[str, Any]:
     """A topic as the API shows it, with its routes."""
     return {
         "name": topic.name,
@@ -106,7 +106,7 @@ def _check_may_move(call: Call, options: dict[str, Any]) -> None:
     """Whoever has messages moved to a topic must be one who may write to it. Raises ``Forbidden``."""
     for option in MOVING:
         if options.get(option) is not None:
-            call.asker.check(Kind.TOPIC, options[option], Action.WRITE)
+            call.asker.check(ResourceKind.TOPIC, options[option], Action.WRITE)
 
 
 @ROUTES.put(
@@ -146,7 +146,7 @@ async def alter_topic(call: Call) -> web.StreamResponse:
 @ROUTES.get("/v1/topics", Content("By name.", schemas.TOPICS), parameters=PAGE)
 async def list_topics(call: Call) -> web.StreamResponse:
     """All topics."""
-    known = [topic for topic in await call.broker.topics() if call.asker.sees(Kind.TOPIC, topic.name)]
+    known = [topic for topic in await call.broker.topics() if call.asker.sees(ResourceKind.TOPIC, topic.name)]
     topics, following = page(call, known, lambda topic: topic.name)
     return answer(call.request, {"topics": [topic_object(call, topic) for topic in topics], "next": following})
 
@@ -165,7 +165,7 @@ async def get_topic(call: Call) -> web.StreamResponse:
 async def get_topic_usage(call: Call) -> web.StreamResponse:
     """How much a topic holds, and what has gone of it by itself."""
     found = await call.node.limits.usage(await call.topic())
-    groups = sorted(group for group in found.groups if call.asker.sees(Kind.GROUP, group))
+    groups = sorted(group for group in found.groups if call.asker.sees(ResourceKind.GROUP, group))
     usage = {"messages": found.messages, "bytes": found.size_bytes, "dropped": found.gone, "refused": found.refused}
     return answer(call.request, {**usage, "groups": groups})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lsmq_node.transactions import State
+from lsmq_node.transactions import TransactionState
 
 from .group_schemas import MAX_SESSION_MS, MEMBER_ID, MIN_SESSION_MS
 from .schema import Limit, Schema, flag, integer, list_of, object_of, text
@@ -18,7 +18,7 @@ NAME: Schema = text(
     pattern=r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,200}",
 )
 TRANSACTION_ID: Schema = text("As the answer to its first messages said it", pattern="[A-Za-z0-9._:-]{1,120}")
-STATE: Schema = {"enum": [state.value for state in State]}
+STATE: Schema = {"enum": [state.value for state in TransactionState]}
 NUMBER: Schema = integer(1, 2**53)
 
 TRANSACTION: Schema = object_of(

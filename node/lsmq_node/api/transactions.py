@@ -22,13 +22,13 @@ from lsmq.errors import (
     UnknownTransaction,
 )
 from lsmq.record_batch import RecordBatch
-from lsmq_node.rights import Kind
-from lsmq_node.storage import Topic
-from lsmq_node.transactions import Part, State, Transaction
+from lsmq_node.rights import ResourceKind
+from lsmq_node.storage import StoredTopic
+from lsmq_node.transactions import TransactionPart, TransactionRecord, TransactionState
 from lsmq_node.transactions.coordinator import ShardTransactions
 from lsmq_node.transactions.delivery import pack_named
 from lsmq_node.transactions.records import encode_part
-from lsmq_node.workers import Turns
+from lsmq_node.workers import LoopTurns
 
 from . import transaction_schemas as schemas
 from .codec import answer
@@ -43,7 +43,7 @@ _TRANSACTION = Parameter("transaction", schemas.TRANSACTION_ID, "Id of the trans
 _SEQUENCE = Parameter("sequence", schemas.NAME, "Name of the sequence.")
 _STATE = Parameter(
     "state",
-    {"enum": [*(state.value for state in State), "undelivered"]},
+    {"enum": [*(state.value for state in TransactionState), "undelivered"]},
     "Only these; `undelivered`: committed, and not in all their shards.",
 )
 #: By when they were begun, then by id: names that sort like that.
@@ -66,7 +66,7 @@ async def _coordinator(call: Call) -> tuple[ShardTransactions, str]:
     return await call.node.transactions.coordinator(group), group
 
 
-def describe(transaction: Transaction) -> dict[str, Any]:
+def describe(transaction: TransactionRecord) -> dict[str, Any]:
     return {
         "transaction": transaction.id,
         "group": transaction.group,
@@ -139,7 +139,7 @@ async def begin_transaction(call: Call) -> web.StreamResponse:
     shard, group = await _coordinator(call)
     _check_fits(shard, part)
     member, number = document["member"], document["number"]
-    transaction = Transaction(
+    transaction = TransactionRecord(
         group,
         f"{member}-{number}",
         member,
@@ -181,12 +181,12 @@ def _client(call: Call) -> str:
     return call.hold.client or ""
 
 
-async def _part(call: Call) -> tuple[dict[str, Any], Part]:
+async def _part(call: Call) -> tuple[dict[str, Any], TransactionPart]:
     """A request, and its messages packed by topic and shard. Raises what is wrong with them."""
     document = await call.document()
-    turns = Turns()
+    turns = LoopTurns()
     packers: dict[str, Packer] = {}
-    topics: dict[str, Topic] = {}
+    topics: dict[str, StoredTopic] = {}
     counts: dict[str, int] = {}
     for index, message in enumerate(messages_of(document, call.schema, call.broker.admission)):
         rest = dict(message) if type(message) is dict else {}
@@ -196,7 +196,7 @@ async def _part(call: Call) -> tuple[dict[str, Any], Part]:
                 f"messages[{index}].topic must be the name of a topic", field=f"messages[{index}].topic"
             )
         if name not in packers:
-            call.asker.check_named(Kind.TOPIC, name)
+            call.asker.check_named(ResourceKind.TOPIC, name)
             topics[name] = await call.broker.topic(name)
             packers[name] = Packer(call.broker, topics[name])
         packers[name].add(index, rest)
@@ -212,10 +212,10 @@ async def _part(call: Call) -> tuple[dict[str, Any], Part]:
                 batch = pack_named(packed.joined_names, batch)
             batches.append((shard, topics[name].id, name, batch))
             by_shard[shard] = by_shard.get(shard, 0) + 1
-    return {**call.route.defaults, **document}, Part(encode_part(batches), counts, by_shard)
+    return {**call.route.defaults, **document}, TransactionPart(encode_part(batches), counts, by_shard)
 
 
-def _check_fits(shard: ShardTransactions, part: Part) -> None:
+def _check_fits(shard: ShardTransactions, part: TransactionPart) -> None:
     """Refuse what no store takes in one piece."""
     options = shard.store.options
     for what, count, limit in (
@@ -230,10 +230,10 @@ def _check_fits(shard: ShardTransactions, part: Part) -> None:
             )
 
 
-async def _decide(call: Call, state: State) -> web.StreamResponse:
+async def _decide(call: Call, state: TransactionState) -> web.StreamResponse:
     document = await call.checked_document()
     shard, group = await _coordinator(call)
-    wait_s = call.node.transactions.hold_s(document["wait_ms"]) if state is State.COMMITTED else 0.0
+    wait_s = call.node.transactions.hold_s(document["wait_ms"]) if state is TransactionState.COMMITTED else 0.0
     key, by = (group, call.path("transaction")), document.get("member") or "operator"
     return answer(call.request, describe(await shard.decide(key, state, by, wait_s)))
 
@@ -251,7 +251,7 @@ async def commit_transaction(call: Call) -> web.StreamResponse:
     Only at the group's coordinator (`GET /v1/groups/{group}/coordinator`). Any member, or an operator, may; again
     has no effect.
     """
-    return await _decide(call, State.COMMITTED)
+    return await _decide(call, TransactionState.COMMITTED)
 
 
 @ROUTES.post(
@@ -267,7 +267,7 @@ async def roll_back_transaction(call: Call) -> web.StreamResponse:
     Only at the group's coordinator (`GET /v1/groups/{group}/coordinator`). Any member, or an operator, may; again
     has no effect.
     """
-    return await _decide(call, State.ROLLED_BACK)
+    return await _decide(call, TransactionState.ROLLED_BACK)
 
 
 @ROUTES.get(
@@ -324,7 +324,7 @@ async def list_producer_groups(call: Call) -> web.StreamResponse:
         }
         for shard in call.node.transactions.shards()
         for group in shard.book.groups()
-        if sees(Kind.PRODUCER_GROUP, group)
+        if sees(ResourceKind.PRODUCER_GROUP, group)
     ]
     groups, following = page(call, found, lambda each: str(each["group"]))
     return answer(call.request, {"groups": groups, "next": following})

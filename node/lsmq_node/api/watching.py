@@ -17,7 +17,7 @@ from lsmq_node.broker.stages import Stages, under_way
 from lsmq_node.metrics import HttpMetrics
 from lsmq_node.node import Node
 
-from .routing import SYSTEM_TAG, Route
+from .routing import SYSTEM_TAG, ApiOperation
 
 #: More lines a second say nothing more, and would be the next slow thing.
 MAX_SLOW_LINES_A_SECOND = 10
@@ -63,7 +63,7 @@ def _ms(seconds: float) -> float:
     return round(1000 * seconds, 1)
 
 
-def watched(route: Route, node: Node, metrics: HttpMetrics, slow: SlowRequests, handle: Handler) -> Handler:
+def watched(route: ApiOperation, node: Node, metrics: HttpMetrics, slow: SlowRequests, handle: Handler) -> Handler:
     """The handler with its requests watched, where the node wants that; held streams never are."""
     limit_s, tracing = node.broker.config.slow_request_ms / 1000, node.tracing
     if route.is_stream or route.tag == SYSTEM_TAG or (not limit_s and tracing is None):

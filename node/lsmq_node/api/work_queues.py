@@ -21,13 +21,13 @@ from lsmq.errors import (
     UnknownGroup,
     UnknownTopic,
 )
-from lsmq_node.rights import Action, Kind
-from lsmq_node.storage import Topic
+from lsmq_node.rights import Action, ResourceKind
+from lsmq_node.storage import StoredTopic
 from lsmq_node.workers import LARGE_BYTES
 from lsmq_node.workqueue import Refusal
-from lsmq_node.workqueue.receipts import Receipt, encode_receipt, group_hash
+from lsmq_node.workqueue.receipts import DeliveryReceipt, encode_receipt, group_hash
 from lsmq_node.workqueue.settings import Order
-from lsmq_node.workqueue.shard_work import Delivery, ShardWork
+from lsmq_node.workqueue.shard_work import ShardWork, WorkDelivery
 
 from . import work_schemas as schemas
 from .codec import Format, answer, answer_format, encode
@@ -44,7 +44,7 @@ _MESSAGES = {
     Refusal.UNKNOWN: "this is no receipt of this group and topic",
 }
 
-How = Callable[[Receipt, int], Refusal | None]
+How = Callable[[DeliveryReceipt, int], Refusal | None]
 
 ROUTES = Routes("work")
 _ERRORS = (UnknownTopic, TopicReplaced, NotLeader, GroupModeMismatch, NotEnoughReplicas, DocumentsFull)
@@ -102,7 +102,9 @@ async def pop_messages(call: Call) -> web.StreamResponse:
     return web.Response(body=body, headers={"Content-Type": form.value})
 
 
-def _message(topic: Topic, owner: int, delivery: Delivery, form: Format, names: Mapping[int, str]) -> dict[str, Any]:
+def _message(
+    topic: StoredTopic, owner: int, delivery: WorkDelivery, form: Format, names: Mapping[int, str]
+) -> dict[str, Any]:
     record, receipt = delivery.record, delivery.receipt
     message = render_message(
         topic.id,
@@ -195,7 +197,7 @@ async def configure_work_queue(call: Call) -> web.StreamResponse:
     topic, service = await call.topic(document["topic"]), call.node.work
     given = {name: value for name, value in document.items() if name in schemas.SETTINGS_FIELDS}
     if given.get("dead_letter") is not None:  # What he refuses goes there, with what he wrote into it.
-        call.asker.check(Kind.TOPIC, given["dead_letter"], Action.WRITE)
+        call.asker.check(ResourceKind.TOPIC, given["dead_letter"], Action.WRITE)
     works = await service.configure(group, topic, service.wanted(topic, document.get("shards")), given)
     return answer(call.request, await _description(group, topic, works))
 
@@ -217,7 +219,7 @@ async def describe_work_queue(call: Call) -> web.StreamResponse:
     return answer(call.request, await _description(group, topic, works))
 
 
-async def _description(group: str, topic: Topic, works: list[ShardWork]) -> dict[str, Any]:
+async def _description(group: str, topic: StoredTopic, works: list[ShardWork]) -> dict[str, Any]:
     return {
         "group": group,
         "topic": topic.name,

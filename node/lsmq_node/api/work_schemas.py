@@ -14,14 +14,14 @@ from lsmq_node.workqueue.settings import (
     MIN_VISIBILITY_MS,
     FairBy,
     Order,
-    Settings,
+    WorkSettings,
 )
 
 from .filters import FILTER_FIELDS
 from .schema import Limit, Schema, flag, integer, list_of, object_of, text
 from .schemas import COUNT, QUEUE_OR_NAME, TEXT, TIME_MS
 
-_DEFAULTS = Settings()
+_DEFAULTS = WorkSettings()
 _MAX_REASON = 500
 _DEFAULT_MESSAGES = 10
 _DEFAULT_BYTES = 1 << 20

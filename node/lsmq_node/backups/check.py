@@ -17,7 +17,7 @@ from lsmq.shard_snapshots import ShardSnapshots
 from lsmq_node.broker.layout import NODE_FILE
 from lsmq_node.broker.repair import repair_directory
 from lsmq_node.storage.disk import OsDisk
-from lsmq_node.storage.repair import Advance, Book, Damage, Remark, Summary, Tell
+from lsmq_node.storage.repair import Advance, Damage, FindingsBook, Remark, Summary, Tell
 from lsmq_node.storage.snapshot_target import FileVerifier
 
 from .manifest import BackupManifest
@@ -52,7 +52,7 @@ def verify_repository(
 ) -> Summary:
     """Read all backups of a place, or one. Raises ``InvalidRequest`` where there are none."""
     summary = Summary()
-    book = Book(Path(), tell, summary)
+    book = FindingsBook(Path(), tell, summary)
     backups = _load(repository, [backup] if backup else repository.ids(), book)
     files = {file.sha256: file for found in backups for file in found.files()}
     advance = begin(sum(file.size_bytes for file in files.values()))
@@ -87,7 +87,7 @@ def verify_repository(
     return summary
 
 
-def _load(repository: Repository, ids: list[str], book: Book) -> list[BackupManifest]:
+def _load(repository: Repository, ids: list[str], book: FindingsBook) -> list[BackupManifest]:
     found = []
     for id in ids:
         try:

@@ -26,7 +26,7 @@ from lsmq.shard_snapshots import HeldSnapshot, ShardSnapshots
 from lsmq.topics import Topic as ClientTopic
 from lsmq_node.broker.placement import shard_cuts
 from lsmq_node.broker.snapshot_sessions import MAX_COMPARE_BYTES, MAX_PIECE_BYTES
-from lsmq_node.storage import Topic, TopicOptions
+from lsmq_node.storage import StoredTopic, TopicOptions
 from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.snapshot import decode_snapshot
 from lsmq_node.storage.snapshot_target import FileVerifier
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Made:
+class BackupMade:
     """What a backup came to: ``fetched_bytes`` of its files were sent, the others were here."""
 
     backup: BackupManifest
@@ -59,7 +59,7 @@ async def create_backup(
     keep: int | None = None,
     full: bool = False,
     begin: Callable[[int], Callable[[int], None]] = lambda total: lambda size: None,
-) -> Made:
+) -> BackupMade:
     """Back up all that the client's nodes have, inside :meth:`Repository.changing`.
 
     Args:
@@ -85,7 +85,7 @@ class _Creation:
         self._fetched_bytes = 0
         self._full = full
 
-    async def run(self, keep: int | None, begin: Callable[[int], Callable[[int], None]]) -> Made:
+    async def run(self, keep: int | None, begin: Callable[[int], Callable[[int], None]]) -> BackupMade:
         repository, made_ms = self._repository, runtime.wall_ms()
         id = f"{datetime.fromtimestamp(made_ms / 1000, UTC):%Y%m%dT%H%M%S}.{made_ms % 1000:03}Z"
         info = await self._snapshots.cluster()
@@ -111,7 +111,7 @@ class _Creation:
                     await self._snapshots.end(held)
         backup = BackupManifest(id, info.name, _version(), made_ms, runtime.wall_ms(), tuple(shards), tuple(topics))
         await asyncio.to_thread(repository.add, backup)
-        return Made(backup, self._fetched_bytes, await asyncio.to_thread(repository.prune, keep))
+        return BackupMade(backup, self._fetched_bytes, await asyncio.to_thread(repository.prune, keep))
 
     def _check_space(self) -> None:
         wanted = sum(
@@ -196,7 +196,7 @@ class _Creation:
                 incoming.discard()
         raise AssertionError("the last attempt returns or raises")
 
-    async def _topics(self, shards: int) -> list[Topic]:
+    async def _topics(self, shards: int) -> list[StoredTopic]:
         """As of now, which is after every shard: a topic that is not among them is gone."""
         found, after = [], ""
         while True:
@@ -210,7 +210,7 @@ class _Creation:
                     {**fields["options"], "named": topic.named, "revision": fields["revision"]}
                 )
                 kept = () if ranges == even else ranges
-                found.append(Topic(topic.id, topic.name, topic.queues, options, topic.created_ms, kept))
+                found.append(StoredTopic(topic.id, topic.name, topic.queues, options, topic.created_ms, kept))
             if page["next"] is None:
                 return found
             after = page["next"]

@@ -22,7 +22,7 @@ from lsmq.errors import InvalidBatch, InvalidRequest, TopicExists, UnknownTopic
 from lsmq.producer import Producer
 from lsmq.record_batch import Flag, decode_header, split_batches
 from lsmq_node.broker.placement import queue_ranges
-from lsmq_node.storage import ShardStore, Topic
+from lsmq_node.storage import ShardStore, StoredTopic
 from lsmq_node.storage.repair import Advance
 
 from .manifest import BackupManifest, ShardBackup
@@ -37,7 +37,7 @@ STORED_PROPERTY = "restored.stored_ms"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedMessages:
     """Which messages: of ``topic``, of ``queues`` (numbers or names; None: all), stored in ``[from_ms, until_ms)``."""
 
     topic: str
@@ -57,7 +57,7 @@ class Extracted:
 async def extract_topic(
     client: Client,
     repository: Repository,
-    wanted: Wanted,
+    wanted: WantedMessages,
     name: str,
     id: str | None = None,
     *,
@@ -92,7 +92,7 @@ async def extract_topic(
     return done
 
 
-async def _create(client: Client, topic: Topic, name: str) -> None:
+async def _create(client: Client, topic: StoredTopic, name: str) -> None:
     try:
         await client.topic(name)
     except UnknownTopic:
@@ -111,8 +111,8 @@ async def _send_shard(
     backup: BackupManifest,
     shard: ShardBackup,
     directory: Path,
-    topic: Topic,
-    wanted: Wanted,
+    topic: StoredTopic,
+    wanted: WantedMessages,
     done: Extracted,
 ) -> None:
     store = await asyncio.to_thread(open_restored, directory, shard, replicated=True)
@@ -135,7 +135,7 @@ async def _send_shard(
 
 
 def _queues(
-    store: ShardStore, backup: BackupManifest, shard: ShardBackup, topic: Topic, wanted: Wanted
+    store: ShardStore, backup: BackupManifest, shard: ShardBackup, topic: StoredTopic, wanted: WantedMessages
 ) -> list[tuple[int, int | str]]:
     """Numbers of the shard's queues that are wanted, and what messages to them name."""
     if topic.named:
@@ -157,7 +157,9 @@ class _Piece:
     ended: bool
 
 
-def _read(store: ShardStore, topic: Topic, queue: int, offset: int, wanted: Wanted, done: Extracted) -> _Piece:
+def _read(
+    store: ShardStore, topic: StoredTopic, queue: int, offset: int, wanted: WantedMessages, done: Extracted
+) -> _Piece:
     earliest, latest = store.bounds(topic.id, queue)
     offset = max(offset, earliest)
     found = store.read(topic.id, queue, offset, max_records=_READ_RECORDS, max_bytes=_READ_BYTES)

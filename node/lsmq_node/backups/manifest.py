@@ -19,7 +19,7 @@ from typing import Any
 import crc32c
 
 from lsmq.errors import UnsupportedFormat
-from lsmq_node.storage import Topic, TopicOptions
+from lsmq_node.storage import StoredTopic, TopicOptions
 from lsmq_node.storage.failures import damaged
 from lsmq_node.storage.snapshot import SnapshotManifest, decode_snapshot
 
@@ -73,7 +73,7 @@ class BackupManifest:
     made_ms: int
     created_ms: int
     shards: tuple[ShardBackup, ...]
-    topics: tuple[Topic, ...]
+    topics: tuple[StoredTopic, ...]
 
     def files(self) -> Iterator[StoredFile]:
         return (file for shard in self.shards for file in shard.files)
@@ -118,7 +118,7 @@ class BackupManifest:
         )
 
 
-def _topic_dict(topic: Topic) -> dict[str, Any]:
+def _topic_dict(topic: StoredTopic) -> dict[str, Any]:
     return {
         "id": topic.id,
         "name": topic.name,
@@ -129,7 +129,7 @@ def _topic_dict(topic: Topic) -> dict[str, Any]:
     }
 
 
-def _topic(fields: dict[str, Any]) -> Topic:
+def _topic(fields: dict[str, Any]) -> StoredTopic:
     ranges = tuple((first, end, shard) for first, end, shard in fields["ranges"])
     options = TopicOptions.from_dict(fields["options"])
-    return Topic(fields["id"], fields["name"], fields["queues"], options, fields["created_ms"], ranges)
+    return StoredTopic(fields["id"], fields["name"], fields["queues"], options, fields["created_ms"], ranges)

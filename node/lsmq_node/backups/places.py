@@ -22,7 +22,7 @@ BACKUPS, FILES, INCOMING = "backups", "files", "incoming"
 READ_BYTES = 1 << 20
 
 
-class Place(Protocol):
+class BackupPlace(Protocol):
     """``str()`` of it is what people call it."""
 
     def there(self) -> bool:
@@ -144,7 +144,7 @@ class DirectoryPlace:
         self._disk.sync_directory(self._directory / folder)
 
 
-def open_place(name: str) -> Place:
+def open_place(name: str) -> BackupPlace:
     """``s3://BUCKET/PREFIX``, or a directory. Raises ``InvalidRequest``."""
     scheme, separator, _ = name.partition("://")
     if not separator:

@@ -33,14 +33,14 @@ from lsmq_node.broker.snapshot_sessions import MAX_COMPARE_BYTES
 from lsmq_node.storage.failures import FULL, damaged
 
 from .manifest import BackupManifest, StoredFile
-from .places import BACKUPS, FILES, INCOMING, Place, open_place
+from .places import BACKUPS, FILES, INCOMING, BackupPlace, open_place
 
 _PART = "PART"
 _ID = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{3}Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownFile:
     """A file that is here, and what it is of: content that a shard may still have under that name."""
 
     shard: int
@@ -50,7 +50,7 @@ class Known:
 class Repository:
     """Read by anybody at any time; changed by one process at a time, inside :meth:`changing`."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: BackupPlace) -> None:
         self.place = place
 
     @classmethod
@@ -167,20 +167,20 @@ class Repository:
             )
         return DataDirectoryUnusable(f"{error.filename or self.place}: {error.strerror}", directory=str(self.place))
 
-    def known(self) -> list[Known]:
+    def known(self) -> list[KnownFile]:
         """Files that are here, newest last: those of backups, and of one that was cut short."""
-        found: list[Known] = []
+        found: list[KnownFile] = []
         with self._telling():
             ids = self._ids()
         for id in ids:
             with suppress(LsmqError):  # verifying tells of it
-                found += [Known(shard.shard, file) for shard in self.load(id).shards for file in shard.files]
+                found += [KnownFile(shard.shard, file) for shard in self.load(id).shards for file in shard.files]
         with self._telling():
             for name in self.place.sizes(INCOMING):
                 with suppress(ValueError, KeyError, TypeError, FileNotFoundError):  # a file that is not complete
                     if not name.startswith(_PART):
                         fields = json.loads(self.place.read(INCOMING, name))
-                        found.append(Known(fields.pop("shard"), StoredFile(**fields)))
+                        found.append(KnownFile(fields.pop("shard"), StoredFile(**fields)))
             there = self.place.sizes(FILES)
         return [known for known in found if there.get(known.file.sha256) == known.file.size_bytes]
 
@@ -195,9 +195,9 @@ class Repository:
                 free_bytes=free,
             )
 
-    def receive(self) -> Incoming:
+    def receive(self) -> IncomingFile:
         """Take in a file. One at a time for each slot."""
-        return Incoming(self)
+        return IncomingFile(self)
 
     def add(self, backup: BackupManifest) -> None:
         """The backup is there; durable on return. All its files are."""
@@ -224,7 +224,7 @@ class Repository:
             return gone
 
 
-class Incoming:
+class IncomingFile:
     """A file that is being fetched. Blocking; one thread at a time."""
 
     def __init__(self, repository: Repository) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgpack
 
 from lsmq.errors import DataDirectoryUnusable, DiskFull, InvalidRequest
-from lsmq_node.broker.catalog import RANGES, Catalog
+from lsmq_node.broker.catalog import RANGES, NodeCatalog
 from lsmq_node.broker.layout import NodeFile, shard_directory
 from lsmq_node.broker.placement import stored_range
 from lsmq_node.storage import ShardStore, StoreOptions
@@ -134,7 +134,7 @@ def settle_topics(backup: BackupManifest, data: Path) -> None:
         gone = {key: None for key, _ in first.documents(RANGES) if key not in grown}
         if shards > 1 and (grown or gone):
             first.wait(first.put_documents({**grown, **gone}))
-        Catalog(stores).complete()
+        NodeCatalog(stores).complete()
         for store in stores:
             store.flush()
 

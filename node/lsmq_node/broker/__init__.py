@@ -3,10 +3,10 @@
 from lsmq_node.storage.producers import BROKER_PRODUCERS
 
 from .allowances import Allowances, Limited, Made, Own, Seat, asking
-from .background import Background, Start
+from .background import Background, StartTask
 from .broker import Broker
 from .budget import ByteBudget, Hold, client_of
-from .elsewhere import Elsewhere, ReadFrom
+from .elsewhere import ReadFrom, ReadRedirect
 from .fetched import Fetched
 from .leader_calls import LeaderCalls, asked_shard
 from .peers import PassedBack, PassedOn, Peers
@@ -24,7 +24,7 @@ __all__ = [
     "Broker",
     "ByteBudget",
     "DeleteRequest",
-    "Elsewhere",
+    "ReadRedirect",
     "FetchRequest",
     "Fetched",
     "Hold",
@@ -42,7 +42,7 @@ __all__ = [
     "ReadFrom",
     "Seat",
     "ShardPort",
-    "Start",
+    "StartTask",
     "Topology",
     "TrimRequest",
     "Trims",

@@ -29,7 +29,7 @@ from lsmq.messages import check_not_later
 from lsmq.queue_names import NUMBER_BITS
 from lsmq.record_batch import HEADER, HEADER_BYTES, MAX_DELAY_MS, Codec, Column, RecordBatch
 from lsmq_node.config import NodeConfig
-from lsmq_node.storage import Topic, TopicOptions
+from lsmq_node.storage import StoredTopic, TopicOptions
 from lsmq_node.storage.batch_checks import check_obeyed
 from lsmq_node.storage.columns import DTYPES, decode_column
 from lsmq_node.storage.producers import BROKER_PRODUCERS
@@ -74,7 +74,7 @@ class Admission:
 
     # Topics and queues
 
-    def create_topic(self, name: str, queues: int, options: TopicOptions, known: Sequence[Topic]) -> None:
+    def create_topic(self, name: str, queues: int, options: TopicOptions, known: Sequence[StoredTopic]) -> None:
         """Raises ``TooManyTopics``, ``InvalidRequest``, ``ShuttingDown``."""
         self.write()
         self.topic_options(queues, options)
@@ -108,7 +108,7 @@ class Admission:
                 limit=limit,
             )
 
-    def queue(self, topic: Topic, queue: int) -> None:
+    def queue(self, topic: StoredTopic, queue: int) -> None:
         """Raises ``UnknownQueue`` naming the queues there are."""
         if topic.named:
             if not 0 <= queue < number_end(topic, self._shard_count):
@@ -125,7 +125,7 @@ class Admission:
                 queues=topic.queues,
             )
 
-    def queues(self, topic: Topic, queues: NDArray[Any]) -> None:
+    def queues(self, topic: StoredTopic, queues: NDArray[Any]) -> None:
         """:meth:`queue` of many; the first bad one is named."""
         end = number_end(topic, self._shard_count) if topic.named else topic.queues
         if len(queues) and (int(queues.max()) >= end or int(queues.min()) < 0):
@@ -161,7 +161,7 @@ class Admission:
                     ids = column_of(batch, Column.DEDUPE_HIGH) | column_of(batch, Column.DEDUPE_LOW)
                     check_not_later(int(column_of(batch, Column.DUE_MS)[ids != 0].max(initial=0)))
 
-    def dedupe_ids(self, topic: Topic, field: str = "dedupe_id") -> None:
+    def dedupe_ids(self, topic: StoredTopic, field: str = "dedupe_id") -> None:
         """Raises ``InvalidRequest`` where messages of the topic may have no deduplication id."""
         if topic.options.dedupe_window_ms is None:
             raise InvalidRequest(
@@ -196,7 +196,7 @@ class Admission:
                 count=count,
             )
 
-    def max_message_bytes(self, topic: Topic) -> int:
+    def max_message_bytes(self, topic: StoredTopic) -> int:
         """The most bytes a message of the topic may have."""
         own, limit = topic.options.max_message_bytes, self._config.max_message_bytes
         return limit if own is None else min(own, limit)
@@ -212,7 +212,7 @@ class Admission:
                 limit=latest,
             )
 
-    def message_sizes(self, topic: Topic, batch: RecordBatch) -> None:
+    def message_sizes(self, topic: StoredTopic, batch: RecordBatch) -> None:
         """What the shard would refuse, for a batch that is kept before it gets there.
 
         Raises ``MessageTooLarge``, ``InvalidRequest``.

@@ -25,9 +25,9 @@ from lsmq.errors import (
     TooManyTransactions,
 )
 from lsmq_node.config import NodeConfig
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
-from .pacing import Debts, Pace
+from .pacing import Debts, LimitPace
 
 #: When to come again where nothing says how long others will take.
 _RETRY_AFTER_MS: Final = 1_000
@@ -91,8 +91,8 @@ class Allowances:
         self._is_anybody_limited = any(self.defaults.values())
         #: By principal, what was set for him.
         self.own: Own = MappingProxyType({})
-        self.requests = Pace("requests", Limited.REQUESTS_PER_S.setting)
-        self.bytes = Pace("bytes", Limited.BYTES_PER_S.setting)
+        self.requests = LimitPace("requests", Limited.REQUESTS_PER_S.setting)
+        self.bytes = LimitPace("bytes", Limited.BYTES_PER_S.setting)
         self.refused = dict.fromkeys(_REFUSALS, 0)
         self._counts: dict[tuple[Limited, str], int] = {}
         self._producers = Debts()
@@ -137,7 +137,7 @@ class Allowances:
         """Whether it is to be known which topics he makes."""
         return any(self.limit(each, principal) for each in (Limited.TOPICS, Limited.QUEUES))
 
-    def make_topic(self, principal: str, queues: int, known: Sequence[Topic]) -> str | None:
+    def make_topic(self, principal: str, queues: int, known: Sequence[StoredTopic]) -> str | None:
         """He makes a topic with so many numbered queues: who is to be known as its maker.
 
         ``known``: all topics there are. Raises ``TooManyTopics``, ``TooManyQueues``.
@@ -150,7 +150,7 @@ class Allowances:
         self.grow_topic(principal, queues, known)
         return principal
 
-    def grow_topic(self, principal: str, queues: int, others: Sequence[Topic]) -> None:
+    def grow_topic(self, principal: str, queues: int, others: Sequence[StoredTopic]) -> None:
         """A topic that he made is to have so many queues beside those of ``others``. Raises ``TooManyQueues``."""
         limit = self.limit(Limited.QUEUES, principal)
         own = (topic for topic in others if topic.options.made_by == principal and not topic.named)

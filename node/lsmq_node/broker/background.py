@@ -10,7 +10,7 @@ import structlog
 
 from lsmq.errors import LsmqError
 
-Start = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
+StartTask = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 """Runs a coroutine as a task that somebody looks after."""
 
 

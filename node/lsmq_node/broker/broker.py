@@ -29,7 +29,7 @@ from lsmq_node.storage import (
     SearchFound,
     SearchQuery,
     Slice,
-    Topic,
+    StoredTopic,
     TopicOptions,
 )
 from lsmq_node.workers import Workers
@@ -42,7 +42,7 @@ from .fetched import Fetched
 from .forwarding import Forwarder
 from .letter_targets import check_moving
 from .own_options import OwnOptions
-from .pacing import Pace
+from .pacing import LimitPace
 from .placement import QueueRange, queue_ranges, shard_of, split_by_shard
 from .queue_lists import QueueLists
 from .reads import Reads
@@ -99,8 +99,8 @@ class Broker:
         self.started_at = runtime.monotonic()
         self.waiters = waiters
         self.budget = ByteBudget(config.max_inflight_bytes, config.inflight_share_bytes)
-        self.request_pace = Pace("requests", "address_requests_per_s")
-        self.byte_pace = Pace("bytes", "address_bytes_per_s")
+        self.request_pace = LimitPace("requests", "address_requests_per_s")
+        self.byte_pace = LimitPace("bytes", "address_bytes_per_s")
         self.allowances = Allowances(config)
         self.writes_delayed = 0
         self.sendfile_bytes = 0  # counted by who sends
@@ -138,10 +138,10 @@ class Broker:
 
     # Topics
 
-    async def topics(self) -> list[Topic]:
+    async def topics(self) -> list[StoredTopic]:
         return sorted(await self.topology.topics.newest(), key=lambda topic: topic.name)
 
-    async def topic(self, name: str, meant: int | None = None) -> Topic:
+    async def topic(self, name: str, meant: int | None = None) -> StoredTopic:
         """The topic of this name, and no other that the caller may have meant by it, who knows the id ``meant``.
 
         Raises ``UnknownTopic``; ``TopicReplaced`` where it was made anew since; ``Unavailable`` where the caller knows
@@ -159,19 +159,19 @@ class Broker:
             id=topic.id,
         )
 
-    async def topic_by_id(self, topic_id: int) -> Topic:
+    async def topic_by_id(self, topic_id: int) -> StoredTopic:
         """Raises ``UnknownTopic``."""
         return await self.topology.topics.by_id(topic_id)
 
     async def create_topic(
         self, name: str, queues: int, options: TopicOptions, by: str | None = None
-    ) -> tuple[Topic, bool]:
+    ) -> tuple[StoredTopic, bool]:
         """The topic, durable, and whether this call made it; ``by`` a principal, who may have limits.
 
         Raises ``TopicExists``, ``InvalidTopicName``, and what admission raises.
         """
 
-        def admit(known: Sequence[Topic]) -> TopicOptions:
+        def admit(known: Sequence[StoredTopic]) -> TopicOptions:
             self.admission.create_topic(name, queues, options, known)
             check_moving(self, name, options)
             there = next((topic for topic in known if topic.name == name), None)
@@ -183,23 +183,23 @@ class Broker:
         exact = by is not None and self.allowances.limits_topics(by)
         return await self.topology.topics.create(name, queues, admit, exact=exact)
 
-    async def grow_topic(self, name: str, queues: int) -> Topic:
+    async def grow_topic(self, name: str, queues: int) -> StoredTopic:
         """Give the topic more queues, durably. Raises ``UnknownTopic``, ``InvalidRequest`` where it has more."""
         self.admission.write()
         made_by = (await self.topology.topics.by_name(name)).options.made_by
         if made_by is None:
             return await self.topology.topics.grow(name, queues)
 
-        def check(topic: Topic, known: Sequence[Topic]) -> None:
+        def check(topic: StoredTopic, known: Sequence[StoredTopic]) -> None:
             self.allowances.grow_topic(made_by, queues, [each for each in known if each.id != topic.id])
 
         return await self.topology.topics.grow(name, queues, check)
 
-    async def alter_topic(self, name: str, changes: Mapping[str, Any]) -> Topic:
+    async def alter_topic(self, name: str, changes: Mapping[str, Any]) -> StoredTopic:
         """Change options of the topic, durably; None takes one away. Raises ``UnknownTopic``, ``InvalidRequest``."""
         self.admission.write()
 
-        def check(topic: Topic, options: TopicOptions) -> None:
+        def check(topic: StoredTopic, options: TopicOptions) -> None:
             self.admission.topic_options(topic.queues, options)
             check_moving(self, topic.name, options)
 
@@ -212,11 +212,11 @@ class Broker:
         self._next_queue.pop(topic.id, None)
         self.waiters.wake_topic(topic.id)
 
-    def ranges(self, topic: Topic) -> tuple[QueueRange, ...]:
+    def ranges(self, topic: StoredTopic) -> tuple[QueueRange, ...]:
         """Which shard holds which of the topic's queues."""
         return queue_ranges(topic, self.topology.shard_count)
 
-    def spans(self, topic: Topic) -> dict[int, QueueRange]:
+    def spans(self, topic: StoredTopic) -> dict[int, QueueRange]:
         """By shard, from the first queue it holds to the last: what a column of its store covers.
 
         Once the topic has grown, queues in between may be other shards': nothing is ever stored for them here.
@@ -226,10 +226,10 @@ class Broker:
             found[part.shard] = QueueRange(found.get(part.shard, part).first, part.end, part.shard)
         return found
 
-    def shard_of(self, topic: Topic, queue: int) -> int:
+    def shard_of(self, topic: StoredTopic, queue: int) -> int:
         return shard_of(queue, topic, self.topology.shard_count)
 
-    def next_queue(self, topic: Topic) -> int:
+    def next_queue(self, topic: StoredTopic) -> int:
         """Round robin over the topic's queues that this node leads, for messages with neither queue nor key."""
         queue = self._next_queue.get(topic.id, 0)
         if not self.topology.leadership(self.shard_of(topic, queue)).here:
@@ -241,7 +241,7 @@ class Broker:
 
     # Writes
 
-    async def unpack(self, topic: Topic, body: bytes, hold: Hold) -> tuple[int, RecordBatch]:
+    async def unpack(self, topic: StoredTopic, body: bytes, hold: Hold) -> tuple[int, RecordBatch]:
         """The batch that a producer packed, which is within the limits, and its shard; ``hold`` has what it takes.
 
         Raises ``InvalidBatch``, ``TooManyMessages``, ``InvalidRequest``, ``UnknownQueue``, ``Unavailable``.
@@ -307,7 +307,7 @@ class Broker:
         return count
 
     async def take_producer(
-        self, topic: Topic, shard: int, producer_id: int, epoch: int | None, above: int
+        self, topic: StoredTopic, shard: int, producer_id: int, epoch: int | None, above: int
     ) -> tuple[int, int]:
         """Somebody goes on with a producer's id at a shard: the epoch that begins, and the position that is known.
 
@@ -323,7 +323,7 @@ class Broker:
             await future
         return begun, position
 
-    async def unpack_named(self, topic: Topic, body: bytes, hold: Hold) -> tuple[int, bytes, RecordBatch]:
+    async def unpack_named(self, topic: StoredTopic, body: bytes, hold: Hold) -> tuple[int, bytes, RecordBatch]:
         """The batch of a producer that names its queues, its shard and the names: see :attr:`ProduceRequest.names`.
 
         Raises as :meth:`unpack`, and ``InvalidQueueName``.
@@ -357,7 +357,7 @@ class Broker:
         return results
 
     async def _append_named(
-        self, topic: Topic, shard: int, joined: bytes, batch: RecordBatch, ack: Ack
+        self, topic: StoredTopic, shard: int, joined: bytes, batch: RecordBatch, ack: Ack
     ) -> tuple[ShardPort, Appended, NDArray[np.uint32]]:
         """Put in line; nothing is awaited between that and the return."""
         while True:
@@ -396,7 +396,7 @@ class Broker:
             waits.append(port.wait(put(topic.id, queues[places], offsets[places]), Ack.QUORUM))
         await _all(waits)
 
-    async def writable(self, topic: Topic, shards: Sequence[int], ack: Ack) -> list[ShardPort]:
+    async def writable(self, topic: StoredTopic, shards: Sequence[int], ack: Ack) -> list[ShardPort]:
         """The shards, if all of them may be written to now; nothing must be awaited until they are."""
         self.admission.write()
         ports = [self.topology.port(shard) for shard in shards]
@@ -431,7 +431,7 @@ class Broker:
         """
         return await self.reads.fetch(self.admission.fetch(request), hold)
 
-    async def find(self, topic: Topic, shard: int, query: KeyQuery, make: Callable[[Slice], Any]) -> KeyFound:
+    async def find(self, topic: StoredTopic, shard: int, query: KeyQuery, make: Callable[[Slice], Any]) -> KeyFound:
         """Messages of a shard by key, newest first; see :meth:`ShardStore.find_key`.
 
         Raises ``NotLeader``, ``Unavailable``, ``CorruptFile``.
@@ -442,7 +442,7 @@ class Broker:
         return found
 
     async def search(
-        self, topic: Topic, shard: int, query: SearchQuery, make: Callable[[SearchFound], Result]
+        self, topic: StoredTopic, shard: int, query: SearchQuery, make: Callable[[SearchFound], Result]
     ) -> tuple[SearchFound, Result]:
         """What a filter picks of a shard's messages, and what is made of it; see :func:`.search.search`.
 
@@ -465,7 +465,7 @@ class Broker:
         return await self.reads.in_threads(blocking)
 
     async def offsets(
-        self, topic: Topic, queues: NDArray[Any], source: ReadFrom = ReadFrom.LEADER
+        self, topic: StoredTopic, queues: NDArray[Any], source: ReadFrom = ReadFrom.LEADER
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Earliest offset kept and the next to be written, of each queue, in their order; as far as they are here."""
         self.admission.queues(topic, queues)
@@ -480,7 +480,7 @@ class Broker:
             port.check_readable(follower=source is not ReadFrom.LEADER)
         return earliest, latest
 
-    async def offsets_for_time(self, topic: Topic, queues: Sequence[int], time_ms: int) -> list[int]:
+    async def offsets_for_time(self, topic: StoredTopic, queues: Sequence[int], time_ms: int) -> list[int]:
         """The first offset stored at or after ``time_ms``, of each queue."""
         shards = [self.shard_of(topic, queue) for queue in queues]
         ports = {port.number: port for port in await self.reads.ports(topic, sorted(set(shards)))}
@@ -505,7 +505,7 @@ class Broker:
     async def commit_offsets(
         self,
         group: str,
-        topic: Topic,
+        topic: StoredTopic,
         queues: NDArray[Any],
         offsets: NDArray[np.int64],
         *,
@@ -532,7 +532,7 @@ class Broker:
         await _all(waits)
 
     async def committed_offsets(
-        self, group: str, topic: Topic, queues: NDArray[Any] | None
+        self, group: str, topic: StoredTopic, queues: NDArray[Any] | None
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The queues that have a committed offset (of those given, or of all) and the offsets.
 

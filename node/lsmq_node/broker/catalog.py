@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 
 from lsmq.errors import InvalidRequest, UnknownTopic
-from lsmq_node.storage import ShardStore, Topic, TopicOptions
+from lsmq_node.storage import ShardStore, StoredTopic, TopicOptions
 
 from .placement import grown_ranges, shard_cuts, stored_range
 
@@ -25,7 +25,7 @@ RANGES = "ranges/"
 Ranges = tuple[tuple[int, int, int], ...]
 
 
-class Catalog:
+class NodeCatalog:
     """Creates and deletes topics in all shards of a node alike."""
 
     def __init__(self, stores: Sequence[ShardStore]) -> None:
@@ -33,28 +33,28 @@ class Catalog:
         self._first = stores[0]
         self._ranges: dict[int, Ranges] = {}
 
-    def topics(self) -> list[Topic]:
+    def topics(self) -> list[StoredTopic]:
         return [self._placed(topic) for topic in self._first.topics()]
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> StoredTopic:
         """Raises ``UnknownTopic``."""
         return self._placed(self._first.topic(name))
 
-    def find(self, name: str) -> Topic | None:
+    def find(self, name: str) -> StoredTopic | None:
         try:
             topic = self.topic(name)
         except UnknownTopic:
             return None
         return None if topic.is_internal else topic
 
-    def topic_by_id(self, topic_id: int) -> Topic:
+    def topic_by_id(self, topic_id: int) -> StoredTopic:
         """Raises ``UnknownTopic``."""
         topic = self._first.topic_by_id(topic_id)
         if topic.is_internal:
             raise UnknownTopic(f"there is no topic with id {topic_id}", topic_id=topic_id)
         return self._placed(topic)
 
-    def _placed(self, topic: Topic) -> Topic:
+    def _placed(self, topic: StoredTopic) -> StoredTopic:
         """The topic with its ranges, where it has grown."""
         ranges = self._ranges.get(topic.id)
         return topic if ranges is None else replace(topic, ranges=ranges)
@@ -81,7 +81,7 @@ class Catalog:
                 elif topic.options != present[topic.name].options:
                     store.alter_topic(topic.name, topic.options)
 
-    def create(self, name: str, queues: int, options: TopicOptions) -> Topic:
+    def create(self, name: str, queues: int, options: TopicOptions) -> StoredTopic:
         """Create the topic everywhere; durable on return. The same again is the same topic."""
         if len(self._stores) == 1:
             return self._first.create_topic(name, queues, options)
@@ -91,12 +91,12 @@ class Catalog:
         self._create_rest(topic)
         return topic
 
-    def _create_rest(self, topic: Topic) -> None:
+    def _create_rest(self, topic: StoredTopic) -> None:
         for shard, store in enumerate(self._stores[1:], 1):
             first, end = stored_range(topic, shard, len(self._stores))
             store.create_topic(topic.name, topic.queues, topic.options, topic_id=topic.id, first=first, end=end)
 
-    def grow(self, name: str, queues: int) -> Topic:
+    def grow(self, name: str, queues: int) -> StoredTopic:
         """Give the topic more queues, durably. Raises ``UnknownTopic``, and ``InvalidRequest`` where it has more."""
         topic = self.topic(name)
         if topic.named:
@@ -113,7 +113,7 @@ class Catalog:
         self._grow(topic, ranges)
         return self.topic(name)
 
-    def _grow(self, topic: Topic, ranges: Ranges) -> None:
+    def _grow(self, topic: StoredTopic, ranges: Ranges) -> None:
         """The first shard last: from then on the new queues are there."""
         for shard, store in reversed(list(enumerate(self._stores))):
             end = max((end for _, end, holder in ranges if holder == shard), default=0)
@@ -121,7 +121,9 @@ class Catalog:
                 self._ranges[topic.id] = ranges
             store.grow_topic(topic.name, ranges[-1][1], end)
 
-    def alter(self, name: str, changes: Mapping[str, Any], check: Callable[[Topic, TopicOptions], None]) -> Topic:
+    def alter(
+        self, name: str, changes: Mapping[str, Any], check: Callable[[StoredTopic, TopicOptions], None]
+    ) -> StoredTopic:
         """Change options of the topic, durably; None takes one away. ``check`` may refuse what comes out.
 
         Raises ``UnknownTopic``, ``InvalidRequest``.
@@ -134,7 +136,7 @@ class Catalog:
             store.alter_topic(name, options)
         return self.topic(name)
 
-    def delete(self, name: str) -> Topic:
+    def delete(self, name: str) -> StoredTopic:
         """Delete the topic everywhere. Raises ``UnknownTopic``."""
         if len(self._stores) > 1:
             self.complete()
@@ -146,7 +148,7 @@ class Catalog:
         return topic
 
 
-def has_names(topic: Topic) -> InvalidRequest:
+def has_names(topic: StoredTopic) -> InvalidRequest:
     return InvalidRequest(
         f"topic {topic.name!r} has named queues: there is one for each name that is used, and no number to grow",
         topic=topic.name,
@@ -154,7 +156,7 @@ def has_names(topic: Topic) -> InvalidRequest:
     )
 
 
-def can_only_grow(topic: Topic, queues: int) -> InvalidRequest:
+def can_only_grow(topic: StoredTopic, queues: int) -> InvalidRequest:
     return InvalidRequest(
         f"topic {topic.name!r} has {topic.queues} queues, and cannot have {queues}: a topic can only grow; make "
         "another one with fewer",

@@ -34,7 +34,7 @@ class ReadFrom(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
+class ReadRedirect:
     """Queues to read at another node from now on: at ``url``, or at the leader when that is None.
 
     ``offsets``: from where on, where the reader may not know.
@@ -80,7 +80,7 @@ def find_caught_up(
     return caught_up(lags, record_bytes, limit_bytes)
 
 
-class Turns:
+class FollowerTurns:
     """Followers take turns."""
 
     def __init__(self) -> None:

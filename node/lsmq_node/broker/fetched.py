@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lsmq_node.storage import FileRange, Slice
 
-from .elsewhere import Elsewhere
+from .elsewhere import ReadRedirect
 
 #: Positions of so many reads that found nothing are kept apart, before they become one.
 _MANY_READS = 16
@@ -29,7 +29,7 @@ class Fetched:
     next_offsets: list[NDArray[Any]] = field(default_factory=list)
     record_count: int = 0
     size_bytes: int = 0
-    elsewhere: list[Elsewhere] = field(default_factory=list)
+    elsewhere: list[ReadRedirect] = field(default_factory=list)
     #: Batches that say the names of queues that have messages here.
     names: list[bytes] = field(default_factory=list)
     session: str | None = None

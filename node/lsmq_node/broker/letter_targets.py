@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lsmq.errors import InvalidRequest, UnknownTopic
-from lsmq_node.storage import Topic, TopicOptions
+from lsmq_node.storage import StoredTopic, TopicOptions
 from lsmq_node.storage.state import check_topic_name
 from lsmq_node.storage.topic_options import MOVING
 
@@ -54,7 +54,7 @@ def _way_back(broker: Broker, name: str, way: tuple[str, ...]) -> tuple[str, ...
     return None
 
 
-async def letter_topic(broker: Broker, name: str) -> Topic:
+async def letter_topic(broker: Broker, name: str) -> StoredTopic:
     """The topic, made where there is none: with a queue for each shard. Raises what making one raises."""
     try:
         return await broker.topic(name)
@@ -63,7 +63,7 @@ async def letter_topic(broker: Broker, name: str) -> Topic:
         return topic
 
 
-def letter_queue(broker: Broker, topic: Topic, shard: int, option: str) -> int:
+def letter_queue(broker: Broker, topic: StoredTopic, shard: int, option: str) -> int:
     """The queue that takes the letters of a shard. ``option`` has named the topic.
 
     Raises ``InvalidRequest`` for a topic that cannot take letters of every shard.
@@ -72,7 +72,7 @@ def letter_queue(broker: Broker, topic: Topic, shard: int, option: str) -> int:
     return next(part.first for part in broker.ranges(topic) if part.shard == shard)
 
 
-def check_target(broker: Broker, topic: Topic, option: str) -> None:
+def check_target(broker: Broker, topic: StoredTopic, option: str) -> None:
     """Raises ``InvalidRequest`` for a topic that cannot take letters of every shard."""
     if topic.named:
         raise named_for_letters(topic, option)
@@ -81,14 +81,14 @@ def check_target(broker: Broker, topic: Topic, option: str) -> None:
         raise too_few_queues(topic, count, option)
 
 
-def letter_limit(broker: Broker, topic: Topic) -> int:
+def letter_limit(broker: Broker, topic: StoredTopic) -> int:
     """Bytes that a letter may have there."""
     limit = broker.config.max_message_bytes
     own = topic.options.max_message_bytes
     return limit if own is None else min(limit, own)
 
 
-def named_for_letters(topic: Topic, option: str) -> InvalidRequest:
+def named_for_letters(topic: StoredTopic, option: str) -> InvalidRequest:
     """A topic that letters would have to choose names in."""
     return InvalidRequest(
         f"topic {topic.name!r} has queues with names, and dead letters have none: delete it, so that it is made anew, "
@@ -97,7 +97,7 @@ def named_for_letters(topic: Topic, option: str) -> InvalidRequest:
     )
 
 
-def too_few_queues(topic: Topic, shards: int, option: str) -> InvalidRequest:
+def too_few_queues(topic: StoredTopic, shards: int, option: str) -> InvalidRequest:
     """A topic that cannot take letters of every shard."""
     return InvalidRequest(
         f"topic {topic.name!r} has {topic.queues} queues; one for dead letters needs at least {shards}, one for each "

@@ -16,8 +16,8 @@ from typing import Any
 from lsmq import runtime
 from lsmq.errors import LsmqError
 from lsmq_coordinator.parts import kept
-from lsmq_node.storage import Topic
-from lsmq_node.storage.losses import Why
+from lsmq_node.storage import StoredTopic
+from lsmq_node.storage.losses import LossReason
 from lsmq_node.storage.shares import ALONE, Holding, Rest, Usage
 
 from .background import Background
@@ -38,7 +38,7 @@ _TOPICS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class TopicUsage:
+class TopicTotals:
     """What a topic holds, over all its shards.
 
     Attributes:
@@ -73,15 +73,19 @@ class LimitSharing:
     async def stop(self) -> None:
         await self._background.stop()
 
-    async def usage(self, topic: Topic) -> TopicUsage:
+    async def usage(self, topic: StoredTopic) -> TopicTotals:
         """Measured where it was not by now. Raises ``NotLeader``, ``Unavailable``, ``ConnectionFailed``."""
         shards = sorted(self._broker.spans(topic))
         found = await asyncio.gather(*(self._of_shard(shard, [topic.id], measure=True) for shard in shards))
         usages = [usages[topic.id] for usages in found]
-        return TopicUsage(
+        return TopicTotals(
             sum(each.holding.messages for each in usages),
             sum(each.holding.size_bytes for each in usages),
-            {why.name.lower(): sum(each.gone.get(why, 0) for each in usages) for why in Why if why is not Why.ASKED},
+            {
+                why.name.lower(): sum(each.gone.get(why, 0) for each in usages)
+                for why in LossReason
+                if why is not LossReason.ASKED
+            },
             sum(each.refused for each in usages),
             frozenset().union(*(each.groups for each in usages)),
         )
@@ -104,7 +108,7 @@ class LimitSharing:
             for port in ports:
                 port.store.retention.rest = None
             return
-        topics: dict[int, Topic] = {}
+        topics: dict[int, StoredTopic] = {}
         for port in led:
             topics |= {topic.id: topic for topic in port.store.retention.shared_topics()}
         holders = await self._holders(topics)
@@ -119,7 +123,7 @@ class LimitSharing:
         for port in led:
             self._tell(port, holders)
 
-    async def _holders(self, topics: dict[int, Topic]) -> dict[int, Sequence[int]]:
+    async def _holders(self, topics: dict[int, StoredTopic]) -> dict[int, Sequence[int]]:
         """The shards of each topic, which a store does not know."""
         found: dict[int, Sequence[int]] = {}
         for topic_id in topics:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lsmq import runtime
 from lsmq.errors import LsmqError
 from lsmq_coordinator.parts import kept
-from lsmq_node.storage import NamesBehind, ShardStore, Topic, TopicNames, topic_names
+from lsmq_node.storage import NamesBehind, ShardStore, StoredTopic, TopicNames, topic_names
 from lsmq_node.storage.columns import I64, U32
 
 from .background import Background
@@ -79,7 +79,7 @@ class NameKeeper:
                         except LsmqError as error:  # it is tried again with the next look
                             _log.info("names_not_kept", shard=part.shard, topic=topic.name, code=error.code)
 
-    async def _keep(self, shard: int, topic: Topic) -> None:
+    async def _keep(self, shard: int, topic: StoredTopic) -> None:
         """Look after the names of one topic on one shard. Raises what writing raises."""
         port = self._broker.topology.port(shard)
         port.check_readable()
@@ -97,7 +97,7 @@ class NameKeeper:
 
     # Forgetting
 
-    async def _forget(self, port: ShardPort, topic: Topic, after_s: float) -> None:
+    async def _forget(self, port: ShardPort, topic: StoredTopic, after_s: float) -> None:
         names = port.store.names(topic.id)
         now = runtime.monotonic() - self._began + 1.0
         seen = self._seen.get((port.number, topic.id))
@@ -134,7 +134,7 @@ class NameKeeper:
 
     # The log of names
 
-    async def _rewrite(self, port: ShardPort, topic: Topic) -> None:
+    async def _rewrite(self, port: ShardPort, topic: StoredTopic) -> None:
         """Write down anew which names there are, then let go of what was written before.
 
         Names that come and go meanwhile are written behind the beginning, so nothing of them is lost, whoever leads.
@@ -166,7 +166,7 @@ class NameKeeper:
             await port.wait(barrier, Ack.QUORUM)
 
 
-def _begin_anew(seen: _Seen, topic: Topic, names: TopicNames) -> None:
+def _begin_anew(seen: _Seen, topic: StoredTopic, names: TopicNames) -> None:
     """The time of queues that have got their names since this was last asked is counted anew, whatever queue had the
     number before. It is asked at each look, for what came lately is remembered within bounds."""
     changed, seen.version = names.changed_since(seen.version)
@@ -177,7 +177,7 @@ def _begin_anew(seen: _Seen, topic: Topic, names: TopicNames) -> None:
     seen.since[rows[rows < len(seen.since)]] = 0
 
 
-def _due(seen: _Seen, store: ShardStore, topic: Topic, numbers: U32, now: float, after_s: float) -> U32:
+def _due(seen: _Seen, store: ShardStore, topic: StoredTopic, numbers: U32, now: float, after_s: float) -> U32:
     """The queues that have been empty for so long; and remember which are empty."""
     if not len(numbers):
         return numbers

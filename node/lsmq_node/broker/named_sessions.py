@@ -16,16 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq.record_batch import Column, Flag
-from lsmq_node.storage import NamesBehind, Topic, TopicNames
+from lsmq_node.storage import NamesBehind, StoredTopic, TopicNames
 from lsmq_node.storage.columns import I64, U32, encode_one
 
 from .elsewhere import ReadFrom
 from .fetched import Fetched
-from .names import QueueNames
+from .names import BrokerNames
 from .placement import queue_ranges
-from .requests import Selected, Start
+from .requests import ReadStart, Selected
 from .selection import Selection
-from .sessions import FEW_QUEUES, LARGE_BYTES, NEVER, QUEUE_BYTES, FetchSessions, Session, SessionPart
+from .sessions import FEW_QUEUES, LARGE_BYTES, NEVER, QUEUE_BYTES, FetchSession, FetchSessions, SessionPart
 from .topology import ShardPort, Topology
 from .waiters import WaiterTable
 
@@ -42,7 +42,7 @@ class NamedSource:
 class _NamesWatch:
     """Hears that a topic has got names."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: FetchSession) -> None:
         self._session = session
 
     def touch(self, touched: NDArray[Any]) -> None:
@@ -52,12 +52,12 @@ class _NamesWatch:
         self._session.news.set()
 
 
-class NamedSession(Session):
+class NamedSession(FetchSession):
     """One reader's queues of a named topic. ``parts`` have queues; there may be none yet."""
 
     def __init__(
         self,
-        topic: Topic,
+        topic: StoredTopic,
         parts: Sequence[SessionPart],
         client: str | None,
         sources: Sequence[NamedSource],
@@ -97,7 +97,7 @@ class NamedSessions:
     def __init__(
         self,
         topology: Topology,
-        names: QueueNames,
+        names: BrokerNames,
         sessions: FetchSessions,
         waiters: WaiterTable,
         in_threads: Callable[[Callable[[], Any]], Awaitable[Any]],
@@ -108,7 +108,7 @@ class NamedSessions:
         self._waiters = waiters
         self._in_threads = in_threads
 
-    async def open(self, topic: Topic, selected: Selected, client: str | None) -> tuple[NamedSession, Fetched]:
+    async def open(self, topic: StoredTopic, selected: Selected, client: str | None) -> tuple[NamedSession, Fetched]:
         """A session that was not begun yet, of the shards that are led here, and what is to be answered at once.
 
         Raises ``NotLeader`` where none is.
@@ -134,7 +134,7 @@ class NamedSessions:
             sources.append(NamedSource(port, epoch, version))
         return NamedSession(topic, parts, client, sources, which), found
 
-    async def _choose(self, port: ShardPort, topic: Topic, choose: Callable[[TopicNames], U32]) -> U32:
+    async def _choose(self, port: ShardPort, topic: StoredTopic, choose: Callable[[TopicNames], U32]) -> U32:
         while True:
             names = await self._names.current(port, topic)
             try:
@@ -206,7 +206,7 @@ class NamedSessions:
                 part.move(each.queues, np.full(len(each.queues), NEVER))
 
     async def names_at(
-        self, topic: Topic, ports: Sequence[ShardPort], found: Fetched, queues: NDArray[Any], offsets: I64
+        self, topic: StoredTopic, ports: Sequence[ShardPort], found: Fetched, queues: NDArray[Any], offsets: I64
     ) -> list[bytes]:
         """What says the names of queues that an answer moves; they were asked for by number, from ``offsets`` on."""
         moved = np.unique(np.concatenate(found.queues)).astype(np.uint32) if found.queues else np.empty(0, np.uint32)
@@ -222,7 +222,7 @@ class NamedSessions:
         return [batch for batch in batches if batch]
 
 
-def named_batch(port: ShardPort, topic: Topic, numbers: U32, begins: I64) -> bytes:
+def named_batch(port: ShardPort, topic: StoredTopic, numbers: U32, begins: I64) -> bytes:
     """A batch that says the names of queues on one shard, and where what follows begins in each; no bytes for none.
 
     A queue that was deleted meanwhile is left out.
@@ -248,19 +248,19 @@ def _queues_of(session: NamedSession, port: ShardPort) -> U32:
     return np.concatenate(own) if own else np.empty(0, np.uint32)
 
 
-def _begin(port: ShardPort, topic: Topic, numbers: U32, selected: Selected) -> tuple[I64, I64]:
+def _begin(port: ShardPort, topic: StoredTopic, numbers: U32, selected: Selected) -> tuple[I64, I64]:
     """Where reading of each queue begins, and the places of those that the reader is told so."""
     store, start = port.store, selected.start
     positions = np.zeros(len(numbers), np.int64)
     if not len(numbers):
         return positions, np.empty(0, np.int64)
-    if start is Start.LATEST:
+    if start is ReadStart.LATEST:
         positions = store.latest_offsets(topic.id, numbers)
-    elif start is Start.COMMITTED:
+    elif start is ReadStart.COMMITTED:
         assert selected.group is not None, "whoever parses it sees to it"
         positions = store.committed_offsets(selected.group, topic.id, numbers)
         none = positions < 0
-        positions[none] = store.latest_offsets(topic.id, numbers[none]) if selected.reset is Start.LATEST else 0
+        positions[none] = store.latest_offsets(topic.id, numbers[none]) if selected.reset is ReadStart.LATEST else 0
     if len(selected.numbers):
         places = numbers.searchsorted(selected.numbers)
         places[places == len(numbers)] = 0
@@ -270,5 +270,5 @@ def _begin(port: ShardPort, topic: Topic, numbers: U32, selected: Selected) -> t
         names = store.names(topic.id).names(numbers)
         for place, name in enumerate(names):
             positions[place] = selected.by_name.get(name or "", positions[place])
-    told = np.flatnonzero(positions > 0) if start is Start.LATEST else np.empty(0, np.int64)
+    told = np.flatnonzero(positions > 0) if start is ReadStart.LATEST else np.empty(0, np.int64)
     return positions, told

@@ -15,25 +15,25 @@ from numpy.typing import NDArray
 
 from lsmq.errors import UnknownQueue
 from lsmq.queue_names import SEPARATOR, queue_slot
-from lsmq_node.storage import NamesBehind, Slots, Topic, TopicNames
+from lsmq_node.storage import NamesBehind, Slots, StoredTopic, TopicNames
 
 from .elsewhere import ReadFrom
 from .placement import shard_of, shard_of_slot, slots_of, split_by_shard
 from .topology import Ack, ShardPort, Topology
 from .waiters import WaiterTable
 
-Ports = Callable[[Topic, Sequence[int], ReadFrom], Awaitable[list[ShardPort]]]
+Ports = Callable[[StoredTopic, Sequence[int], ReadFrom], Awaitable[list[ShardPort]]]
 InThreads = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
-class Named(NamedTuple):
+class QueueOfNumber(NamedTuple):
     """The queue that has a number: its name, and the first offset that is its own and kept."""
 
     name: str
     earliest: int
 
 
-class QueueNames:
+class BrokerNames:
     """Loop thread only."""
 
     def __init__(self, topology: Topology, waiters: WaiterTable, ports: Ports, in_threads: InThreads) -> None:
@@ -43,16 +43,16 @@ class QueueNames:
         self.ports = ports
         self.in_threads = in_threads
 
-    def shard_of(self, topic: Topic, name: str) -> int:
+    def shard_of(self, topic: StoredTopic, name: str) -> int:
         """The shard that a queue of this name lies on, whether it is there or not."""
         shards = self._topology.shard_count
         return 0 if shards == 1 else shard_of_slot(queue_slot(name), topic, shards)
 
-    def slots(self, topic: Topic, shard: int) -> Slots:
+    def slots(self, topic: StoredTopic, shard: int) -> Slots:
         """The slots of a topic that lie on a shard."""
         return Slots(*slots_of(topic, shard, self._topology.shard_count))
 
-    async def current(self, port: ShardPort, topic: Topic) -> TopicNames:
+    async def current(self, port: ShardPort, topic: StoredTopic) -> TopicNames:
         """The names of a shard, with all that are committed by now. Raises ``UnknownTopic``, ``CorruptFile``."""
         names = port.store.names(topic.id)
         while not names.is_current():
@@ -69,7 +69,7 @@ class QueueNames:
         except NamesBehind:
             return None
 
-    async def declare(self, port: ShardPort, topic: Topic, names: Sequence[str]) -> None:
+    async def declare(self, port: ShardPort, topic: StoredTopic, names: Sequence[str]) -> None:
         """The queues are there, durably, where no other write came between. Raises what a write raises."""
         known = await self.current(port, topic)
         port.check_writable(Ack.QUORUM)
@@ -80,7 +80,7 @@ class QueueNames:
         if appended is not None:
             await port.wait(appended, Ack.QUORUM)
 
-    async def numbers(self, topic: Topic, names: Sequence[str], source: ReadFrom = ReadFrom.LEADER) -> list[int]:
+    async def numbers(self, topic: StoredTopic, names: Sequence[str], source: ReadFrom = ReadFrom.LEADER) -> list[int]:
         """The number of each queue, -1 for those that are not there. Raises ``NotLeader``, ``Unavailable``."""
         by_shard: dict[int, list[int]] = {}
         for place, name in enumerate(names):
@@ -102,15 +102,15 @@ class QueueNames:
         return numbers
 
     async def names_of(
-        self, topic: Topic, numbers: Iterable[int], source: ReadFrom = ReadFrom.LEADER
-    ) -> dict[int, Named]:
+        self, topic: StoredTopic, numbers: Iterable[int], source: ReadFrom = ReadFrom.LEADER
+    ) -> dict[int, QueueOfNumber]:
         """The names of queues on shards that are here, by number; those that are not there are left out.
 
         What was read of a number before this is asked may be of a queue that was deleted since, and the number
         another's by now: whatever lies below ``earliest`` is not of the queue of this name. Raises ``NotLeader``,
         ``Unavailable``.
         """
-        found: dict[int, Named] = {}
+        found: dict[int, QueueOfNumber] = {}
         wanted = np.array(sorted(set(numbers)), np.uint32)
         parts = split_by_shard(wanted, topic, self._topology.shard_count) if len(wanted) else []
         ports = await self.ports(topic, [shard for shard, _ in parts], source)
@@ -119,10 +119,10 @@ class QueueNames:
             known = (await self.current(port, topic)).names(own)
             earliest = port.store.earliest_offsets(topic.id, own).tolist()  # asked after the names
             rows = zip(own.tolist(), known, earliest, strict=True)
-            found.update((number, Named(name, begin)) for number, name, begin in rows if name)
+            found.update((number, QueueOfNumber(name, begin)) for number, name, begin in rows if name)
         return found
 
-    async def number(self, topic: Topic, name: str, source: ReadFrom = ReadFrom.LEADER, wait_ms: int = 0) -> int:
+    async def number(self, topic: StoredTopic, name: str, source: ReadFrom = ReadFrom.LEADER, wait_ms: int = 0) -> int:
         """The number of a queue, once it is there. Raises ``UnknownQueue``, ``NotLeader``, ``Unavailable``."""
         (number,) = await self.numbers(topic, (name,), source)
         if number >= 0:
@@ -139,13 +139,13 @@ class QueueNames:
             raise unknown_queue(topic, name)
         return number
 
-    def names(self, topic: Topic, number: int) -> str | None:
+    def names(self, topic: StoredTopic, number: int) -> str | None:
         """The name of a number whose shard is here and current; None where it has none."""
         port = self._topology.port(shard_of(number, topic, self._topology.shard_count))
         return port.store.names(topic.id).names(np.array((number,), np.uint32))[0]
 
 
-def unknown_queue(topic: Topic, name: str) -> UnknownQueue:
+def unknown_queue(topic: StoredTopic, name: str) -> UnknownQueue:
     return UnknownQueue(
         f"topic {topic.name!r} has no queue {name!r}; it is there once something was sent to it, or it was declared",
         topic=topic.name,
@@ -153,7 +153,7 @@ def unknown_queue(topic: Topic, name: str) -> UnknownQueue:
     )
 
 
-def queue_replaced(topic: Topic, name: str) -> UnknownQueue:
+def queue_replaced(topic: StoredTopic, name: str) -> UnknownQueue:
     return UnknownQueue(
         f"queue {name!r} of topic {topic.name!r} was deleted while it was read; one that is made under its name again "
         "is another: read that from its beginning",

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lsmq.errors import TooManyQueues
-from lsmq_node.storage import ShardStore, Topic, queue_options
+from lsmq_node.storage import ShardStore, StoredTopic, queue_options
 from lsmq_node.storage.queue_options import MAX_QUEUE_OPTIONS, QueueOptions
 
 from .admission import Admission
-from .names import QueueNames
+from .names import BrokerNames
 from .placement import shard_of
 from .topology import Ack, ShardPort, Topology
 
@@ -19,19 +19,19 @@ from .topology import Ack, ShardPort, Topology
 class OwnOptions:
     """One for each node. Loop thread only. Queues are said by number, or by name where they have names."""
 
-    def __init__(self, topology: Topology, names: QueueNames, admission: Admission) -> None:
+    def __init__(self, topology: Topology, names: BrokerNames, admission: Admission) -> None:
         self._topology = topology
         self._names = names
         self._admission = admission
         self._changing = asyncio.Lock()  # who changes options has read those of before
 
-    def of(self, topic: Topic, queue: int | str) -> QueueOptions:
+    def of(self, topic: StoredTopic, queue: int | str) -> QueueOptions:
         """What is set of a queue. Raises ``NotLeader``, ``Unavailable``."""
         port = self._port(topic, queue)
         port.check_readable()
         return _known(port.store, topic, queue)
 
-    async def alter(self, topic: Topic, queue: int | str, changes: Mapping[str, Any]) -> QueueOptions:
+    async def alter(self, topic: StoredTopic, queue: int | str, changes: Mapping[str, Any]) -> QueueOptions:
         """Change some; None has one follow the topic again. Durable on return.
 
         Raises ``UnknownQueue``, ``InvalidRequest``, ``TooManyQueues`` and what a write raises.
@@ -46,14 +46,14 @@ class OwnOptions:
             await self._put(port, topic, queue, options)
         return options
 
-    async def forget(self, topic: Topic, queue: str) -> None:
+    async def forget(self, topic: StoredTopic, queue: str) -> None:
         """Before a queue is deleted: the next one of its name has none. Durable on return; raises what a write does."""
         async with self._changing:
             port = await self._writable(topic, queue)
             if _known(port.store, topic, queue) != QueueOptions():
                 await self._put(port, topic, queue, QueueOptions())
 
-    async def _put(self, port: ShardPort, topic: Topic, queue: int | str, options: QueueOptions) -> None:
+    async def _put(self, port: ShardPort, topic: StoredTopic, queue: int | str, options: QueueOptions) -> None:
         key, body = queue_options.key_of(topic.id, queue), queue_options.encode(queue, options)
         is_new = body is not None and port.store.document(key) is None
         if is_new and len(port.store.documents(queue_options.PREFIX)) >= MAX_QUEUE_OPTIONS:
@@ -65,7 +65,7 @@ class OwnOptions:
             )
         await port.wait(port.store.put_documents({key: body}), Ack.QUORUM)
 
-    async def _writable(self, topic: Topic, queue: int | str) -> ShardPort:
+    async def _writable(self, topic: StoredTopic, queue: int | str) -> ShardPort:
         self._admission.write()
         port = self._port(topic, queue)
         port.check_writable(Ack.QUORUM)
@@ -73,19 +73,19 @@ class OwnOptions:
         port.check_writable(Ack.QUORUM)
         return port
 
-    def _port(self, topic: Topic, queue: int | str) -> ShardPort:
+    def _port(self, topic: StoredTopic, queue: int | str) -> ShardPort:
         if isinstance(queue, str):
             return self._topology.port(self._names.shard_of(topic, queue))
         return self._topology.port(shard_of(queue, topic, self._topology.shard_count))
 
 
-def _known(store: ShardStore, topic: Topic, queue: int | str) -> QueueOptions:
+def _known(store: ShardStore, topic: StoredTopic, queue: int | str) -> QueueOptions:
     key = queue_options.key_of(topic.id, queue)
     body = store.document(key)
     return QueueOptions() if body is None else queue_options.decode(key, body)[1]
 
 
-def kept_names(store: ShardStore, topic: Topic) -> list[str]:
+def kept_names(store: ShardStore, topic: StoredTopic) -> list[str]:
     """Names of a topic's queues that have options of their own: these are not forgotten when they are empty."""
     found = store.documents(f"{queue_options.PREFIX}{topic.id}/")
     return [str(queue_options.decode(key, body)[0]) for key, body in found]

@@ -47,7 +47,7 @@ class Debts:
         self._newer[client] = due, per_s
 
 
-class Pace:
+class LimitPace:
     """Of one limit. Loop thread only. A rate of 0 is no limit."""
 
     def __init__(self, what: str, setting: str) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq.queue_names import NUMBER_BITS
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ def shard_cuts(queues: int, shards: int) -> list[int]:
     return [shard * queues // shards for shard in range(shards + 1)]
 
 
-def queue_ranges(topic: Topic, shards: int) -> tuple[QueueRange, ...]:
+def queue_ranges(topic: StoredTopic, shards: int) -> tuple[QueueRange, ...]:
     """The ranges of a topic, in order. A shard that would hold none has no range."""
     if topic.ranges:
         return tuple(QueueRange(*found) for found in topic.ranges)
@@ -42,7 +42,7 @@ def queue_ranges(topic: Topic, shards: int) -> tuple[QueueRange, ...]:
     return tuple(QueueRange(first, end, shard) for shard, (first, end) in enumerate(pairwise(cuts)) if first < end)
 
 
-def grown_ranges(topic: Topic, queues: int, shards: int) -> tuple[tuple[int, int, int], ...]:
+def grown_ranges(topic: StoredTopic, queues: int, shards: int) -> tuple[tuple[int, int, int], ...]:
     """The ranges of the topic with more queues at its end. What lies on one shard side by side becomes one range."""
     merged = [(part.first, part.end, part.shard) for part in queue_ranges(topic, shards)]
     for shard, (low, high) in enumerate(pairwise(shard_cuts(queues - topic.queues, shards))):
@@ -54,12 +54,12 @@ def grown_ranges(topic: Topic, queues: int, shards: int) -> tuple[tuple[int, int
     return tuple(merged)
 
 
-def number_end(topic: Topic, shards: int) -> int:
+def number_end(topic: StoredTopic, shards: int) -> int:
     """Numbers of queues are below this."""
     return len(queue_ranges(topic, shards)) << NUMBER_BITS if topic.named else topic.queues
 
 
-def numbered_ranges(topic: Topic, shards: int) -> tuple[QueueRange, ...]:
+def numbered_ranges(topic: StoredTopic, shards: int) -> tuple[QueueRange, ...]:
     """The ranges of a topic by the numbers of queues: of a named one, all that its shards can give."""
     ranges = queue_ranges(topic, shards)
     if not topic.named:
@@ -69,7 +69,7 @@ def numbered_ranges(topic: Topic, shards: int) -> tuple[QueueRange, ...]:
     )
 
 
-def stored_range(topic: Topic, shard: int, shards: int) -> tuple[int, int]:
+def stored_range(topic: StoredTopic, shard: int, shards: int) -> tuple[int, int]:
     """The queues ``[first, end)`` that a shard's store has of a new topic. Of a named one there are none yet."""
     own = [(place, part) for place, part in enumerate(queue_ranges(topic, shards)) if part.shard == shard]
     if topic.named:
@@ -81,18 +81,18 @@ def stored_range(topic: Topic, shard: int, shards: int) -> tuple[int, int]:
     return own[0][1].first, own[-1][1].end
 
 
-def slots_of(topic: Topic, shard: int, shards: int) -> tuple[int, int]:
+def slots_of(topic: StoredTopic, shard: int, shards: int) -> tuple[int, int]:
     """The slots ``[first, end)`` of a named topic that lie on a shard."""
     return next((part.first, part.end) for part in queue_ranges(topic, shards) if part.shard == shard)
 
 
-def shard_of_slot(slot: int, topic: Topic, shards: int) -> int:
+def shard_of_slot(slot: int, topic: StoredTopic, shards: int) -> int:
     """The shard that holds a slot of a named topic."""
     ranges = queue_ranges(topic, shards)
     return ranges[bisect_right(ranges, slot, key=lambda part: part.first) - 1].shard
 
 
-def shard_of(queue: int, topic: Topic, shards: int) -> int:
+def shard_of(queue: int, topic: StoredTopic, shards: int) -> int:
     """The shard that holds ``queue``: the inverse of :func:`queue_ranges`. Of a named topic it is its number."""
     if topic.named:
         return queue_ranges(topic, shards)[queue >> NUMBER_BITS].shard
@@ -101,11 +101,11 @@ def shard_of(queue: int, topic: Topic, shards: int) -> int:
     return 0 if shards == 1 else ((queue + 1) * shards - 1) // topic.queues
 
 
-def _range_of(queue: int, topic: Topic) -> tuple[int, int, int]:
+def _range_of(queue: int, topic: StoredTopic) -> tuple[int, int, int]:
     return topic.ranges[bisect_right(topic.ranges, queue, key=lambda found: found[0]) - 1]
 
 
-def split_by_shard(selected: NDArray[Any], topic: Topic, shards: int) -> list[tuple[int, NDArray[np.int64]]]:
+def split_by_shard(selected: NDArray[Any], topic: StoredTopic, shards: int) -> list[tuple[int, NDArray[np.int64]]]:
     """Positions in ``selected`` (queue numbers in any order) by the shard that holds them, in shard order."""
     only = _only_shard(selected, topic, shards)
     if only is not None:
@@ -120,7 +120,7 @@ def split_by_shard(selected: NDArray[Any], topic: Topic, shards: int) -> list[tu
     return [(int(shard), np.flatnonzero(owners == shard)) for shard in np.unique(owners)]
 
 
-def _only_shard(selected: NDArray[Any], topic: Topic, shards: int) -> int | None:
+def _only_shard(selected: NDArray[Any], topic: StoredTopic, shards: int) -> int | None:
     """The shard of them all, where the least and the greatest tell: what lies between them is in the same range."""
     if shards == 1:
         return 0

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from lsmq.errors import ConnectionFailed, InvalidRequest, NotLeader, Unavailable
-from lsmq_node.storage import NamesBehind, Topic
+from lsmq_node.storage import NamesBehind, StoredTopic
 
 from .admission import Admission
 from .elsewhere import ReadFrom
 from .leader_calls import LeaderCalls
-from .names import QueueNames, unknown_queue
+from .names import BrokerNames, unknown_queue
 from .own_options import OwnOptions
 from .placement import queue_ranges
 from .topology import Ack, ShardPort, Topology
@@ -31,14 +31,14 @@ Row = tuple[str, int, int, int]
 class QueueLists:
     """Loop thread only."""
 
-    def __init__(self, topology: Topology, names: QueueNames, own_options: OwnOptions, admission: Admission) -> None:
+    def __init__(self, topology: Topology, names: BrokerNames, own_options: OwnOptions, admission: Admission) -> None:
         self._topology = topology
         self._names = names
         self._own_options = own_options
         self._admission = admission
         self._leaders = LeaderCalls(topology, OPERATION, self._own_page, _ASK_TIMEOUT_S)
 
-    async def page(self, topic: Topic, prefix: str, after: str, limit: int) -> list[Row]:
+    async def page(self, topic: StoredTopic, prefix: str, after: str, limit: int) -> list[Row]:
         """Up to ``limit`` queues whose names begin with ``prefix`` and come behind ``after``, in order of their names.
 
         Raises ``Unavailable`` where the leader of a shard cannot be asked.
@@ -47,7 +47,7 @@ class QueueLists:
         pages = await asyncio.gather(*(self._page_of(shard, topic, prefix, after, limit) for shard in shards))
         return sorted((row for rows in pages for row in rows), key=lambda row: row[0])[:limit]
 
-    async def _page_of(self, shard: int, topic: Topic, prefix: str, after: str, limit: int) -> Sequence[Row]:
+    async def _page_of(self, shard: int, topic: StoredTopic, prefix: str, after: str, limit: int) -> Sequence[Row]:
         asked = {"topic": topic.id, "prefix": prefix, "after": after, "limit": limit}
         try:
             found = await self._leaders.ask(shard, asked)
@@ -77,7 +77,7 @@ class QueueLists:
 
     # Declaring and deleting
 
-    async def declare(self, topic: Topic, name: str) -> bool:
+    async def declare(self, topic: StoredTopic, name: str) -> bool:
         """The queue is there, durably; whether this call made it. Raises ``TooManyQueues`` and what a write raises."""
         while True:
             port = await self._writable(topic, name)
@@ -92,7 +92,7 @@ class QueueLists:
                 await port.wait(appended, Ack.QUORUM)
             return made
 
-    async def delete(self, topic: Topic, name: str) -> None:
+    async def delete(self, topic: StoredTopic, name: str) -> None:
         """The queue and all its messages are gone, durably, and so are options of its own.
 
         Raises ``UnknownQueue`` and what a write raises.
@@ -111,7 +111,7 @@ class QueueLists:
                 await port.wait(appended, Ack.QUORUM)
             return
 
-    async def trim(self, topic: Topic, name: str, before: int) -> None:
+    async def trim(self, topic: StoredTopic, name: str, before: int) -> None:
         """What lies below an offset of the queue is gone, durably. Raises ``UnknownQueue``, ``OffsetOutOfRange``."""
         while True:
             port = await self._writable(topic, name)
@@ -125,7 +125,7 @@ class QueueLists:
             await port.wait(appended, Ack.QUORUM)
             return
 
-    async def _writable(self, topic: Topic, name: str) -> ShardPort:
+    async def _writable(self, topic: StoredTopic, name: str) -> ShardPort:
         """The shard of a name; nothing is awaited between this and an append but reading names, after which it is asked
         again."""
         self._admission.write()
@@ -136,7 +136,7 @@ class QueueLists:
         return port
 
 
-def need_names(topic: Topic) -> None:
+def need_names(topic: StoredTopic) -> None:
     """Raises ``InvalidRequest`` for a topic whose queues have no names."""
     if not topic.named:
         raise InvalidRequest(

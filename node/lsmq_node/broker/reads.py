@@ -16,17 +16,17 @@ from lsmq import runtime
 from lsmq.errors import ReadElsewhere, Unavailable, UnknownFetchSession
 from lsmq.filters import MessageFilter
 from lsmq_node.config import NodeConfig
-from lsmq_node.storage import Topic, TopicFlow
+from lsmq_node.storage import StoredTopic, TopicFlow
 from lsmq_node.storage.sieve import Picked
 
 from .budget import Hold
-from .elsewhere import Elsewhere, ReadFrom, Turns, find_caught_up, find_far
+from .elsewhere import FollowerTurns, ReadFrom, ReadRedirect, find_caught_up, find_far
 from .fetched import Fetched
 from .named_sessions import NamedSession, NamedSessions
-from .names import QueueNames
+from .names import BrokerNames
 from .placement import shard_of, split_by_shard
 from .requests import FetchRequest, ReadRequest, Selected
-from .sessions import FetchSessions, Session, SessionPart
+from .sessions import FetchSession, FetchSessions, SessionPart
 from .stages import WAIT, count_messages, stage
 from .topology import ShardPort, Topology
 from .waiters import Waiter, WaiterTable
@@ -62,8 +62,8 @@ class Reads:
         self._threads = runtime.ThreadPoolExecutor(config.read_threads, "lsmq-read")
         self._slots = asyncio.Semaphore(config.read_threads)
         self._fetches = 0
-        self._turns = Turns()
-        self.names = QueueNames(topology, waiters, self.ports, self.in_threads)
+        self._turns = FollowerTurns()
+        self.names = BrokerNames(topology, waiters, self.ports, self.in_threads)
         self.sessions = FetchSessions(config.max_fetch_session_bytes, config.fetch_session_share_bytes, waiters)
         self.named = NamedSessions(topology, self.names, self.sessions, waiters, self.in_threads)
 
@@ -99,7 +99,7 @@ class Reads:
                 if latest == offset:
                     return found
             elif piece.followers and find_far(store, topic.id, asked, piece.starts, self._limit_bytes)[0]:
-                found.elsewhere.append(Elsewhere(None, asked))
+                found.elsewhere.append(ReadRedirect(None, asked))
                 return found
             limits = {"max_records": request.max_records, "max_bytes": request.max_bytes}
             found.add(store.read(topic.id, queue, offset, **limits, picked=picked))
@@ -164,7 +164,7 @@ class Reads:
         return None if session is None else self.sessions.keep(session)
 
     def _session_parts(
-        self, topic: Topic, queues: NDArray[np.uint32], offsets: NDArray[np.int64]
+        self, topic: StoredTopic, queues: NDArray[np.uint32], offsets: NDArray[np.int64]
     ) -> list[SessionPart] | None:
         """None where this node does not lead all of it."""
         parts: list[SessionPart] = []
@@ -176,7 +176,7 @@ class Reads:
             parts.append(SessionPart(port, leads.epoch, queues[places], offsets[places].copy()))
         return parts
 
-    def follow(self, topic: Topic, queues: NDArray[np.uint32], offsets: NDArray[np.int64]) -> Session | None:
+    def follow(self, topic: StoredTopic, queues: NDArray[np.uint32], offsets: NDArray[np.int64]) -> FetchSession | None:
         """A session of the caller's own, who ends it with ``sessions.drop``; None unless this node leads all of it.
 
         Raises ``Unavailable`` for more queues than there may be memory for.
@@ -191,7 +191,7 @@ class Reads:
         return session
 
     async def read_on(
-        self, session: Session, max_records: int, max_bytes: int, hold: Hold, filter: MessageFilter | None = None
+        self, session: FetchSession, max_records: int, max_bytes: int, hold: Hold, filter: MessageFilter | None = None
     ) -> Fetched:
         """What has come to the queues of :meth:`follow` by now, all of it in memory. Raises as :meth:`fetch` does."""
         request = FetchRequest(
@@ -238,7 +238,7 @@ class Reads:
             found.session = self.sessions.keep(session)
         return found
 
-    async def _poll_session(self, request: FetchRequest, session: Session, hold: Hold) -> Fetched:
+    async def _poll_session(self, request: FetchRequest, session: FetchSession, hold: Hold) -> Fetched:
         deadline = asyncio.get_running_loop().time() + request.wait_ms / 1000
         passed: Fetched | None = None
         while True:
@@ -259,7 +259,7 @@ class Reads:
                 await self._check_parts(session)
                 return found
 
-    async def _check_parts(self, session: Session) -> None:
+    async def _check_parts(self, session: FetchSession) -> None:
         """Raises ``NotLeader``, ``UnknownTopic``, or ``UnknownFetchSession`` where a shard is led in another epoch."""
         parts = session.sources
         await self.ports(session.topic, [part.port.number for part in parts], ReadFrom.LEADER)
@@ -271,7 +271,7 @@ class Reads:
                 )
             part.port.store.topic_by_id(session.topic.id)
 
-    async def _read_ready(self, request: FetchRequest, session: Session, hold: Hold) -> Fetched:
+    async def _read_ready(self, request: FetchRequest, session: FetchSession, hold: Hold) -> Fetched:
         """Read what is ready, and move the session past what was found."""
         await self._check_parts(session)
         if isinstance(session, NamedSession):
@@ -333,7 +333,7 @@ class Reads:
                 self._send(found, None, some[home])
 
     def _send(self, found: Fetched, url: str | None, queues: NDArray[Any]) -> None:
-        found.elsewhere.append(Elsewhere(url, queues))
+        found.elsewhere.append(ReadRedirect(url, queues))
         self.queues_sent_elsewhere += len(queues)
 
     def _elsewhere(self, piece: _Piece) -> ReadElsewhere:
@@ -358,7 +358,9 @@ class Reads:
 
     # What both share
 
-    async def ports(self, topic: Topic, shards: Sequence[int], source: ReadFrom = ReadFrom.LEADER) -> list[ShardPort]:
+    async def ports(
+        self, topic: StoredTopic, shards: Sequence[int], source: ReadFrom = ReadFrom.LEADER
+    ) -> list[ShardPort]:
         """The shards, if they may be read here. On a follower the store may not know the topic yet.
 
         Raises ``NotLeader``, ``Unavailable``.
@@ -448,7 +450,7 @@ def _move_on(pieces: Sequence[_Piece], found: Fetched) -> None:
             piece.starts[places[here]] = np.maximum(piece.starts[places[here]], next_offsets[here])
 
 
-def _arrived(topic: Topic, piece: _Piece) -> bool:
+def _arrived(topic: StoredTopic, piece: _Piece) -> bool:
     store = piece.port.store
     if not piece.leads and not store.has_topic(topic.id, int(piece.queues[-1])):
         return False

@@ -14,12 +14,12 @@ from pathlib import Path
 import msgpack
 
 from lsmq.errors import CorruptFile
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 from lsmq_node.storage.disk import Disk, OsDisk
 from lsmq_node.storage.lock import unused_directory
 from lsmq_node.storage.repair import (
     Advance,
-    Book,
+    FindingsBook,
     Remark,
     ShardRepair,
     Summary,
@@ -70,7 +70,7 @@ class _NodeRepair:
         self._tell = tell
         self._disk: Disk = OsDisk()
         self.summary = Summary()
-        self._book = Book(path, tell, self.summary)
+        self._book = FindingsBook(path, tell, self.summary)
         self._read: dict[int, ShardRepair] = {}
 
     def run(self, begin: Callable[[int], Advance]) -> Summary:
@@ -125,13 +125,13 @@ class _NodeRepair:
         path = shard_directory(self._path, number)
         own = spool_directory / path.name
         own.mkdir()
-        book = Book(self._path, self._tell, self.summary, path.name)
+        book = FindingsBook(self._path, self._tell, self.summary, path.name)
         out = None if self._out is None else shard_directory(self._out, number)
         shard = ShardRepair(self._disk, path, out, own, book, queue_store=False)
         shard.read({topic.id: self._hint(topic, number, shards) for topic in self._topics()})
         self._read[number] = shard
 
-    def _topics(self) -> Iterator[Topic]:
+    def _topics(self) -> Iterator[StoredTopic]:
         """Topics whose name some shard knows, with the ranges that they have grown to."""
         seen: set[int] = set()
         for shard in self._read.values():
@@ -146,7 +146,7 @@ class _NodeRepair:
         return () if packed is None else tuple((low, high, shard) for low, high, shard in msgpack.unpackb(packed))
 
     @staticmethod
-    def _hint(topic: Topic, number: int, shards: int) -> TopicHint:
+    def _hint(topic: StoredTopic, number: int, shards: int) -> TopicHint:
         """What a shard has of a topic; no queues where there are fewer of them than shards."""
         return TopicHint(replace(topic, ranges=()), *stored_range(topic, number, shards))
 

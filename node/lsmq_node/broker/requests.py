@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lsmq.filters import MessageFilter
 from lsmq.record_batch import RecordBatch
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
 from .elsewhere import ReadFrom
 from .selection import Selection
@@ -31,7 +31,7 @@ class ProduceRequest:
     are ``names`` of each batch, joined by NUL, and its QUEUE column says which of them.
     """
 
-    topic: Topic
+    topic: StoredTopic
     batches: Sequence[tuple[int, RecordBatch]]
     ack: Ack | None = None
     names: Sequence[bytes] = ()
@@ -41,7 +41,7 @@ class ProduceRequest:
 class DeleteRequest:
     """The message at each offset of its queue; with ``before`` all below it. ``queues`` in any order."""
 
-    topic: Topic
+    topic: StoredTopic
     queues: NDArray[Any]
     offsets: NDArray[np.int64]
     before: bool = False
@@ -51,7 +51,7 @@ class DeleteRequest:
 class _Reading:
     """How much, how long to wait for the first message, of whom, and which: with ``filter`` None all there are."""
 
-    topic: Topic
+    topic: StoredTopic
     max_records: int
     max_bytes: int
     wait_ms: int = 0
@@ -67,7 +67,7 @@ class ReadRequest(_Reading):
     offset: int
 
 
-class Start(StrEnum):
+class ReadStart(StrEnum):
     """Where reading of a queue begins."""
 
     EARLIEST = "earliest"
@@ -84,9 +84,9 @@ class Selected:
     """
 
     which: Selection
-    start: Start = Start.EARLIEST
+    start: ReadStart = ReadStart.EARLIEST
     group: str | None = None
-    reset: Start = Start.EARLIEST
+    reset: ReadStart = ReadStart.EARLIEST
     numbers: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     offsets: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     by_name: Mapping[str, int] = field(default_factory=dict)

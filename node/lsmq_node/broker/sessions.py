@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from lsmq import runtime
 from lsmq.errors import UnknownFetchSession
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
 from .topology import ShardPort
 from .waiters import WaiterTable
@@ -157,10 +157,10 @@ class SessionPart:
             self._waiting.append(places[more])
 
 
-class Session:
+class FetchSession:
     """One reader's queues of one topic. Loop thread only."""
 
-    def __init__(self, topic: Topic, parts: Sequence[SessionPart], client: str | None) -> None:
+    def __init__(self, topic: StoredTopic, parts: Sequence[SessionPart], client: str | None) -> None:
         self.topic = topic
         self.parts = list(parts)
         self.client = client
@@ -215,8 +215,8 @@ class FetchSessions:
         self._limit_bytes = limit_bytes
         self._share_bytes = share_bytes
         self._waiters = waiters
-        self._kept: OrderedDict[str, Session] = OrderedDict()  # by name, oldest use first
-        self._kept_by: dict[str, OrderedDict[str, Session]] = {}  # the same by client, of those who have any
+        self._kept: OrderedDict[str, FetchSession] = OrderedDict()  # by name, oldest use first
+        self._kept_by: dict[str, OrderedDict[str, FetchSession]] = {}  # the same by client, of those who have any
         self._bytes_of: dict[str, int] = {}
         self._timer: asyncio.TimerHandle | None = None
         self.size_bytes = 0
@@ -224,15 +224,15 @@ class FetchSessions:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def open(self, topic: Topic, parts: Sequence[SessionPart], client: str | None) -> Session | None:
+    def open(self, topic: StoredTopic, parts: Sequence[SessionPart], client: str | None) -> FetchSession | None:
         """A session that hears of commits from now on; None where there is no room for it.
 
         Without ``client`` it is the node's own, which counts elsewhere: it must only not be larger than all may be.
         """
-        session = Session(topic, parts, client)
+        session = FetchSession(topic, parts, client)
         return session if self.admit(session) else None
 
-    def admit(self, session: Session) -> bool:
+    def admit(self, session: FetchSession) -> bool:
         """Begin a session, if there is room for it."""
         client = session.client
         if session.size_bytes > self._limit_bytes or (client is not None and not self._make_room(session, client)):
@@ -240,7 +240,7 @@ class FetchSessions:
         session.begin(self._waiters)
         return True
 
-    def grown(self, session: Session, by_bytes: int) -> None:
+    def grown(self, session: FetchSession, by_bytes: int) -> None:
         """A session that is a request's has become larger. Others that are kept make room for it."""
         session.size_bytes += by_bytes
         if session.client is None:
@@ -250,7 +250,7 @@ class FetchSessions:
         while self._kept and self.size_bytes > self._limit_bytes:
             self._drop_kept(next(iter(self._kept.values())))
 
-    def _make_room(self, session: Session, client: str) -> bool:
+    def _make_room(self, session: FetchSession, client: str) -> bool:
         size = session.size_bytes
         while (own := self._bytes_of.get(client, 0)) and own + size > self._share_bytes:
             kept = self._kept_by.get(client)
@@ -265,7 +265,7 @@ class FetchSessions:
         self._bytes_of[client] = own + size
         return True
 
-    def take(self, token: str, topic: Topic) -> Session:
+    def take(self, token: str, topic: StoredTopic) -> FetchSession:
         """The session of a token; it is the caller's, to :meth:`keep` or :meth:`drop`. Raises ``UnknownFetchSession``.
 
         With a token that was used before, the session is dropped: its positions are not the reader's.
@@ -278,7 +278,7 @@ class FetchSessions:
             self.drop(session)
         raise UnknownFetchSession("there is no such fetch session, or not any more: name the queues and offsets again")
 
-    def keep(self, session: Session) -> str:
+    def keep(self, session: FetchSession) -> str:
         """The token with which the reader goes on."""
         assert session.client is not None, "the node's own sessions have no tokens"
         name, _, number = session.token.partition(".")
@@ -291,7 +291,7 @@ class FetchSessions:
             self._timer = loop.call_later(IDLE_S, self._expire)
         return session.token
 
-    def drop(self, session: Session) -> None:
+    def drop(self, session: FetchSession) -> None:
         """It is over; it must not be one that is kept."""
         session.end(self._waiters)
         client = session.client
@@ -306,7 +306,7 @@ class FetchSessions:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _lend(self, session: Session) -> None:
+    def _lend(self, session: FetchSession) -> None:
         assert session.client is not None
         del self._kept[session.name]
         own = self._kept_by[session.client]
@@ -314,7 +314,7 @@ class FetchSessions:
         if not own:
             del self._kept_by[session.client]
 
-    def _drop_kept(self, session: Session) -> None:
+    def _drop_kept(self, session: FetchSession) -> None:
         self._lend(session)
         self.drop(session)
 

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from lsmq import runtime
 from lsmq.errors import ConnectionFailed, NotLeader, Unavailable
-from lsmq_node.storage import ShardStore, Topic
+from lsmq_node.storage import ShardStore, StoredTopic
 
 from .elsewhere import ReadFrom
 from .leader_calls import LeaderCalls
-from .names import QueueNames
+from .names import BrokerNames
 from .placement import queue_ranges
 from .topology import Topology
 
@@ -74,12 +74,12 @@ class Ranking:
 class QueueRanks:
     """Loop thread only."""
 
-    def __init__(self, topology: Topology, names: QueueNames) -> None:
+    def __init__(self, topology: Topology, names: BrokerNames) -> None:
         self._topology = topology
         self._names = names
         self._leaders = LeaderCalls(topology, OPERATION, self._own, _ASK_TIMEOUT_S)
 
-    async def rank(self, topic: Topic, by: RankedBy, limit: int) -> Ranking:
+    async def rank(self, topic: StoredTopic, by: RankedBy, limit: int) -> Ranking:
         """The first ``limit`` of all shards. Raises ``Unavailable`` where the leader of one cannot be asked."""
         shards = sorted({part.shard for part in queue_ranges(topic, self._topology.shard_count)})
         parts = await asyncio.gather(*(self._of(shard, topic, by, limit) for shard in shards))
@@ -87,7 +87,7 @@ class QueueRanks:
         queues.sort(key=lambda queue: _rank(queue, by))
         return Ranking(queues[:limit], sum(part["count"] for part in parts), any(part["partial"] for part in parts))
 
-    async def _of(self, shard: int, topic: Topic, by: RankedBy, limit: int) -> dict[str, Any]:
+    async def _of(self, shard: int, topic: StoredTopic, by: RankedBy, limit: int) -> dict[str, Any]:
         try:
             return await self._leaders.ask(shard, {"topic": topic.id, "by": by.value, "limit": limit})
         except (NotLeader, ConnectionFailed) as error:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from lsmq.errors import LsmqError
-from lsmq_node.storage import Appended, ShardStore, Topic, TopicOptions
+from lsmq_node.storage import Appended, ShardStore, StoredTopic, TopicOptions
 
 from .peers import Peers
 
@@ -65,7 +65,7 @@ class ShardPort(Protocol):
         its leader: what is committed stays so. That there is nothing more it cannot tell.
         """
 
-    async def prepare(self, topic: Topic) -> None:
+    async def prepare(self, topic: StoredTopic) -> None:
         """Have the store know the topic, and all its queues, where it does not yet. May raise what a write raises."""
 
     def wait(self, appended: Appended, ack: Ack) -> asyncio.Future[None]:
@@ -84,54 +84,56 @@ class ShardPort(Protocol):
         """What the status page shows of the shard beside the store's statistics; plain values."""
 
 
-CheckOptions = Callable[[Topic, TopicOptions], None]
+CheckOptions = Callable[[StoredTopic, TopicOptions], None]
 """Raises where a topic must not have these options."""
 
-AdmitTopic = Callable[[Sequence[Topic]], TopicOptions]
+AdmitTopic = Callable[[Sequence[StoredTopic]], TopicOptions]
 """Given all topics there are, says with which options another one may be made. Raises where it may not."""
 
-CheckGrowth = Callable[[Topic, Sequence[Topic]], None]
+CheckGrowth = Callable[[StoredTopic, Sequence[StoredTopic]], None]
 """Raises where a topic must not grow beside all there are."""
 
 
 class Topics(Protocol):
     """The topics there are, and where their queues lie."""
 
-    def all(self) -> Sequence[Topic]:
+    def all(self) -> Sequence[StoredTopic]:
         """As they are known here."""
 
-    def find(self, name: str) -> Topic | None:
+    def find(self, name: str) -> StoredTopic | None:
         """As it is known here; None where there is none."""
 
-    async def newest(self) -> Sequence[Topic]:
+    async def newest(self) -> Sequence[StoredTopic]:
         """Asked for where others decide on topics; as they are known here when nobody can be asked."""
 
-    async def by_name(self, name: str) -> Topic:
+    async def by_name(self, name: str) -> StoredTopic:
         """Raises ``UnknownTopic``."""
 
-    async def by_id(self, topic_id: int) -> Topic:
+    async def by_id(self, topic_id: int) -> StoredTopic:
         """Raises ``UnknownTopic``."""
 
-    async def create(self, name: str, queues: int, admit: AdmitTopic, *, exact: bool = False) -> tuple[Topic, bool]:
+    async def create(
+        self, name: str, queues: int, admit: AdmitTopic, *, exact: bool = False
+    ) -> tuple[StoredTopic, bool]:
         """The topic, durable, and whether this call made it.
 
         ``exact``: what ``admit`` was given was all there was when the topic was made, whoever makes others at the same
         time; without it, what was known here. Raises ``TopicExists``, ``InvalidTopicName``, and what ``admit`` raises.
         """
 
-    async def grow(self, name: str, queues: int, check: CheckGrowth | None = None) -> Topic:
+    async def grow(self, name: str, queues: int, check: CheckGrowth | None = None) -> StoredTopic:
         """The topic with ``queues`` queues, durable. ``check`` is exact, as in :meth:`create`.
 
         Raises ``UnknownTopic``, ``InvalidRequest`` where it has more, and what ``check`` raises.
         """
 
-    async def alter(self, name: str, changes: Mapping[str, Any], check: CheckOptions) -> Topic:
+    async def alter(self, name: str, changes: Mapping[str, Any], check: CheckOptions) -> StoredTopic:
         """The topic with some options changed, durable; None takes one away. ``check`` may refuse what comes out.
 
         Raises ``UnknownTopic``, ``InvalidRequest``.
         """
 
-    async def delete(self, name: str) -> Topic:
+    async def delete(self, name: str) -> StoredTopic:
         """Raises ``UnknownTopic``."""
 
 

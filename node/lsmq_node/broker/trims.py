@@ -13,8 +13,8 @@ from typing import Any
 
 from lsmq import runtime
 from lsmq.queue_names import NUMBER_BITS
-from lsmq_node.storage import Topic
-from lsmq_node.storage.losses import Why
+from lsmq_node.storage import StoredTopic
+from lsmq_node.storage.losses import LossReason
 
 from .broker import Broker
 from .leader_calls import LeaderCalls
@@ -40,7 +40,7 @@ class TrimRequest:
         after: where an earlier request has come to: a shard and a row of it.
     """
 
-    topic: Topic
+    topic: StoredTopic
     offset: int | None = None
     before_ms: int | None = None
     runs: tuple[tuple[int, int], ...] = ()
@@ -112,7 +112,7 @@ class Trims:
         if len(queues):
             self._broker.admission.write()
             port.check_writable(Ack.QUORUM)
-            await port.wait(port.store.trim(topic.id, queues, offsets, Why.ASKED), Ack.QUORUM)
+            await port.wait(port.store.trim(topic.id, queues, offsets, LossReason.ASKED), Ack.QUORUM)
         first, end = store.numbers(topic.id)
         return {"messages": messages, "more": stop < end - first}
 

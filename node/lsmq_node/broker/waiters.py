@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from lsmq.errors import Unavailable
 
 
-class Watch(Protocol):
+class TopicWatch(Protocol):
     """Somebody who hears of commits to a topic, for as long as it wants."""
 
     def touch(self, touched: NDArray[Any]) -> None:
@@ -32,7 +32,7 @@ class Watch(Protocol):
 
 
 class Waiter:
-    """One held long poll, a :class:`Watch`: set when any of its queues got messages."""
+    """One held long poll, a :class:`TopicWatch`: set when any of its queues got messages."""
 
     __slots__ = ("_future", "is_set", "queues")
 
@@ -91,17 +91,17 @@ class _TopicWatches:
 
     def __init__(self) -> None:
         # In the order in which they came, and are told.
-        self.by_queue: dict[int, dict[Watch, None]] = {}
-        self.of_many: dict[Watch, None] = {}
+        self.by_queue: dict[int, dict[TopicWatch, None]] = {}
+        self.of_many: dict[TopicWatch, None] = {}
 
     def __bool__(self) -> bool:
         return bool(self.by_queue or self.of_many)
 
-    def all(self) -> Iterable[Watch]:
+    def all(self) -> Iterable[TopicWatch]:
         return _each([self.of_many, *self.by_queue.values()])
 
 
-def _each(watches: Iterable[dict[Watch, None]]) -> Iterable[Watch]:
+def _each(watches: Iterable[dict[TopicWatch, None]]) -> Iterable[TopicWatch]:
     """All of them, once."""
     return dict.fromkeys(chain.from_iterable(watches))
 
@@ -147,7 +147,7 @@ class WaiterTable:
         finally:
             self.count -= 1
 
-    def watch(self, topic_id: int, watch: Watch, queues: Sequence[int] | None = None) -> None:
+    def watch(self, topic_id: int, watch: TopicWatch, queues: Sequence[int] | None = None) -> None:
         """Tell ``watch`` of commits to a topic from now on: to these queues, or to any, which costs something at each.
 
         ``unwatch`` is given the same queues.
@@ -159,7 +159,7 @@ class WaiterTable:
         for queue in queues:
             topic.by_queue.setdefault(queue, {})[watch] = None
 
-    def unwatch(self, topic_id: int, watch: Watch, queues: Sequence[int] | None = None) -> None:
+    def unwatch(self, topic_id: int, watch: TopicWatch, queues: Sequence[int] | None = None) -> None:
         topic = self._topics.get(topic_id)
         if topic is None:
             return

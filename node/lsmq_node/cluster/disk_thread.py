@@ -29,7 +29,7 @@ class WriteLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class ThreadFailed:
     """The thread does nothing more."""
 
     error: LsmqError
@@ -38,7 +38,7 @@ class Failed:
 class DiskThread(Generic[Operation]):
     """:meth:`put` and :meth:`kick_soon` in the loop; ``on_failed`` is called in the thread."""
 
-    def __init__(self, shard: int, store: ShardStore, on_failed: Callable[[Failed], None]) -> None:
+    def __init__(self, shard: int, store: ShardStore, on_failed: Callable[[ThreadFailed], None]) -> None:
         self.store = store
         self._shard = shard
         self._on_failed = on_failed
@@ -107,4 +107,4 @@ class DiskThread(Generic[Operation]):
             _log.error("disk_thread_failed", shard=self._shard, exc_info=error)
             error = ShardStopped(f"shard {self._shard} failed: {error!r}; restart the node")
         self._failed = True
-        self._on_failed(Failed(error))
+        self._on_failed(ThreadFailed(error))

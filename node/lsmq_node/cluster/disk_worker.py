@@ -25,7 +25,7 @@ from lsmq_node.storage import ShardStore
 from lsmq_node.storage.disk import Disk
 from lsmq_node.storage.failures import WANT, may_pass
 
-from .disk_thread import DiskThread, Failed
+from .disk_thread import DiskThread, ThreadFailed
 from .record import save_record
 
 _log = structlog.get_logger("lsmq.cluster")
@@ -114,7 +114,7 @@ class Durable:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class RecordKept:
     record: ReplicaRecord
 
 
@@ -149,13 +149,24 @@ class LogBegins:
 
 
 @dataclass(frozen=True, slots=True)
-class Damaged:
+class TablesDamaged:
     """Tables that turned out to be damaged, in words."""
 
     found: tuple[str, ...]
 
 
-Report = Wrote | Durable | Kept | WasTruncated | FrameDropped | Settled | Swapped | LogBegins | Damaged | Failed
+Report = (
+    Wrote
+    | Durable
+    | RecordKept
+    | WasTruncated
+    | FrameDropped
+    | Settled
+    | Swapped
+    | LogBegins
+    | TablesDamaged
+    | ThreadFailed
+)
 
 
 class DiskWorker(DiskThread[Operation]):
@@ -234,7 +245,7 @@ class DiskWorker(DiskThread[Operation]):
         """
         self.store.replica.make_durable()
         self._with_room(lambda: save_record(self._disk, self._path, record))
-        self._post(Kept(record))
+        self._post(RecordKept(record))
 
     def _begin(self, operation: Begin) -> None:
         if self._passing_over:
@@ -312,7 +323,7 @@ class DiskWorker(DiskThread[Operation]):
         log = self.store.replica
         damage = self.store.damage()
         if damage:
-            self._post(Damaged(tuple(damage)))
+            self._post(TablesDamaged(tuple(damage)))
         if self.store.disk_full:
             return
         try:

@@ -16,7 +16,7 @@ import structlog
 from lsmq.errors import LsmqError
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.state import ClusterState, Shard
-from lsmq_node.replication import ControlView, LifeId, Member, RegisteredStart
+from lsmq_node.replication import ControlView, InSyncMember, LifeId, RegisteredStart
 
 from .replica import Replica
 
@@ -32,7 +32,7 @@ def view_of(state: ClusterState, shard: Shard) -> ControlView:
         epoch=shard.epoch,
         version=shard.version,
         leader=shard.leader,
-        in_sync=frozenset(Member(*member) for member in shard.in_sync),
+        in_sync=frozenset(InSyncMember(*member) for member in shard.in_sync),
         replicas=frozenset(shard.replicas),
         min_in_sync=state.settings.min_in_sync,
         adding=frozenset(shard.adding),

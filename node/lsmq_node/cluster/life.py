@@ -8,7 +8,7 @@ from contextlib import suppress
 from lsmq_node.storage import Committed, ShardStore
 
 from .apply_worker import ApplyWorker
-from .disk_thread import Failed
+from .disk_thread import ThreadFailed
 from .disk_worker import DiskWorker, Report
 from .mailbox import Mailbox
 from .opening import Directory
@@ -16,7 +16,7 @@ from .opening import Directory
 Item = Report | Committed
 
 
-class Life:
+class ReplicaLife:
     """Make it in the loop's thread. ``deliver`` is called there, and not any more after :meth:`end`."""
 
     def __init__(self, directory: Directory, store: ShardStore, deliver: Callable[[Item], None]) -> None:
@@ -33,7 +33,7 @@ class Life:
             post=self._mailbox.post,
         )
         self.applier = ApplyWorker(
-            directory.shard, lambda: self.disk.store, lambda error: self._mailbox.post(Failed(error))
+            directory.shard, lambda: self.disk.store, lambda error: self._mailbox.post(ThreadFailed(error))
         )
         self._listening(store)
         self.disk.start()

@@ -74,7 +74,7 @@ class Links:
         self._on_message = on_message
         self._on_broken = on_broken
         self._outgoing: dict[str, Outgoing] = {}
-        self._incoming: dict[str, Incoming] = {}
+        self._incoming: dict[str, IncomingLink] = {}
         self._names = Names()
         self._parts = parts or Parts()
         self._open = False
@@ -148,7 +148,7 @@ class Links:
         if not sender or transport is None or not self._open:
             raise web.HTTPServiceUnavailable(text="this node is stopping, or the request names no node")
         seal = Seal(self._seal_keys[verified.which], verified.mac)
-        incoming = Incoming(sender, transport, self._on_message, seal)
+        incoming = IncomingLink(sender, transport, self._on_message, seal)
         protocol: Any = request.protocol
         protocol.set_parser(incoming)  # As aiohttp does it for WebSockets: from here on it gets what arrives.
         set_up(transport)
@@ -174,7 +174,7 @@ class Links:
         return answer
 
 
-class Incoming:
+class IncomingLink:
     """The receiving end of a peer's connection: a parser, as aiohttp's server has it."""
 
     def __init__(self, sender: str, transport: asyncio.Transport, on_message: OnMessage, seal: Seal) -> None:

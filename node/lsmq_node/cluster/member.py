@@ -17,7 +17,7 @@ import structlog
 from lsmq import runtime
 from lsmq.errors import InvalidRequest, LsmqError, NotLeader, Unavailable
 from lsmq_coordinator.control import ControlClient
-from lsmq_coordinator.election import Flaw, Progress
+from lsmq_coordinator.election import Flaw, ReplicaProgress
 from lsmq_coordinator.parts import Parts
 from lsmq_coordinator.placement import objection
 from lsmq_coordinator.state import ClusterState, NodeState, Shard
@@ -227,9 +227,9 @@ class ClusterMember:
         self._waiters.wake_all()
         self._tidy.set()
 
-    def progress(self) -> Mapping[int, Progress]:
+    def progress(self) -> Mapping[int, ReplicaProgress]:
         """How far the log of each replica here that works is durable, to choose leaders by; nothing while stopping."""
-        found: dict[int, Progress] = {}
+        found: dict[int, ReplicaProgress] = {}
         if self._retiring:
             return found
         for shard, replica in self.replicas.all().items():
@@ -237,7 +237,7 @@ class ClusterMember:
             if position is not None and life is not None:
                 full = replica.is_open and replica.store.disk_full
                 flawed = bool(replica.damage) * Flaw.DAMAGED | full * Flaw.FULL
-                found[shard] = Progress(*position, *life, replica.high_watermark, flawed)
+                found[shard] = ReplicaProgress(*position, *life, replica.high_watermark, flawed)
         return found
 
     def sizes(self) -> Mapping[int, int]:

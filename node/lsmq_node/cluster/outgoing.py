@@ -53,7 +53,7 @@ class StartedAnew(ConnectionError):
     """The peer was started since we asked it last: dial again."""
 
 
-class Stream(asyncio.Protocol):
+class OutgoingConnection(asyncio.Protocol):
     """One connection: first a request and its answer in HTTP, then messages, outwards only."""
 
     def __init__(self, dial: Dial, on_writable: Callable[[], None]) -> None:
@@ -134,7 +134,7 @@ class Outgoing:
         self._queue: deque[bytes | memoryview] = deque()
         self._offset = 0  # of the first in the queue
         self._wanted = asyncio.Event()
-        self._stream: Stream | None = None
+        self._stream: OutgoingConnection | None = None
         self._scheduled = False
         self._refused = ""
         self._loop = asyncio.get_running_loop()
@@ -157,7 +157,7 @@ class Outgoing:
             if self._stream is not None:
                 self._stream.abort()
 
-    def _seal(self, stream: Stream, head: bytes, payload: bytes | memoryview) -> None:
+    def _seal(self, stream: OutgoingConnection, head: bytes, payload: bytes | memoryview) -> None:
         code = stream.seal.next(head, payload)
         self._queue.append(head + code)
         if len(payload):
@@ -215,7 +215,7 @@ class Outgoing:
             self._drop()
             self._on_broken(self._peer)
 
-    async def _connect(self) -> Stream | None:
+    async def _connect(self) -> OutgoingConnection | None:
         try:
             return await self._try_to_connect()
         except StartedAnew:
@@ -225,12 +225,12 @@ class Outgoing:
         except StartedAnew:
             return None
 
-    async def _try_to_connect(self) -> Stream | None:
+    async def _try_to_connect(self) -> OutgoingConnection | None:
         """None where it failed, which is told of. Raises ``StartedAnew``."""
         dial = self._dial()
         if dial is None:
             return None
-        stream = Stream(dial, self._flush)
+        stream = OutgoingConnection(dial, self._flush)
         try:
             async with asyncio.timeout(_DIAL_TIMEOUT_S):
                 address = await self._names.address(dial.host)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lsmq_node.replication import Message
 from lsmq_node.replication.actions import ProposeInSync, ProposeLeave, RegisterStart
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
 from .writes import Touched
 
@@ -50,5 +50,5 @@ class ReplicaPorts:
     client_url: Callable[[str | None], str | None] = lambda node: node
     touched: Touched = lambda topic_id, pieces: None
     changed: Callable[[int], None] = lambda shard: None
-    placed: Callable[[int, Topic], tuple[Topic, int, int]] = lambda shard, topic: (topic, 0, topic.queues)
+    placed: Callable[[int, StoredTopic], tuple[StoredTopic, int, int]] = lambda shard, topic: (topic, 0, topic.queues)
     congested: Callable[[str], bool] = lambda peer: False

@@ -20,7 +20,7 @@ from pathlib import Path
 import crc32c
 
 from lsmq.errors import UnsupportedFormat
-from lsmq_node.replication import LifeId, ReplicaRecord, Start
+from lsmq_node.replication import DiskStart, LifeId, ReplicaRecord
 from lsmq_node.storage.disk import Disk, replace_file
 
 NAME = "REPLICA"
@@ -46,7 +46,7 @@ def decode_record(raw: bytes, source: str) -> ReplicaRecord | None:
     starts, leading = fields.pop("starts"), fields.pop("leading")
     return ReplicaRecord(
         **fields,
-        starts=tuple(Start(*start) for start in starts),
+        starts=tuple(DiskStart(*start) for start in starts),
         leading=None if leading is None else LifeId(*leading),
     )
 

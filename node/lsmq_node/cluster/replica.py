@@ -12,10 +12,10 @@ from typing import Any
 from lsmq import runtime
 from lsmq.errors import LsmqError, NotEnoughReplicas, ShuttingDown, StoreBusy, Unavailable
 from lsmq_node.broker.topology import Ack
-from lsmq_node.replication import ControlView, LifeId, LogPosition, Message, Role, Timings
+from lsmq_node.replication import ControlView, LifeId, LogPosition, Message, ReplicaRole, Timings
 from lsmq_node.replication.actions import Distrust
-from lsmq_node.replication.events import LeaseGranted, Received, StreamBroken
-from lsmq_node.storage import Appended, ShardStore, StoreOptions, Topic
+from lsmq_node.replication.events import LeaseGranted, MessageReceived, StreamBroken
+from lsmq_node.storage import Appended, ShardStore, StoredTopic, StoreOptions
 from lsmq_node.storage.disk import Disk, OsDisk
 
 from .opening import Directory
@@ -88,7 +88,7 @@ class Replica:
         """A message of another replica of this shard. ``payload`` must not change any more."""
         if len(payload) and self._shell.disk_full:
             return  # As if it were lost. It is asked for again when there is space.
-        self._shell.handle(Received(sender, message), payload)
+        self._shell.handle(MessageReceived(sender, message), payload)
 
     def stream_broken(self, peer: str) -> None:
         """A connection with another node ended."""
@@ -110,7 +110,7 @@ class Replica:
         return store
 
     @property
-    def role(self) -> Role:
+    def role(self) -> ReplicaRole:
         return self._shell.role
 
     @property
@@ -186,7 +186,7 @@ class Replica:
     @property
     def position(self) -> LogPosition | None:
         """How far the log is durable; None when the replica does not work."""
-        if self._shell.core is None or self.role is Role.HALTED:
+        if self._shell.core is None or self.role is ReplicaRole.HALTED:
             return None
         return self._shell.core.log.durable_position
 
@@ -257,7 +257,7 @@ class Replica:
         if not self.serving or not core.may_answer(now):
             raise self._cannot_serve()
 
-    async def prepare(self, topic: Topic) -> None:
+    async def prepare(self, topic: StoredTopic) -> None:
         await self.topics.prepare(topic)
 
     def wait(self, appended: Appended, ack: Ack) -> asyncio.Future[None]:
@@ -277,8 +277,8 @@ class Replica:
 
     def _cannot_serve(self) -> LsmqError:
         role = self.role
-        if role is Role.TAKING_OVER or role is Role.LEADING:
+        if role is ReplicaRole.TAKING_OVER or role is ReplicaRole.LEADING:
             return Unavailable(f"shard {self.shard} is being taken over; try again in a moment", shard=self.shard)
-        if role is Role.STARTING:
+        if role is ReplicaRole.STARTING:
             return Unavailable(f"the replica of shard {self.shard} is being opened", shard=self.shard)
         return self._shell.not_leader(f"{self.node} does not lead shard {self.shard}", sent=False)

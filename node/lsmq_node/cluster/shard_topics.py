@@ -13,19 +13,19 @@ from collections.abc import Callable, Sequence
 
 from lsmq_coordinator.state import ClusterState
 from lsmq_node.broker.topology import Ack, ShardPort
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
 
 class ShardTopics:
     """The topics of one shard's log. Only a leader that serves writes to it."""
 
-    def __init__(self, shard: ShardPort, placed: Callable[[int, Topic], tuple[Topic, int, int]]) -> None:
+    def __init__(self, shard: ShardPort, placed: Callable[[int, StoredTopic], tuple[StoredTopic, int, int]]) -> None:
         """``placed``: see :class:`.ReplicaPorts`."""
         self._shard = shard
         self._placed = placed
         self._preparing: dict[int, asyncio.Task[None]] = {}
 
-    async def prepare(self, topic: Topic) -> None:
+    async def prepare(self, topic: StoredTopic) -> None:
         """Return when the store knows the topic. Raises ``NotLeader``, ``NotEnoughReplicas`` and the like."""
         while not self._shard.store.knows(topic):
             task = self._preparing.get(topic.id)
@@ -39,13 +39,13 @@ class ShardTopics:
         if not task.cancelled():
             task.exception()  # Whoever waits raises it; that nobody waits any more is no failure.
 
-    async def _put(self, topic: Topic) -> None:
+    async def _put(self, topic: StoredTopic) -> None:
         shard = self._shard
         agreed, first, end = self._placed(shard.number, topic)
         shard.check_writable(Ack.QUORUM)
         await shard.wait(shard.store.put_topic(agreed, first, end), Ack.QUORUM)
 
-    async def bring_altered(self, topics: Sequence[Topic]) -> None:
+    async def bring_altered(self, topics: Sequence[StoredTopic]) -> None:
         """Write down the options of topics that the control plane has changed since; of ``topics``, as agreed on."""
         known = {topic.id: topic.options.revision for topic in self._shard.store.topics()}
         stale = [topic for topic in topics if topic.options.revision > known.get(topic.id, topic.options.revision)]

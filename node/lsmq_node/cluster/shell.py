@@ -30,7 +30,7 @@ import structlog
 
 from lsmq import runtime
 from lsmq.errors import CorruptFile, LsmqError, NotEnoughReplicas, NotLeader, ShardStopped
-from lsmq_node.replication import Action, ControlView, Event, ReplicaCore, ReplicaRecord, Role, Timings
+from lsmq_node.replication import Action, ControlView, Event, ReplicaCore, ReplicaRecord, ReplicaRole, Timings
 from lsmq_node.replication import actions as act
 from lsmq_node.replication import events as ev
 from lsmq_node.replication.messages import Hello, Message
@@ -40,8 +40,8 @@ from lsmq_node.storage.failures import may_pass
 from lsmq_node.storage.wal import Appender
 
 from . import disk_worker as worker
-from .disk_thread import Failed
-from .life import Item, Life
+from .disk_thread import ThreadFailed
+from .life import Item, ReplicaLife
 from .log_tail import Piece
 from .opening import Directory, history_of, recovered
 from .ports import Progress, ReplicaPorts
@@ -88,7 +88,7 @@ class Shell:
             lambda error: self._storage_failed(error),
         )
         self.repair = Repair(self.shard, self.node, lambda: self._view, self._gather, self._begin_anew)
-        self._life: Life | None = None
+        self._life: ReplicaLife | None = None
         self._record: ReplicaRecord | None = None
         self._view: ControlView | None = None
         self._events: deque[tuple[Event, bytes | memoryview]] = deque()
@@ -121,7 +121,7 @@ class Shell:
             return
         self._leads = False
         self.repair.found, self.failure, self.stopped = (), None, None
-        self._life = Life(self._directory, store, self._delivered)
+        self._life = ReplicaLife(self._directory, store, self._delivered)
         self.store = store
         self._begin(found)
         self._timer = self._next_tick()
@@ -275,7 +275,7 @@ class Shell:
             if self.core is not core:
                 return
         begins = bool(self._events) and isinstance(self._events[0][0], ev.EpochBegun)
-        if self._leads and core.role is not Role.LEADING and not begins and self._life is not None:
+        if self._leads and core.role is not ReplicaRole.LEADING and not begins and self._life is not None:
             self._abdicate(self._life, "leadership ended")
 
     # Actions
@@ -347,7 +347,7 @@ class Shell:
             _log.error("replica_work_failed", shard=self.shard, exc_info=error)
             self._give_up(f"{type(error).__name__}: {error}")
 
-    def _apply(self, life: Life, lsn: int) -> None:
+    def _apply(self, life: ReplicaLife, lsn: int) -> None:
         self._applies_to = lsn
         life.applier.advance(lsn, leads=self._leads)
 
@@ -359,7 +359,7 @@ class Shell:
         if self.store is not None:
             self.store.replica.keep_from(max(min(lsn, core.log.high_watermark - KEEP_BYTES), 0))
 
-    def _begin_epoch(self, core: ReplicaCore, life: Life, action: act.BeginEpoch) -> None:
+    def _begin_epoch(self, core: ReplicaCore, life: ReplicaLife, action: act.BeginEpoch) -> None:
         lsn = core.log.end_lsn
         _, end_lsn = Appender(lsn, life.disk.store.segment_bytes).append(bytes(EPOCH_ENTRY_BYTES))
         self._shipper.log_changes()
@@ -367,7 +367,7 @@ class Shell:
         life.disk.put(worker.Begin(action.epoch, action.life, end_lsn))
         self._events.appendleft((ev.EpochBegun(action.epoch, lsn, end_lsn), b""))
 
-    def _abdicate(self, life: Life, reason: str) -> None:
+    def _abdicate(self, life: ReplicaLife, reason: str) -> None:
         """Close the line at once, and have the disk drop what the core was not told of."""
         self.open_lsn = None
         if self._leads and self.core is not None:
@@ -404,7 +404,7 @@ class Shell:
                 self.handle(ev.LogDurable(lsn))
                 self._shipper.resume()
                 self.writes.durable(lsn)
-            case worker.Kept(record):
+            case worker.RecordKept(record):
                 self._record = record
                 self.handle(ev.Persisted(record))
             case worker.WasTruncated(lsn):
@@ -419,16 +419,16 @@ class Shell:
             case worker.LogBegins(lsn):
                 if lsn > self._log_start_lsn:
                     self._log_start_lsn = lsn
-                    self.handle(ev.LogTrimmed(lsn))
-            case worker.Damaged(found):
+                    self.handle(ev.LogRecycled(lsn))
+            case worker.TablesDamaged(found):
                 self.repair.note(*found)
                 self._noticed()
-            case Failed(error):
+            case ThreadFailed(error):
                 self._storage_failed(error)
             case _:
                 assert_never(item)
 
-    def _committed(self, life: Life, event: Committed) -> None:
+    def _committed(self, life: ReplicaLife, event: Committed) -> None:
         self.writes.committed(event)
         if event.error is not None and life.disk.store.stopped:
             self._storage_failed(event.error)
@@ -444,7 +444,7 @@ class Shell:
         elif self.failure is None:
             self._give_up(error.message)
 
-    def _frame_dropped(self, life: Life, error: LsmqError) -> None:
+    def _frame_dropped(self, life: ReplicaLife, error: LsmqError) -> None:
         """The core counts on bytes that are not there: a new one, for the log that is."""
         _log.error("frames_dropped", shard=self.shard, code=error.code, message=error.message)
         if self.core is not None and self.failure is None:
@@ -454,7 +454,7 @@ class Shell:
 
     # Snapshots
 
-    async def _fetch(self, core: ReplicaCore, life: Life, peer: str) -> None:
+    async def _fetch(self, core: ReplicaCore, life: ReplicaLife, peer: str) -> None:
         """Fetch with the store open; the disk thread swaps it then."""
         try:
             await self.repair.give_way()
@@ -504,9 +504,9 @@ class Shell:
         return self.store is not None and self.store.disk_full
 
     @property
-    def role(self) -> Role:
+    def role(self) -> ReplicaRole:
         if self.core is None:
-            return Role.STARTING if self.failure is None else Role.HALTED
+            return ReplicaRole.STARTING if self.failure is None else ReplicaRole.HALTED
         return self.core.role
 
     @property

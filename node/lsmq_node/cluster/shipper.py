@@ -14,7 +14,7 @@ import structlog
 from lsmq.errors import CorruptFile, LogTrimmed, LsmqError
 from lsmq_node.replication.actions import Ship
 from lsmq_node.replication.events import Event, Shipped
-from lsmq_node.replication.events import LogTrimmed as LogTrimmedEvent
+from lsmq_node.replication.events import LogRecycled as LogTrimmedEvent
 from lsmq_node.replication.messages import Frame
 from lsmq_node.storage import ShardStore
 

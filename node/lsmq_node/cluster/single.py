@@ -14,14 +14,14 @@ from typing import Any, Never, TypeVar
 from lsmq import runtime
 from lsmq.errors import InvalidRequest, LsmqError
 from lsmq_coordinator.parts import Parts
-from lsmq_node.broker.catalog import Catalog
+from lsmq_node.broker.catalog import NodeCatalog
 from lsmq_node.broker.layout import open_shards
 from lsmq_node.broker.peers import NoPeers, Peers
 from lsmq_node.broker.topology import Ack, AdmitTopic, CheckGrowth, CheckOptions, Leadership
 from lsmq_node.config import NodeConfig
-from lsmq_node.storage import Appended, Committed, ShardStore, Topic, TopicOptions
+from lsmq_node.storage import Appended, Committed, ShardStore, StoredTopic, TopicOptions
 
-from .disk_thread import DiskThread, Failed
+from .disk_thread import DiskThread, ThreadFailed
 from .mailbox import Mailbox
 from .rights import LocalRights
 from .writes import Touched, WaitingWrites
@@ -40,15 +40,15 @@ class LocalShard:
         self.store = store
         self.stopped: LsmqError | None = None
         self._writes = WaitingWrites(number, touched)
-        mailbox: Mailbox[Committed | Failed] = Mailbox(self._heed)
+        mailbox: Mailbox[Committed | ThreadFailed] = Mailbox(self._heed)
         self._disk: DiskThread[Never] = DiskThread(number, store, mailbox.post)
         store.on_commit(mailbox.post)
         self._disk.start()
 
-    def _heed(self, item: Committed | Failed) -> None:
+    def _heed(self, item: Committed | ThreadFailed) -> None:
         if isinstance(item, Committed):
             self._writes.committed(item)
-        if item.error is not None and (self.store.stopped or isinstance(item, Failed)):
+        if item.error is not None and (self.store.stopped or isinstance(item, ThreadFailed)):
             self.stopped = self.stopped or item.error
             self._writes.fail(self.stopped)
 
@@ -66,7 +66,7 @@ class LocalShard:
     def check_readable(self, *, follower: bool = False, found: bool = False) -> None:
         """Everything is readable."""
 
-    async def prepare(self, topic: Topic) -> None:
+    async def prepare(self, topic: StoredTopic) -> None:
         """The catalog has seen to it."""
 
     def wait(self, appended: Appended, ack: Ack) -> asyncio.Future[None]:
@@ -90,31 +90,33 @@ class LocalShard:
 class LocalTopics:
     """The topics of a catalog. They are changed in a thread, one at a time."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: NodeCatalog) -> None:
         self._catalog = catalog
         self._thread = runtime.ThreadPoolExecutor(1, "lsmq-control")
         self._exact = asyncio.Lock()  # held from looking at topics until what was decided by that is done
 
-    def all(self) -> Sequence[Topic]:
+    def all(self) -> Sequence[StoredTopic]:
         return self._catalog.topics()
 
-    def find(self, name: str) -> Topic | None:
+    def find(self, name: str) -> StoredTopic | None:
         return self._catalog.find(name)
 
-    async def newest(self) -> Sequence[Topic]:
+    async def newest(self) -> Sequence[StoredTopic]:
         return self.all()
 
-    async def by_name(self, name: str) -> Topic:
+    async def by_name(self, name: str) -> StoredTopic:
         return self._catalog.topic(name)
 
-    async def by_id(self, topic_id: int) -> Topic:
+    async def by_id(self, topic_id: int) -> StoredTopic:
         return self._catalog.topic_by_id(topic_id)
 
     async def complete(self) -> None:
         await self._change(self._catalog.complete)
 
-    async def create(self, name: str, queues: int, admit: AdmitTopic, *, exact: bool = False) -> tuple[Topic, bool]:
-        def create(options: TopicOptions) -> tuple[Topic, bool]:
+    async def create(
+        self, name: str, queues: int, admit: AdmitTopic, *, exact: bool = False
+    ) -> tuple[StoredTopic, bool]:
+        def create(options: TopicOptions) -> tuple[StoredTopic, bool]:
             before = {topic.name for topic in self.all()}
             return self._catalog.create(name, queues, options), name not in before
 
@@ -122,16 +124,16 @@ class LocalTopics:
             options = admit(self.all())
             return await self._change(lambda: create(options))
 
-    async def grow(self, name: str, queues: int, check: CheckGrowth | None = None) -> Topic:
+    async def grow(self, name: str, queues: int, check: CheckGrowth | None = None) -> StoredTopic:
         async with self._exact if check else nullcontext():
             if check is not None:
                 check(await self.by_name(name), self.all())
             return await self._change(lambda: self._catalog.grow(name, queues))
 
-    async def alter(self, name: str, changes: Mapping[str, Any], check: CheckOptions) -> Topic:
+    async def alter(self, name: str, changes: Mapping[str, Any], check: CheckOptions) -> StoredTopic:
         return await self._change(lambda: self._catalog.alter(name, changes, check))
 
-    async def delete(self, name: str) -> Topic:
+    async def delete(self, name: str) -> StoredTopic:
         return await self._change(lambda: self._catalog.delete(name))
 
     async def _change(self, blocking: Callable[[], Result]) -> Result:
@@ -150,7 +152,7 @@ class SingleNode:
         self.shard_count = len(stores)
         self.peers: Peers = NoPeers()
         self._ports = [LocalShard(number, store, touched) for number, store in enumerate(stores)]
-        self.topics = LocalTopics(Catalog(stores))
+        self.topics = LocalTopics(NodeCatalog(stores))
         self.rights = LocalRights(stores[0])
 
     @classmethod

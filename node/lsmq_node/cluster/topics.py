@@ -9,11 +9,11 @@ from typing import Any
 from lsmq import runtime
 from lsmq.errors import InvalidRequest, LsmqError, TopicExists, Unavailable, UnknownTopic
 from lsmq_coordinator.control import ControlClient
-from lsmq_coordinator.state import Topic as AgreedTopic
+from lsmq_coordinator.state import TopicRecord as AgreedTopic
 from lsmq_node.broker.catalog import can_only_grow, has_names
 from lsmq_node.broker.placement import stored_range
 from lsmq_node.broker.topology import AdmitTopic, CheckGrowth, CheckOptions
-from lsmq_node.storage import Topic, TopicOptions, check_topic_name
+from lsmq_node.storage import StoredTopic, TopicOptions, check_topic_name
 
 _COMMAND_TIMEOUT_S = 5.0
 _CATCH_UP_TIMEOUT_S = 2.0
@@ -29,10 +29,10 @@ class ClusterTopics:
     def __init__(self, control: ControlClient) -> None:
         self._control = control
         self._version = -1
-        self._by_name: dict[str, tuple[AgreedTopic, Topic]] = {}
+        self._by_name: dict[str, tuple[AgreedTopic, StoredTopic]] = {}
         self._names: dict[int, str] = {}
 
-    def _current(self) -> dict[str, tuple[AgreedTopic, Topic]]:
+    def _current(self) -> dict[str, tuple[AgreedTopic, StoredTopic]]:
         state = self._control.state
         if state.topics_version != self._version:
             known = self._by_name
@@ -44,20 +44,20 @@ class ClusterTopics:
             self._version = state.topics_version
         return self._by_name
 
-    def all(self) -> Sequence[Topic]:
+    def all(self) -> Sequence[StoredTopic]:
         return [topic for _, topic in self._current().values()]
 
-    def find(self, name: str) -> Topic | None:
+    def find(self, name: str) -> StoredTopic | None:
         found = self._current().get(name)
         return None if found is None else found[1]
 
-    async def newest(self) -> Sequence[Topic]:
+    async def newest(self) -> Sequence[StoredTopic]:
         """All there are now: this node may have been away. What it knows, while the control plane cannot be asked."""
         with suppress(LsmqError):
             await self._catch_up()
         return self.all()
 
-    async def by_name(self, name: str) -> Topic:
+    async def by_name(self, name: str) -> StoredTopic:
         """Raises ``UnknownTopic``, after asking the control plane whether it is new."""
         found = self._current().get(name)
         if found is None:
@@ -67,7 +67,7 @@ class ClusterTopics:
             raise UnknownTopic(f"there is no topic {name!r}; create it first", topic=name)
         return found[1]
 
-    async def by_id(self, topic_id: int) -> Topic:
+    async def by_id(self, topic_id: int) -> StoredTopic:
         """Raises ``UnknownTopic``."""
         self._current()
         if topic_id not in self._names:
@@ -78,7 +78,7 @@ class ClusterTopics:
             raise UnknownTopic(f"there is no topic with id {topic_id}", topic_id=topic_id)
         return self._by_name[name][1]
 
-    def placed(self, shard: int, topic: Topic) -> tuple[Topic, int, int]:
+    def placed(self, shard: int, topic: StoredTopic) -> tuple[StoredTopic, int, int]:
         """The topic as it is agreed on, and the queues ``[first, end)`` of the shard. Raises ``UnknownTopic``."""
         agreed, found = self._current().get(topic.name, (None, topic))
         if agreed is None or agreed.id != topic.id:
@@ -89,7 +89,9 @@ class ClusterTopics:
         """Raises ``Unavailable`` when the control plane cannot be asked: then nobody knows what is new."""
         await self._control.catch_up(_CATCH_UP_TIMEOUT_S)
 
-    async def create(self, name: str, queues: int, admit: AdmitTopic, *, exact: bool = False) -> tuple[Topic, bool]:
+    async def create(
+        self, name: str, queues: int, admit: AdmitTopic, *, exact: bool = False
+    ) -> tuple[StoredTopic, bool]:
         """Raises ``TopicExists``, ``Unavailable``, ``TimedOut``, and what ``admit`` raises."""
         check_topic_name(name)
         while True:
@@ -109,7 +111,7 @@ class ClusterTopics:
                 continue
             return await self.by_name(name), bool(result["created"])
 
-    async def grow(self, name: str, queues: int, check: CheckGrowth | None = None) -> Topic:
+    async def grow(self, name: str, queues: int, check: CheckGrowth | None = None) -> StoredTopic:
         """Raises ``UnknownTopic``, ``InvalidRequest`` where it has more queues, ``Unavailable``, ``TimedOut``."""
         if check is not None:
             await self._catch_up()
@@ -129,7 +131,7 @@ class ClusterTopics:
             raise can_only_grow(topic, queues)
         return topic
 
-    async def alter(self, name: str, changes: Mapping[str, Any], check: CheckOptions) -> Topic:
+    async def alter(self, name: str, changes: Mapping[str, Any], check: CheckOptions) -> StoredTopic:
         """Raises ``UnknownTopic``, ``InvalidRequest``, ``Unavailable``, ``TimedOut``, and what ``check`` raises."""
         while True:
             topic = await self.by_name(name)
@@ -146,7 +148,7 @@ class ClusterTopics:
                 await self._catch_up()
                 return await self.by_name(name)
 
-    async def delete(self, name: str) -> Topic:
+    async def delete(self, name: str) -> StoredTopic:
         """Raises ``UnknownTopic``, ``Unavailable, ``TimedOut``."""
         topic = await self.by_name(name)
         await self._submit({"op": "delete_topic", "name": name, "topic_id": topic.id})
@@ -165,7 +167,7 @@ class ClusterTopics:
         raise kind(result["message"], topic=command["name"])
 
 
-def _topic(agreed: AgreedTopic) -> Topic:
+def _topic(agreed: AgreedTopic) -> StoredTopic:
     ranges = tuple((run.first, run.end, run.shard) for run in agreed.ranges)
     options = TopicOptions.from_dict(agreed.options)
-    return Topic(agreed.id, agreed.name, agreed.queues, options, agreed.created_ms, ranges)
+    return StoredTopic(agreed.id, agreed.name, agreed.queues, options, agreed.created_ms, ranges)

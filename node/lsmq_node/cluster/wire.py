@@ -4,7 +4,7 @@ A connection carries them one after another, little-endian::
 
     offset width field
      0      1    version   3
-     1      1    kind      see Kind
+     1      1    kind      see MessageKind
      2      4    shard
      6      4    body_bytes
     10      4    payload_bytes
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from lsmq.errors import LsmqError
-from lsmq_node.replication import EpochHistory, EpochStart, LifeId, LogPosition, Message, Session
+from lsmq_node.replication import EpochHistory, EpochStart, LifeId, LogPosition, Message, ReplicaSession
 from lsmq_node.replication.messages import (
     Frame,
     Hello,
@@ -55,7 +55,7 @@ MAX_BODY_BYTES = 16 * 1024 * 1024
 MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message is. Numbers are on the wire: never renumber."""
 
     HELLO = 1
@@ -77,7 +77,7 @@ class BadMessage(LsmqError):
     code = "bad_message"
 
 
-class Received(NamedTuple):
+class FromWire(NamedTuple):
     shard: int
     message: Message
     payload: memoryview
@@ -105,9 +105,9 @@ def _flag(value: Any) -> bool:
     return value
 
 
-def _session(value: Any) -> Session:
+def _session(value: Any) -> ReplicaSession:
     start, number = value
-    return Session(_number(start), _number(number))
+    return ReplicaSession(_number(start), _number(number))
 
 
 def _position(value: Any) -> LogPosition:
@@ -133,31 +133,31 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "str": _text,
     "str | None": _name_or_none,
     "bool": _flag,
-    "Session": _session,
+    "ReplicaSession": _session,
     "LogPosition": _position,
     "LifeId": _life,
     "EpochHistory": _history,
 }
 
-_KINDS: dict[Kind, type[Message]] = {
-    Kind.HELLO: Hello,
-    Kind.WELCOME: Welcome,
-    Kind.TAKE_SNAPSHOT: TakeSnapshot,
-    Kind.TAKE_NEW_INCARNATION: TakeNewIncarnation,
-    Kind.REJOIN: Rejoin,
-    Kind.STALE: Stale,
-    Kind.FRAME: Frame,
-    Kind.PROGRESS: Progress,
-    Kind.PROMISE_REQUEST: PromiseRequest,
-    Kind.PROMISE: Promise,
-    Kind.PROMISE_REFUSAL: PromiseRefusal,
+_KINDS: dict[MessageKind, type[Message]] = {
+    MessageKind.HELLO: Hello,
+    MessageKind.WELCOME: Welcome,
+    MessageKind.TAKE_SNAPSHOT: TakeSnapshot,
+    MessageKind.TAKE_NEW_INCARNATION: TakeNewIncarnation,
+    MessageKind.REJOIN: Rejoin,
+    MessageKind.STALE: Stale,
+    MessageKind.FRAME: Frame,
+    MessageKind.PROGRESS: Progress,
+    MessageKind.PROMISE_REQUEST: PromiseRequest,
+    MessageKind.PROMISE: Promise,
+    MessageKind.PROMISE_REFUSAL: PromiseRefusal,
 }
 
 
 class _Codec:
     """One kind of message: its fields, taken out and put in again."""
 
-    def __init__(self, kind: Kind, message: type[Message]) -> None:
+    def __init__(self, kind: MessageKind, message: type[Message]) -> None:
         names = [field.name for field in fields(message)]
         self.kind = kind
         self.make = message
@@ -195,7 +195,7 @@ class Decoder:
         self._payload = bytearray()
         self._filled = 0
 
-    def feed(self, piece: bytes) -> Iterator[Received]:
+    def feed(self, piece: bytes) -> Iterator[FromWire]:
         """The messages that ``piece`` completes. Raises ``BadMessage``, and is of no use after that."""
         view = memoryview(piece)
         position, end = 0, len(view)
@@ -226,7 +226,7 @@ class Decoder:
                 yield from self._begin(view[position : position + size], view[position + size :])
                 position += size + self._taken
 
-    def _begin(self, head: memoryview, following: memoryview) -> Iterator[Received]:
+    def _begin(self, head: memoryview, following: memoryview) -> Iterator[FromWire]:
         """A whole head, body and code; ``_taken`` of the bytes that follow are the payload, if it is there whole."""
         _, kind, shard, _, payload_bytes = HEAD.unpack_from(head)
         message = _message(_codec(kind), head[HEAD_BYTES:-SEAL_BYTES])
@@ -243,12 +243,12 @@ class Decoder:
 
     _taken = 0
 
-    def _sealed(self, shard: int, message: Message, head: memoryview, payload: memoryview) -> Received:
+    def _sealed(self, shard: int, message: Message, head: memoryview, payload: memoryview) -> FromWire:
         """The message, once its code is found right. Raises ``BadMessage``."""
         code = self._seal.next(head[:-SEAL_BYTES], payload)
         if not hmac.compare_digest(code, head[-SEAL_BYTES:]):
             raise BadMessage(f"a {type(message).__name__} has the wrong code: it was changed, repeated or made up")
-        return Received(shard, message, payload)
+        return FromWire(shard, message, payload)
 
 
 def _head_size(head: memoryview | bytearray) -> int:

@@ -14,7 +14,7 @@ LATENESS_MS = (1, 2, 5, 10, 20, 50, 100, 250, 1_000, 10_000, 60_000)
 
 
 @dataclass(slots=True)
-class Counts:
+class DelayedCounts:
     """Loop thread only."""
 
     delivered: int = 0

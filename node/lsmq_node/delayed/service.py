@@ -8,9 +8,9 @@ from typing import Any
 from lsmq.errors import InvalidRequest
 from lsmq_node.broker import Broker, LeaderCalls
 from lsmq_node.machines import MachineService
-from lsmq_node.storage import DuePlace, Topic
+from lsmq_node.storage import DuePlace, StoredTopic
 
-from .counts import Counts
+from .counts import DelayedCounts
 from .ids import DelayedId
 from .shard_delayed import Moved, PendingMessage, ShardDelayed
 
@@ -26,27 +26,27 @@ class DelayedService(MachineService[ShardDelayed]):
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker, partial(ShardDelayed, self))
-        self.counts = Counts()
+        self.counts = DelayedCounts()
         self._leaders = LeaderCalls(broker.topology, OPERATION, self._do, _TIMEOUT_S)
 
-    async def cancel(self, topic: Topic, id: DelayedId) -> None:
+    async def cancel(self, topic: StoredTopic, id: DelayedId) -> None:
         """Durable on return. Raises ``UnknownMessage``, ``AlreadyDelivered``."""
         self.broker.admission.write()
         await self._leaders.ask(id.shard, {"do": "cancel", "topic": topic.id, "place": id.place})
 
-    async def reschedule(self, topic: Topic, id: DelayedId, due_ms: int) -> Moved:
+    async def reschedule(self, topic: StoredTopic, id: DelayedId, due_ms: int) -> Moved:
         """Durable on return. Raises as :meth:`cancel` does."""
         body = {"do": "reschedule", "topic": topic.id, "place": id.place, "due_ms": due_ms}
         self.broker.admission.write()
         return Moved(*(await self._leaders.ask(id.shard, body))["moved"])
 
-    async def get(self, topic: Topic, id: DelayedId) -> PendingMessage:
+    async def get(self, topic: StoredTopic, id: DelayedId) -> PendingMessage:
         """Raises ``UnknownMessage``, ``AlreadyDelivered``."""
         found = await self._leaders.ask(id.shard, {"do": "find", "topic": topic.id, "place": id.place})
         return _message(found["message"])
 
     async def pending(
-        self, topic: Topic, after: DelayedId | None, limit: int
+        self, topic: StoredTopic, after: DelayedId | None, limit: int
     ) -> tuple[list[tuple[int, PendingMessage]], DelayedId | None]:
         """Messages of a topic with their shards, in the order in which they are due, and where to go on.
 

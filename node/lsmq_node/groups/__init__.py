@@ -4,8 +4,8 @@
 them on a shard; :class:`GroupService` is what the API asks.
 """
 
-from .group import Answer, Beat, Group
+from .group import Beat, BeatAnswer, CoordinatedGroup
 from .plan import Mode
 from .service import GroupService
 
-__all__ = ["Answer", "Beat", "Group", "GroupService", "Mode"]
+__all__ = ["BeatAnswer", "Beat", "CoordinatedGroup", "GroupService", "Mode"]

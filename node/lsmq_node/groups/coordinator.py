@@ -1,4 +1,4 @@
-"""Coordinating the groups of one shard while this node leads it: the shell around :class:`.group.Group`.
+"""Coordinating the groups of one shard while this node leads it: the shell around :class:`.group.CoordinatedGroup`.
 
 While what is in memory is built anew, members keep their queues. Time for sessions is counted only while this node was
 awake and could serve: a stopped process or a lost lease costs nobody his membership.
@@ -19,8 +19,8 @@ from lsmq.errors import LsmqError, ShuttingDown, StaleGeneration, TooManyGroups,
 from lsmq_node.broker import Ack, Limited, Made, ShardPort
 from lsmq_node.machines import HOUR_S, IdleNames, ShardMachine, Step
 
-from .group import Answer, Beat, Group
-from .plan import KEY_PREFIX, Mode, Plan, group_key
+from .group import Beat, BeatAnswer, CoordinatedGroup
+from .plan import KEY_PREFIX, GenerationPlan, Mode, group_key
 
 if TYPE_CHECKING:
     from .service import GroupService
@@ -34,7 +34,7 @@ _LOOK_EACH = 4  # ticks: how often it is asked whether topics have changed
 
 
 @dataclass(slots=True)
-class Counts:
+class GroupCounts:
     """What happened to groups since the node began."""
 
     heartbeats: int = 0
@@ -50,7 +50,7 @@ class ShardGroups(ShardMachine):
 
     def __init__(self, service: GroupService, port: ShardPort) -> None:
         super().__init__(service, port)
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, CoordinatedGroup] = {}
         self._active: set[str] = set()  # those that have members, or something to store: the others cost nothing
         self._committing: set[str] = set()  # groups with offsets here
         self._max_groups = service.broker.config.max_groups
@@ -71,7 +71,7 @@ class ShardGroups(ShardMachine):
         now = self.now
         for at, (key, body) in enumerate(self.store.documents(KEY_PREFIX)):
             name = key.removeprefix(KEY_PREFIX)
-            group = self.groups[name] = Group(name, Plan.decode(body, key), _first_version(), now)
+            group = self.groups[name] = CoordinatedGroup(name, GenerationPlan.decode(body, key), _first_version(), now)
             if group.members:
                 self._active.add(name)
             if at % _LOAD_AT_ONCE == _LOAD_AT_ONCE - 1:
@@ -84,10 +84,10 @@ class ShardGroups(ShardMachine):
 
     # Members
 
-    async def heartbeat(self, name: str, beat: Beat, wait_s: float) -> Answer:
+    async def heartbeat(self, name: str, beat: Beat, wait_s: float) -> BeatAnswer:
         """Hear a member and answer; hold the answer up to ``wait_s`` while there is nothing new for it.
 
-        Raises what :meth:`Group.hear` raises, ``NotLeader``, and what a write raises.
+        Raises what :meth:`CoordinatedGroup.hear` raises, ``NotLeader``, and what a write raises.
         """
         self.check()
         self.counts.heartbeats += 1
@@ -114,7 +114,7 @@ class ShardGroups(ShardMachine):
                     group.answer(beat.member, beat.owned)  # raises
                 await self._planned(name, beat.member)
 
-    def _group_to_join(self, name: str, beat: Beat) -> Group:
+    def _group_to_join(self, name: str, beat: Beat) -> CoordinatedGroup:
         group = self.groups.get(name)
         if group is not None:
             return group
@@ -126,10 +126,10 @@ class ShardGroups(ShardMachine):
             )
         return self._new_group(name)
 
-    def _new_group(self, name: str) -> Group:
+    def _new_group(self, name: str) -> CoordinatedGroup:
         self._check_count(len(self.groups), name)
         self._make(name)
-        group = self.groups[name] = Group(name, Plan(), _first_version(), self.now)
+        group = self.groups[name] = CoordinatedGroup(name, GenerationPlan(), _first_version(), self.now)
         return group
 
     def _check_count(self, count: int, name: str) -> None:
@@ -180,7 +180,7 @@ class ShardGroups(ShardMachine):
             await self._planned(name, beat.member)
             self.check()
 
-    async def declare(self, name: str, mode: Mode) -> Group:
+    async def declare(self, name: str, mode: Mode) -> CoordinatedGroup:
         """Make the group, or see that it has this mode. Durable on return. Raises ``GroupModeMismatch``."""
         self.check()
         group = self.groups.get(name) or self._new_group(name)
@@ -191,7 +191,7 @@ class ShardGroups(ShardMachine):
             self.check()
         return group
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> CoordinatedGroup:
         """Raises ``UnknownGroup``."""
         self.check()
         group = self.groups.get(name)
@@ -260,7 +260,7 @@ class ShardGroups(ShardMachine):
 
     # Storing
 
-    def _store(self, name: str, group: Group) -> None:
+    def _store(self, name: str, group: CoordinatedGroup) -> None:
         """Put the next plan in line, if something has happened and no other is on its way."""
         if group.members or group.dirty:
             self._active.add(name)
@@ -275,7 +275,7 @@ class ShardGroups(ShardMachine):
             _log.info("group_not_stored", group=name, code=error.code, message=error.message)
             self.service.held.fail((self.key, name, _PLAN), error)  # The next tick tries again.
 
-    def _publish(self, name: str, group: Group) -> None:
+    def _publish(self, name: str, group: CoordinatedGroup) -> None:
         before = group.plan.generation
         group.publish()
         if group.plan.generation > before:

@@ -1,8 +1,8 @@
 """A consumer group as a state machine: heartbeats, leaves, time and topics in; plans to store, and answers, out.
 
-Pure: no clock, no disk, no network. The shell (:mod:`.coordinator`) stores a plan with :meth:`Group.stage`, and calls
-:meth:`Group.publish` when it is durable. Answers are made from the published plan alone; while one is staged, nobody is
-given a queue.
+Pure: no clock, no disk, no network. The shell (:mod:`.coordinator`) stores a plan with :meth:`CoordinatedGroup.stage`,
+and calls :meth:`CoordinatedGroup.publish` when it is durable. Answers are made from the published plan alone; while one
+is staged, nobody is given a queue.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from lsmq.errors import GroupModeMismatch, InvalidRequest, StaleGeneration, TooManyMembers, UnknownMember
 
 from .assignment import Demand, assign
-from .holdings import Holder, Holdings, Owned
-from .plan import MemberSpec, Mode, Plan, TopicPlan
+from .holdings import Holdings, MemberHolding, Owned
+from .plan import GenerationPlan, MemberSpec, Mode, TopicPlan
 from .ranges import NONE, Ranges, count, intersect, union
 
 MAX_MEMBERS = 1_000
@@ -47,7 +47,7 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class BeatAnswer:
     """What a member is told. ``version`` changes with anything else here but ``waiting_for``."""
 
     member: str
@@ -60,7 +60,7 @@ class Answer:
     standby: bool
 
 
-class Member:
+class LiveMember:
     """A live member. ``change``: the group's change that concerned it last."""
 
     __slots__ = ("change", "seen_at", "spec", "stalled", "told")
@@ -73,14 +73,14 @@ class Member:
         self.told: tuple[object, ...] = ()
 
 
-class Group:
+class CoordinatedGroup:
     """One group. ``first_version`` is a random number, other with each coordinator; ``now`` is seconds."""
 
-    def __init__(self, name: str, plan: Plan, first_version: int, now: float) -> None:
+    def __init__(self, name: str, plan: GenerationPlan, first_version: int, now: float) -> None:
         self.name = name
         self.plan = plan
-        self.staged: Plan | None = None
-        self.members = {id: Member(spec, now, 0) for id, spec in plan.members.items()}
+        self.staged: GenerationPlan | None = None
+        self.members = {id: LiveMember(spec, now, 0) for id, spec in plan.members.items()}
         self.holdings = Holdings()
         self.holdings.presume(plan, first_version)
         self.mode = plan.mode
@@ -168,7 +168,7 @@ class Group:
                 limit=MAX_GROUP_TOPICS,
             )
 
-    def _join(self, beat: Beat, now: float) -> Member:
+    def _join(self, beat: Beat, now: float) -> LiveMember:
         if beat.epoch:
             raise UnknownMember(
                 f"group {self.name!r} does not know member {beat.member!r} (any more): its session may have ended. "
@@ -186,10 +186,10 @@ class Group:
         self._check_topics(beat.spec())
         if self._is_new:
             self.mode = beat.mode
-        member = self.members[beat.member] = Member(beat.spec(), now, self._changed())
+        member = self.members[beat.member] = LiveMember(beat.spec(), now, self._changed())
         return member
 
-    def _take_over(self, rival: Member, beat: Beat, now: float) -> Member:
+    def _take_over(self, rival: LiveMember, beat: Beat, now: float) -> LiveMember:
         """A static id has a new process: it gets the place of the old one, and no generation is needed for that."""
         if beat.epoch:
             # The other one, which took the id over, and this one are both alive: what this one commits must not count.
@@ -204,7 +204,7 @@ class Group:
         self._renamed = {old: beat.member if new == rival.spec.id else new for old, new in self._renamed.items()}
         if rival.spec.id in self.plan.members:
             self._renamed[rival.spec.id] = beat.member
-        member = self.members[beat.member] = Member(replace(beat.spec(), topics=rival.spec.topics), now, 0)
+        member = self.members[beat.member] = LiveMember(replace(beat.spec(), topics=rival.spec.topics), now, 0)
         member.change = self._changed(raises=rival.spec.id not in self.plan.members)
         return member
 
@@ -236,7 +236,7 @@ class Group:
 
     # Plans
 
-    def stage(self, catalog: Catalog) -> Plan:
+    def stage(self, catalog: Catalog) -> GenerationPlan:
         """The next plan, with all that has happened. To be stored, and then published or given up."""
         assert self.staged is None
         old, renamed = self.plan, self._renamed
@@ -259,7 +259,7 @@ class Group:
             for name, topic in old.topics.items():
                 own = {renamed.get(member, member): ranges for member, ranges in topic.shares.items()}
                 topics[name] = TopicPlan(topic.id, topic.queues, own, self._pending(name, topic.id, own, members))
-        self.staged = Plan(generation, self.mode, members, topics, self._changes)
+        self.staged = GenerationPlan(generation, self.mode, members, topics, self._changes)
         return self.staged
 
     def _shares(self, demands: Mapping[str, Demand], ids: Mapping[str, int]) -> dict[str, dict[str, Ranges]]:
@@ -303,9 +303,9 @@ class Group:
         self.holdings.by_member = {id: known.get(id) or self._new_holder() for id in plan.members}
         self.holdings.compare(plan)
 
-    def _new_holder(self) -> Holder:
+    def _new_holder(self) -> MemberHolding:
         self._first_version += _VERSIONS
-        return Holder(self._first_version, heard=True)
+        return MemberHolding(self._first_version, heard=True)
 
     # Answers
 
@@ -314,7 +314,7 @@ class Group:
         live = self.members.get(member)
         return member in self.plan.members and (live is None or live.change <= self.plan.changes)
 
-    def answer(self, member: str, owned: Owned) -> Answer:
+    def answer(self, member: str, owned: Owned) -> BeatAnswer:
         """What to tell a member, which says it has ``owned``, of the published plan. Raises ``UnknownMember``."""
         live = self.members.get(member)
         if live is None or member not in self.plan.members:
@@ -351,7 +351,7 @@ class Group:
             live.told = told
             holder.version += 1
         interval_ms = max(1, live.spec.session_ms // HEARTBEATS_PER_SESSION)
-        return Answer(
+        return BeatAnswer(
             member, self.plan.generation, holder.version, interval_ms, assigned, topics, waiting_for, not any_share
         )
 

@@ -18,13 +18,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from .plan import Plan
+from .plan import GenerationPlan
 from .ranges import NONE, Ranges, count, intersect, overlap, subtract, union
 
 Owned = Mapping[str, Ranges]
 
 
-class Holder:
+class MemberHolding:
     """One member's part. ``heard``: it has said what it owns since this coordinator began."""
 
     __slots__ = ("_given", "_read", "heard", "held", "version")
@@ -83,13 +83,13 @@ class Holdings:
     """All members' parts, and what of them is in the way of the plan."""
 
     def __init__(self) -> None:
-        self.by_member: dict[str, Holder] = {}
+        self.by_member: dict[str, MemberHolding] = {}
         self._in_the_way: dict[str, dict[str, Ranges]] = {}  # by topic and member: held, and another's by plan
         self._blocked: dict[str, Ranges] = {}  # by topic: all of it
 
-    def presume(self, plan: Plan, version: int) -> None:
+    def presume(self, plan: GenerationPlan, version: int) -> None:
         """A new coordinator: each member may hold what is its own by the plan, and what the plan says beside that."""
-        self.by_member = {member: Holder(version, heard=False) for member in plan.members}
+        self.by_member = {member: MemberHolding(version, heard=False) for member in plan.members}
         for name, topic in plan.topics.items():
             pending = union(*topic.pending.values())
             for member, holder in self.by_member.items():
@@ -98,7 +98,7 @@ class Holdings:
                     holder.held[name] = held
         self.compare(plan)
 
-    def report(self, member: str, version: int, owned: Owned, plan: Plan) -> bool:
+    def report(self, member: str, version: int, owned: Owned, plan: GenerationPlan) -> bool:
         """What a member says it owns; whether others may now have something they waited for."""
         holder = self.by_member[member]
         first = not holder.heard
@@ -120,7 +120,7 @@ class Holdings:
         self.compare(plan, affected)
         return True
 
-    def compare(self, plan: Plan, members: Iterable[str] | None = None) -> None:
+    def compare(self, plan: GenerationPlan, members: Iterable[str] | None = None) -> None:
         """Find anew what ``members`` (all of them, when left out) hold that is not theirs."""
         if members is None:
             self._in_the_way.clear()
@@ -153,7 +153,7 @@ class Holdings:
         }
         return {member: ranges for member, ranges in found.items() if ranges}
 
-    def may_hold(self, member: str, owned: Owned, plan: Plan) -> dict[str, Ranges]:
+    def may_hold(self, member: str, owned: Owned, plan: GenerationPlan) -> dict[str, Ranges]:
         """Of what a member says it owns, what a coordinator before this one may have given it under this plan."""
         found = {}
         for name, ranges in owned.items():
@@ -163,7 +163,7 @@ class Holdings:
                 found[name] = intersect(ranges, may)
         return found
 
-    def may_commit(self, member: str, plan: Plan) -> dict[str, tuple[int, Ranges]]:
+    def may_commit(self, member: str, plan: GenerationPlan) -> dict[str, tuple[int, Ranges]]:
         """By topic, its id and the queues that a member owns, or may own as far as is known under this plan."""
         holder = self.by_member[member]
         found = {}

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from lsmq_node.broker import Broker, ShardPort
 from lsmq_node.broker.placement import split_by_shard
-from lsmq_node.storage import NamesBehind, Topic
+from lsmq_node.storage import NamesBehind, StoredTopic
 
 from .lag import Lag
 from .ranges import Ranges
@@ -21,7 +21,7 @@ Offsets = NDArray[np.int64]
 NO_SLOT = 0xFFFF
 
 
-async def slots_of(broker: Broker, topic: Topic, queues: Queues) -> Queues:
+async def slots_of(broker: Broker, topic: StoredTopic, queues: Queues) -> Queues:
     """The slot that each queue's name lies in; ``NO_SLOT`` where there is no such queue. Raises as reading does."""
     found = np.full(len(queues), NO_SLOT, np.uint32)
     parts = split_by_shard(queues, topic, broker.topology.shard_count)
@@ -33,7 +33,9 @@ async def slots_of(broker: Broker, topic: Topic, queues: Queues) -> Queues:
     return found
 
 
-async def worth_committing(broker: Broker, topic: Topic, queues: Queues, offsets: Offsets) -> tuple[Queues, Queues]:
+async def worth_committing(
+    broker: Broker, topic: StoredTopic, queues: Queues, offsets: Offsets
+) -> tuple[Queues, Queues]:
     """Which of these a commit says something for, and the slots of those.
 
     A queue that was deleted has no offset to commit, and one at or below what is kept says nothing: its number may be
@@ -47,7 +49,7 @@ async def worth_committing(broker: Broker, topic: Topic, queues: Queues, offsets
     return there, slots[there]
 
 
-async def numbers_in(broker: Broker, port: ShardPort, topic: Topic, slots: Ranges) -> Queues:
+async def numbers_in(broker: Broker, port: ShardPort, topic: StoredTopic, slots: Ranges) -> Queues:
     """The numbers of a shard's queues whose names lie in these slots, ascending."""
     while True:
         names = await broker.names.current(port, topic)

@@ -58,7 +58,7 @@ class TopicPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class GenerationPlan:
     """Of one generation. Never changed: the next one is another object.
 
     ``changes`` counts what happened to the group in this coordinator's time, up to this plan; it is not stored.
@@ -105,12 +105,12 @@ class Plan:
         )
 
     @classmethod
-    def decode(cls, body: bytes, key: str) -> Plan:
+    def decode(cls, body: bytes, key: str) -> GenerationPlan:
         """Raises ``UnsupportedFormat`` for a newer one, ``CorruptFile`` for what is none."""
         return documents.decode(body, key, "group", VERSION, cls._of)
 
     @classmethod
-    def _of(cls, fields: Mapping[str, Any]) -> Plan:
+    def _of(cls, fields: Mapping[str, Any]) -> GenerationPlan:
         names = fields["names"]
         members: dict[str, MemberSpec] = {}
         shares: dict[str, dict[str, Ranges]] = {}

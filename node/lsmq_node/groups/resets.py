@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq_node.broker import Broker, ShardPort
-from lsmq_node.broker.requests import Start
-from lsmq_node.storage import Topic
+from lsmq_node.broker.requests import ReadStart
+from lsmq_node.storage import StoredTopic
 
 from .named import numbers_in
 from .ranges import Ranges, intersect
@@ -30,7 +30,7 @@ class ResetTo:
     """Where to; exactly one of them. An offset is limited by what is kept and what there is; a time means the first
     message stored then or later."""
 
-    end: Start | None = None
+    end: ReadStart | None = None
     offset: int | None = None
     time_ms: int | None = None
 
@@ -78,7 +78,7 @@ def moves_to(
 
 
 async def next_moves(
-    broker: Broker, group: str, topic: Topic, to: ResetTo, only: Ranges | None, after: Cursor
+    broker: Broker, group: str, topic: StoredTopic, to: ResetTo, only: Ranges | None, after: Cursor
 ) -> tuple[Moves, Cursor | None]:
     """Of some queues from ``after`` on, all of one shard, and where the next ones begin; None behind the last.
 
@@ -102,7 +102,7 @@ async def next_moves(
     return await _moves(broker, port, group, topic, to, some), following
 
 
-async def _queues(broker: Broker, port: ShardPort, topic: Topic, own: Ranges, first: int) -> NDArray[np.uint32]:
+async def _queues(broker: Broker, port: ShardPort, topic: StoredTopic, own: Ranges, first: int) -> NDArray[np.uint32]:
     """Those of the shard from the ``first`` on; of queues by number one more than a step takes, if there is one."""
     if topic.named:
         numbers = await numbers_in(broker, port, topic, own)
@@ -116,7 +116,9 @@ async def _queues(broker: Broker, port: ShardPort, topic: Topic, own: Ranges, fi
     return np.concatenate(found)
 
 
-async def _moves(broker: Broker, port: ShardPort, group: str, topic: Topic, to: ResetTo, queues: NDArray[Any]) -> Moves:
+async def _moves(
+    broker: Broker, port: ShardPort, group: str, topic: StoredTopic, to: ResetTo, queues: NDArray[Any]
+) -> Moves:
     if not len(queues):
         return _NO_MOVES
     earliest, latest = await broker.offsets(topic, queues)
@@ -125,7 +127,7 @@ async def _moves(broker: Broker, port: ShardPort, group: str, topic: Topic, to: 
     elif to.offset is not None:
         wanted = np.full(len(queues), to.offset, np.int64)
     else:
-        wanted = earliest if to.end is Start.EARLIEST else latest
+        wanted = earliest if to.end is ReadStart.EARLIEST else latest
     committed = port.store.committed_offsets(group, topic.id, queues)
     port.check_readable()
     return moves_to(wanted, queues, earliest, latest, committed)

@@ -25,10 +25,10 @@ from lsmq.messages import key_hash
 from lsmq_node.broker import Broker, LeaderCalls, Leadership, ShardPort
 from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.machines import MachineService
-from lsmq_node.storage import ShardStore, Topic
+from lsmq_node.storage import ShardStore, StoredTopic
 
-from .coordinator import Counts, ShardGroups
-from .group import Answer, Beat, Group
+from .coordinator import GroupCounts, ShardGroups
+from .group import Beat, BeatAnswer, CoordinatedGroup
 from .lag import Lag, add, count_lag, join
 from .named import NO_SLOT, count_named_lag, numbers_in, worth_committing
 from .permits import Permits, Standing
@@ -50,7 +50,7 @@ class GroupService(MachineService[ShardGroups]):
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker, partial(ShardGroups, self))
-        self.counts = Counts()
+        self.counts = GroupCounts()
         self._permits = Permits(self._standing, asyncio.get_running_loop().time)
         self._lags = LeaderCalls(broker.topology, "group-lag", self._lag_here, _COUNT_TIMEOUT_S)
         broker.topology.peers.answer("declare-group", self._answer_declare)
@@ -87,7 +87,7 @@ class GroupService(MachineService[ShardGroups]):
         shard = self.shard_of(group)
         return shard, self.broker.topology.leadership(shard)
 
-    async def heartbeat(self, name: str, beat: Beat, wait_ms: int) -> Answer:
+    async def heartbeat(self, name: str, beat: Beat, wait_ms: int) -> BeatAnswer:
         """See :meth:`ShardGroups.heartbeat`. A member that joins subscribes to topics that there are."""
         shard = await self.shard(self.shard_of(name))
         if not beat.version:
@@ -99,7 +99,7 @@ class GroupService(MachineService[ShardGroups]):
     async def leave(self, name: str, beat: Beat) -> None:
         await (await self.shard(self.shard_of(name))).leave(name, beat)
 
-    async def declare(self, name: str, mode: Mode) -> Group:
+    async def declare(self, name: str, mode: Mode) -> CoordinatedGroup:
         return await (await self.shard(self.shard_of(name))).declare(name, mode)
 
     async def declare_anywhere(self, name: str, mode: Mode) -> None:
@@ -113,7 +113,7 @@ class GroupService(MachineService[ShardGroups]):
             return
         await self._ask(number, "declare-group", {"group": name, "mode": mode.value})
 
-    async def group(self, name: str) -> tuple[ShardGroups, Group]:
+    async def group(self, name: str) -> tuple[ShardGroups, CoordinatedGroup]:
         """Raises ``UnknownGroup``, ``NotLeader``."""
         shard = await self.shard(self.shard_of(name))
         return shard, shard.group(name)
@@ -192,7 +192,7 @@ class GroupService(MachineService[ShardGroups]):
     async def commit(
         self,
         group: str,
-        topic: Topic,
+        topic: StoredTopic,
         queues: NDArray[Any],
         offsets: NDArray[np.int64],
         *,
@@ -248,7 +248,7 @@ class GroupService(MachineService[ShardGroups]):
         await broker.commit_offsets(group, topic, queues, offsets, reset=reset, allow=allow, allowed=allowed)
 
     async def fence(
-        self, group: str, member: str, topic: Topic, ranges: Ranges, epoch: int
+        self, group: str, member: str, topic: StoredTopic, ranges: Ranges, epoch: int
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Refuse commits below ``epoch`` in the shards of these queues; the committed offsets of those that have one.
 
@@ -285,7 +285,9 @@ class GroupService(MachineService[ShardGroups]):
             return np.empty(0, np.uint32), np.empty(0, np.int64)
         return np.concatenate([each for each, _ in found]), np.concatenate([offsets for _, offsets in found])
 
-    async def committed_in(self, group: str, topic: Topic, slots: Ranges) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    async def committed_in(
+        self, group: str, topic: StoredTopic, slots: Ranges
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The queues of a named topic that lie in these slots and have a committed offset, and these.
 
         Raises ``NotLeader`` unless this node leads all of their shards.
@@ -302,7 +304,7 @@ class GroupService(MachineService[ShardGroups]):
                 found.append((numbers[offsets >= 0], offsets[offsets >= 0]))
         return np.concatenate([numbers for numbers, _ in found]), np.concatenate([offsets for _, offsets in found])
 
-    async def lag(self, group: str, topic: Topic, ranges: Ranges) -> tuple[Lag, float | None]:
+    async def lag(self, group: str, topic: StoredTopic, ranges: Ranges) -> tuple[Lag, float | None]:
         """How far a group is behind in these queues, whoever leads them, and when it last committed (s since 1970).
 
         ``by_range`` follows the ranges, cut where shards begin. Of a named topic they are slots. Raises ``NotLeader``,
@@ -338,7 +340,7 @@ class GroupService(MachineService[ShardGroups]):
         shard.check()
         return {"lag": asdict(lag), "committed_at": shard.last_commit.get((group, topic.id))}
 
-    def _check_ranges(self, topic: Topic, ranges: Ranges, *, limited: bool = True) -> None:
+    def _check_ranges(self, topic: StoredTopic, ranges: Ranges, *, limited: bool = True) -> None:
         limit = self.broker.config.max_queues_per_request
         if not ranges:
             raise InvalidRequest("queues names no queue", field="queues")

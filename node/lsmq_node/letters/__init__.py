@@ -5,7 +5,7 @@ what was dropped at a limit.
 say where to (``expired_to``, ``dropped_to``). Where letters may go: :mod:`lsmq_node.broker.letter_targets`.
 """
 
-from .letter import Record, add_letter, origin, records_of
+from .letter import LetterRecord, add_letter, origin, records_of
 from .service import LetterService
 
-__all__ = ["LetterService", "Record", "add_letter", "origin", "records_of"]
+__all__ = ["LetterService", "LetterRecord", "add_letter", "origin", "records_of"]

@@ -13,7 +13,7 @@ PROPERTY_PREFIX = "lsmq-dlq-"
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class LetterRecord:
     """A message as it lies in the store. ``key``: its hash; 0 for none."""
 
     queue: int
@@ -31,16 +31,16 @@ class Record:
         return len(self.header) + len(self.body)
 
 
-def records_of(batch: RecordBatch) -> Iterator[Record]:
+def records_of(batch: RecordBatch) -> Iterator[LetterRecord]:
     """Its messages. Raises ``InvalidBatch``."""
     payload = batch.payload
     for row, key in zip(batch.rows(), batch.of_messages(Column.KEY_HASH), strict=True):
         _, queue, offset, start, body_at, end, stored_ms, priority, flags, expires_ms = row
         header, body = payload[start:body_at].tobytes(), payload[body_at:end].tobytes()
-        yield Record(queue, offset, header, body, priority, stored_ms, flags, key, expires_ms)
+        yield LetterRecord(queue, offset, header, body, priority, stored_ms, flags, key, expires_ms)
 
 
-def origin(topic: str, topic_id: int, record: Record, queue_name: str | None) -> dict[str, object]:
+def origin(topic: str, topic_id: int, record: LetterRecord, queue_name: str | None) -> dict[str, object]:
     """What every letter says of where it comes from; None is left out."""
     return {
         "topic": topic,
@@ -51,7 +51,7 @@ def origin(topic: str, topic_id: int, record: Record, queue_name: str | None) ->
     }
 
 
-def add_letter(builder: BatchBuilder, queue: int, record: Record, says: Mapping[str, object], limit: int) -> None:
+def add_letter(builder: BatchBuilder, queue: int, record: LetterRecord, says: Mapping[str, object], limit: int) -> None:
     """The message with its key, tag and properties, and what the letter ``says``, as properties; None is left out.
 
     One that is larger than ``limit`` with that goes without its own properties and headers; and then cut, which

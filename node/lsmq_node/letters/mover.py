@@ -20,9 +20,9 @@ from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.broker import Ack, ShardPort
 from lsmq_node.broker.letter_targets import letter_limit, letter_queue, letter_topic
 from lsmq_node.machines import ShardMachine, Step
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 from lsmq_node.storage.lapses import Lapsed
-from lsmq_node.storage.losses import Why
+from lsmq_node.storage.losses import LossReason
 
 from .letter import add_letter, origin, records_of
 
@@ -37,8 +37,8 @@ _TURN = 32
 #: Of one thread, for looking at what has not expired.
 _SHARE = 0.25
 #: By why they go: the option that says where to, and what letters say.
-_OPTIONS = {Why.LAPSED: "expired_to", Why.OVERFLOW: "dropped_to"}
-_REASONS = {Why.LAPSED: "expired", Why.OVERFLOW: "overflow"}
+_OPTIONS = {LossReason.LAPSED: "expired_to", LossReason.OVERFLOW: "dropped_to"}
+_REASONS = {LossReason.LAPSED: "expired", LossReason.OVERFLOW: "overflow"}
 REASONS = tuple(_REASONS.values())
 
 
@@ -113,7 +113,7 @@ class Mover(ShardMachine):
             await self._broker.in_readers(partial(self._lapses.moved, lapsed))
         return True
 
-    async def _move(self, topic: Topic, to: str, lapsed: Lapsed) -> None:
+    async def _move(self, topic: StoredTopic, to: str, lapsed: Lapsed) -> None:
         target = await letter_topic(self._broker, to)
         queue = letter_queue(self._broker, target, self.port.number, _OPTIONS[lapsed.why])
         await self.port.prepare(target)
@@ -133,7 +133,7 @@ class Mover(ShardMachine):
         self._service.moved[reason] = self._service.moved.get(reason, 0) + count
 
 
-def _pack(topic: Topic, queue: int, lapsed: Lapsed, names: Mapping[int, str], limit: int) -> RecordBatch:
+def _pack(topic: StoredTopic, queue: int, lapsed: Lapsed, names: Mapping[int, str], limit: int) -> RecordBatch:
     builder, reason = BatchBuilder(), _REASONS[lapsed.why]
     for batch, places in lapsed.batches:
         for record in records_of(batch):
@@ -141,7 +141,7 @@ def _pack(topic: Topic, queue: int, lapsed: Lapsed, names: Mapping[int, str], li
                 continue
             says = origin(topic.name, topic.id, record, names.get(record.queue))
             says |= {"reason": reason, "stored-ms": record.stored_ms}
-            if lapsed.why is Why.LAPSED:
+            if lapsed.why is LossReason.LAPSED:
                 says["expired-ms"] = record.expires_ms
             add_letter(builder, queue, record, says, limit)
     return RecordBatch(builder.build(), verify=False)

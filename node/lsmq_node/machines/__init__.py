@@ -23,7 +23,7 @@ from .held import HeldRequests
 from .idle import HOUR_S, IdleNames
 from .machine import ShardMachine
 from .service import MachineService
-from .step import Offsets, Step
+from .step import Step, StepOffsets
 
 __all__ = [
     "HOUR_S",
@@ -32,7 +32,7 @@ __all__ = [
     "HeldRequests",
     "IdleNames",
     "MachineService",
-    "Offsets",
+    "StepOffsets",
     "ShardMachine",
     "Step",
     "with_producer",

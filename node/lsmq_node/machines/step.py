@@ -12,7 +12,7 @@ from lsmq.record_batch import RecordBatch
 from lsmq_node.storage import Appended, ShardStore
 
 
-class Offsets(NamedTuple):
+class StepOffsets(NamedTuple):
     """Committed offsets of a group."""
 
     group: str
@@ -38,7 +38,7 @@ class Step:
     """
 
     documents: Mapping[str, bytes | None] = field(default_factory=dict)
-    offsets: Offsets | None = None
+    offsets: StepOffsets | None = None
     batches: Sequence[tuple[int, RecordBatch]] = ()
     appended: Callable[[], object] = _nothing
     stored: Callable[[], object] = _nothing

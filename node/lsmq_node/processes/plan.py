@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from lsmq_node.cluster_config import ClusterConfig
-from lsmq_node.cluster_nodes import Founder, Voter
+from lsmq_node.cluster_nodes import Founder, VoterAddresses
 from lsmq_node.config import InvalidConfig, NodeConfig
 
 from .ports import free_block
@@ -28,7 +28,7 @@ _WILDCARDS = ("0.0.0.0", "::", "")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Process:
+class PlannedProcess:
     """One of the processes: its name is its id in the cluster."""
 
     name: str
@@ -78,7 +78,7 @@ def data_of(config: NodeConfig, name: str) -> Path:
     return config.data if config.cluster is not None and config.cluster.node == name else config.data / name
 
 
-def planned(config: NodeConfig, count: int, founded: Founded | None) -> list[Process]:
+def planned(config: NodeConfig, count: int, founded: Founded | None) -> list[PlannedProcess]:
     """The processes, with their configurations. Raises ``InvalidConfig``; ``AddressInUse`` where no ports are free."""
     chosen = names(config, count, founded)
     if config.cluster is None:
@@ -90,7 +90,7 @@ def planned(config: NodeConfig, count: int, founded: Founded | None) -> list[Pro
         configs = [_member(config, cluster, place, name) for place, name in enumerate(chosen)]
     for each in configs:
         each.validate()
-    return [Process(name, each, last=name == CONTROL) for name, each in zip(chosen, configs, strict=True)]
+    return [PlannedProcess(name, each, last=name == CONTROL) for name, each in zip(chosen, configs, strict=True)]
 
 
 # A node of its own
@@ -121,7 +121,7 @@ def _of_its_own(config: NodeConfig, chosen: list[str], founded: Founded) -> list
             "host": OWN_NAME,
         }
         if name in founded.voters:
-            nodes[name] = Voter(raft=f"{_HOST}:{inner + 1 + step}", only_votes=name == CONTROL, **addresses)
+            nodes[name] = VoterAddresses(raft=f"{_HOST}:{inner + 1 + step}", only_votes=name == CONTROL, **addresses)
         else:
             nodes[name] = Founder(**addresses)
     found = []
@@ -136,8 +136,8 @@ def _of_its_own(config: NodeConfig, chosen: list[str], founded: Founded) -> list
             secret_file=config.data / SECRET_FILE,
             internal_port=inner + step,
             raft_port=inner + 1 + step,
-            voters={name: node for name, node in nodes.items() if isinstance(node, Voter)},
-            founders={name: node for name, node in nodes.items() if not isinstance(node, Voter)},
+            voters={name: node for name, node in nodes.items() if isinstance(node, VoterAddresses)},
+            founders={name: node for name, node in nodes.items() if not isinstance(node, VoterAddresses)},
             lease_ms=800,
             node_timeout_ms=1000,
             replica_timeout_ms=1000,

@@ -34,7 +34,7 @@ from lsmq_node.api import serve
 from lsmq_node.config import NodeConfig
 
 from .companion import MAX_LINE_BYTES, Companion
-from .plan import Process
+from .plan import PlannedProcess
 
 _log = structlog.get_logger("lsmq.processes")
 
@@ -47,10 +47,10 @@ STOP_MARGIN_S = 5.0
 _WAIT_S = 1.0
 
 
-class Child:
+class SupervisedProcess:
     """A process, as its supervisor knows it."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: PlannedProcess) -> None:
         self.process = process
         self.pid: int | None = None
         self.channel: socket.socket | None = None
@@ -73,9 +73,9 @@ class Child:
 class Supervisor:
     """Of one machine's processes. :meth:`run` returns when they have ended."""
 
-    def __init__(self, config: NodeConfig, processes: Sequence[Process]) -> None:
+    def __init__(self, config: NodeConfig, processes: Sequence[PlannedProcess]) -> None:
         self._config = config
-        self._children = [Child(process) for process in processes]
+        self._children = [SupervisedProcess(process) for process in processes]
         self._announced = False
         self._signalled: set[str] = set()
         self._stop_at: float | None = None  # When those that still run are killed; None while it is to go on.
@@ -116,7 +116,7 @@ class Supervisor:
             if self._stop_at is None and child.due is not None and child.due <= now:
                 self._start(child)
 
-    def _start(self, child: Child) -> None:
+    def _start(self, child: SupervisedProcess) -> None:
         ours, theirs = socket.socketpair()
         with warnings.catch_warnings():
             # Libraries may have threads that wait for nothing of ours; they see to forks themselves.
@@ -132,7 +132,7 @@ class Supervisor:
         _log.info("process_started", name=child.name, process_id=pid, former_ends=child.ends)
         self._tell()
 
-    def _become(self, child: Child, channel: socket.socket) -> None:
+    def _become(self, child: SupervisedProcess, channel: socket.socket) -> None:
         """In the fork: the process, to its end."""
         code = 1
         try:
@@ -180,7 +180,7 @@ class Supervisor:
             else:
                 self._hear(by_fd[fd])
 
-    def _hear(self, child: Child) -> None:
+    def _hear(self, child: SupervisedProcess) -> None:
         assert child.channel is not None
         try:
             heard = child.channel.recv(MAX_LINE_BYTES)
@@ -237,7 +237,7 @@ class Supervisor:
                 if child.pid == pid:
                     self._ended(child, os.waitstatus_to_exitcode(status))
 
-    def _ended(self, child: Child, code: int) -> None:
+    def _ended(self, child: SupervisedProcess, code: int) -> None:
         how = f"signal {-code}" if code < 0 else f"code {code}"
         child.pid = None
         if child.channel is not None:

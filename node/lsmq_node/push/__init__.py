@@ -6,9 +6,9 @@ shared out for each shard by its leader alone, in memory, and its epoch is the f
 connection, :mod:`.relay` one that passes on what other nodes lead, and :class:`PushService` what the API asks.
 """
 
-from .held import Held, Sink
-from .options import Acknowledge, Start, StreamOptions
+from .held import HeldStream, Sink
+from .options import Acknowledge, PushStart, StreamOptions
 from .service import PushService
-from .stream import Stream
+from .stream import PushStream
 
-__all__ = ["Acknowledge", "Held", "PushService", "Sink", "Start", "Stream", "StreamOptions"]
+__all__ = ["Acknowledge", "HeldStream", "PushService", "Sink", "PushStart", "PushStream", "StreamOptions"]

@@ -18,16 +18,16 @@ from numpy.typing import NDArray
 
 from lsmq.errors import LsmqError, NotLeader, StreamReplaced
 from lsmq_node.broker.placement import numbered_ranges
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
 from .led_part import LedPart
-from .options import Start
-from .part import Part
+from .options import PushStart
+from .part import PushedPart
 from .sharing import share
 
 if TYPE_CHECKING:
     from .service import PushService
-    from .stream import Stream
+    from .stream import PushStream
 
 _log = structlog.get_logger("lsmq.push")
 
@@ -39,7 +39,14 @@ class Feed:
     """Loop thread only. ``kept``: whether offsets are committed."""
 
     def __init__(
-        self, service: PushService, key: tuple[str, int], group: str, topic: Topic, start: Start, *, kept: bool
+        self,
+        service: PushService,
+        key: tuple[str, int],
+        group: str,
+        topic: StoredTopic,
+        start: PushStart,
+        *,
+        kept: bool,
     ) -> None:
         self.key = key  # as the service knows it
         self.group = group
@@ -47,10 +54,10 @@ class Feed:
         self.start = start
         self.kept = kept
         self.closed = False
-        self.streams: dict[str, Stream] = {}
+        self.streams: dict[str, PushStream] = {}
         self._service = service
         self._topology = service.broker.topology
-        self._numbers: dict[int, Stream] = {}
+        self._numbers: dict[int, PushStream] = {}
         self._next_number = 0
         self._sharing: asyncio.TimerHandle | None = None
         self._shared_at = float("-inf")
@@ -59,7 +66,7 @@ class Feed:
 
     # Streams
 
-    def attach(self, stream: Stream) -> None:
+    def attach(self, stream: PushStream) -> None:
         """One more subscriber. An earlier stream of the same one ends."""
         former = self.streams.get(stream.subscriber)
         if former is not None:
@@ -72,7 +79,7 @@ class Feed:
         self.refresh()
         self._share_soon()
 
-    def detach(self, stream: Stream) -> None:
+    def detach(self, stream: PushStream) -> None:
         """What the stream has not acknowledged goes to others, or waits for the next one."""
         if self._numbers.pop(stream.number, None) is None:
             return
@@ -167,10 +174,10 @@ class Feed:
                     )
                 )
 
-    def _parts(self) -> Iterable[Part]:
+    def _parts(self) -> Iterable[PushedPart]:
         return (led.part for led in self._led.values())
 
-    def _part_of(self, queue: int) -> Part | None:
+    def _part_of(self, queue: int) -> PushedPart | None:
         return next((part for part in self._parts() if part.has(queue)), None)
 
     # Sending, as streams ask for it
@@ -183,7 +190,7 @@ class Feed:
         """The queues that are a stream's, ascending, those that it gives up once it has acknowledged all of them."""
         return _joined([part.owned_by(number) for part in self._ordered()], np.uint32)
 
-    def _ordered(self) -> list[Part]:
+    def _ordered(self) -> list[PushedPart]:
         return sorted(self._parts(), key=lambda part: part.first)
 
     def cursors(self, queues: NDArray[Any]) -> NDArray[np.int64]:
@@ -206,7 +213,7 @@ class Feed:
             if inside.any():
                 part.advance(queues[inside], next_offsets[inside])
 
-    def passed_over(self, stream: Stream, spans: Mapping[int, tuple[int, int]]) -> None:
+    def passed_over(self, stream: PushStream, spans: Mapping[int, tuple[int, int]]) -> None:
         """The queues have moved; those of which the stream holds nothing are handled up to there."""
         if not self.kept or self.closed:
             return
@@ -218,7 +225,7 @@ class Feed:
 
     # Acknowledgements
 
-    def acknowledge(self, stream: Stream, queue: int, offset: int) -> bool:
+    def acknowledge(self, stream: PushStream, queue: int, offset: int) -> bool:
         """The queue's messages up to this offset are handled; whether that was news."""
         next_offset = stream.ledger.acknowledge(queue, offset)
         led = next((led for led in self._led.values() if led.part.has(queue)), None)

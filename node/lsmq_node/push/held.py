@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from lsmq import runtime
 from lsmq.errors import LsmqError, SlowConsumer
 from lsmq_node.broker import Fetched
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
-from .ledger import Ledger
+from .ledger import CreditLedger
 from .options import Acknowledge, StreamOptions
 
 FRAME_BYTES = 64 * 1024
@@ -51,7 +51,7 @@ class Sink(Protocol):
 
 
 @dataclass(slots=True)
-class Counts:
+class StreamCounts:
     """Of all streams of a node, since it started."""
 
     opened: int = 0
@@ -63,12 +63,14 @@ class Counts:
     slow: int = 0
 
 
-class Held(ABC):
+class HeldStream(ABC):
     """One held stream. Loop thread only."""
 
-    ledger: Ledger
+    ledger: CreditLedger
 
-    def __init__(self, group: str, topic: Topic, sink: Sink, options: StreamOptions, counts: Counts) -> None:
+    def __init__(
+        self, group: str, topic: StoredTopic, sink: Sink, options: StreamOptions, counts: StreamCounts
+    ) -> None:
         self.id = runtime.token_hex(16)
         self.group = group
         self.topic = topic

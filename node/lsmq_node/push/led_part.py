@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from lsmq.errors import LsmqError, Unavailable
 from lsmq_node.broker import QueueRange, ShardPort
-from lsmq_node.machines import Offsets, ShardMachine, Step
+from lsmq_node.machines import ShardMachine, Step, StepOffsets
 
-from .options import Start
-from .part import Part
+from .options import PushStart
+from .part import PushedPart
 
 if TYPE_CHECKING:
     from .feed import Feed
@@ -27,13 +27,13 @@ class LedPart(ShardMachine):
 
     def __init__(self, service: PushService, feed: Feed, queues: QueueRange, port: ShardPort) -> None:
         super().__init__(service, port, (feed, queues.first))
-        self.part: Part
+        self.part: PushedPart
         self._feed = feed
         self._queues = queues
         self._waiters = service.broker.waiters
         self._is_committing = False
 
-    async def load(self, left: Part | None) -> None:
+    async def load(self, left: PushedPart | None) -> None:
         """``left``: the part itself: what was sent stays sent, and what was acknowledged is committed now."""
         topic = self._feed.topic
         try:
@@ -43,7 +43,7 @@ class LedPart(ShardMachine):
             await self.barrier()
             if left is None:
                 first, end = self._queues.first, self._end()
-                left = Part(self._queues.shard, first, end, self.epoch, await self._cursor(first, end))
+                left = PushedPart(self._queues.shard, first, end, self.epoch, await self._cursor(first, end))
             self.check()
             if self._feed.closed:
                 raise Unavailable("the last stream of the group is gone", sent=False)
@@ -94,16 +94,16 @@ class LedPart(ShardMachine):
             cursor = store.committed_offsets(feed.group, feed.topic.id, queues)
         new = cursor < 0
         if new.any():
-            begin = latest if feed.start is Start.LATEST else store.earliest_offsets(feed.topic.id, queues)
+            begin = latest if feed.start is PushStart.LATEST else store.earliest_offsets(feed.topic.id, queues)
             cursor = np.where(new, begin, cursor)
-            if feed.kept and feed.start is Start.LATEST:
+            if feed.kept and feed.start is PushStart.LATEST:
                 # Otherwise what comes before the first acknowledgement would be skipped by the next leader.
                 self.check()
-                found = Offsets(feed.group, feed.topic.id, queues[new].tolist(), cursor[new].tolist())
+                found = StepOffsets(feed.group, feed.topic.id, queues[new].tolist(), cursor[new].tolist())
                 await self.durable(self.put(Step(offsets=found)))
         return np.minimum(cursor, latest)
 
-    def leaves(self) -> Part:
+    def leaves(self) -> PushedPart:
         return self.part
 
     # Committing
@@ -133,7 +133,7 @@ class LedPart(ShardMachine):
             self.wake()
             self._commit()
 
-        offsets = Offsets(self._feed.group, self._feed.topic.id, list(taken), list(taken.values()))
+        offsets = StepOffsets(self._feed.group, self._feed.topic.id, list(taken), list(taken.values()))
         try:
             self.check()
             self.put(Step(offsets=offsets, stored=stored))

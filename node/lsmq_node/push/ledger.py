@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from .options import MAX_CREDIT
 
 
-class Ledger:
+class CreditLedger:
     """Credit is counted in messages and bytes.
 
     Sending stops when either is used up, and begins again when half of both is free: acknowledgements one by one do

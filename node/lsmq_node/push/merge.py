@@ -5,7 +5,7 @@ beyond what the subscriber has room for is *held* here. So the subscriber never 
 and waits for none of the leaders. Leaders that have something take turns, and share the room there is.
 
 How much may be held of a leader is bounded: it is granted bytes for what the subscriber has of it, and ``AHEAD_BYTES``
-more. A leader stops by its own count when it has used up half of its credit (:class:`.ledger.Ledger`), though the
+more. A leader stops by its own count when it has used up half of its credit (:class:`.ledger.CreditLedger`), though the
 subscriber has room again by then: so it is granted anew when nothing of it is held.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from .ledger import Ledger
+from .ledger import CreditLedger
 from .options import MAX_CREDIT_BYTES
 
 #: Bytes that each leader may have on its way here beyond what the subscriber has of it.
@@ -49,11 +49,11 @@ class Source:
         self.moved = False  # whether anything came or went since
 
 
-class Merge(Generic[S]):
+class StreamMerge(Generic[S]):
     """``S`` names leaders. ``first_grant``: messages and bytes that a leader is told when it begins."""
 
     def __init__(self, credit: int, credit_bytes: int) -> None:
-        self.ledger = Ledger(credit, credit_bytes)
+        self.ledger = CreditLedger(credit, credit_bytes)
         self.first_grant = (credit, min(credit_bytes, AHEAD_BYTES))
         self._sources: dict[S, Source] = {}
         self._turns: deque[S] = deque()  # leaders that something is held of

@@ -12,7 +12,7 @@ MAX_CREDIT = 10_000
 MAX_CREDIT_BYTES = 8 * 1024 * 1024
 
 
-class Start(StrEnum):
+class PushStart(StrEnum):
     """Where a group begins in a queue that it has no committed offset of."""
 
     EARLIEST = "earliest"
@@ -37,7 +37,7 @@ class StreamOptions:
 
     mode: Mode = Mode.PUSH
     subscriber: str | None = None
-    start: Start = Start.EARLIEST
+    start: PushStart = PushStart.EARLIEST
     credit: int = 1_000
     credit_bytes: int = 1024 * 1024
     acknowledge: Acknowledge = Acknowledge.EXPLICIT

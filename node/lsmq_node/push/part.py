@@ -17,7 +17,7 @@ from lsmq_node.groups.ranges import Ranges
 NOBODY = -1
 
 
-class Part:
+class PushedPart:
     """Queues ``[first, end)``, which this node leads in ``epoch``. ``cursor``: the next offset to send of each.
 
     ``pending``: by queue, the offset to commit.

@@ -17,16 +17,16 @@ from lsmq.group_values import Ranges
 from lsmq.push_streams import PushLink, PushStreams
 from lsmq_node.broker import ByteBudget
 from lsmq_node.groups import Mode
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
-from .held import FRAME_BYTES, FRAME_MESSAGES, Counts, Held, Sink
-from .merge import Arrival, Merge
+from .held import FRAME_BYTES, FRAME_MESSAGES, HeldStream, Sink, StreamCounts
+from .merge import Arrival, StreamMerge
 from .options import StreamOptions
 
 _MESSAGE_OVERHEAD_BYTES = 300  # of what is no body, in memory
 
 
-class Relay(Held):
+class Relay(HeldStream):
     """Loop thread only."""
 
     def __init__(
@@ -34,17 +34,17 @@ class Relay(Held):
         client: Client,
         budget: ByteBudget,
         group: str,
-        topic: Topic,
+        topic: StoredTopic,
         sink: Sink,
         options: StreamOptions,
-        counts: Counts,
+        counts: StreamCounts,
         owns_client: bool = False,
     ) -> None:
         super().__init__(group, topic, sink, options, counts)
         self._client = client
         self._owns_client = owns_client
         self._hold = budget.hold()
-        self._merge: Merge[PushLink] = Merge(options.credit, options.credit_bytes)
+        self._merge: StreamMerge[PushLink] = StreamMerge(options.credit, options.credit_bytes)
         self.ledger = self._merge.ledger
         self._streams: PushStreams | None = None
         self._background = BackgroundTasks(self._broke)

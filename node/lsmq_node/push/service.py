@@ -23,14 +23,14 @@ from lsmq.errors import (
 from lsmq_node.broker import Broker, ByteBudget
 from lsmq_node.groups import GroupService, Mode
 from lsmq_node.machines import MachineService
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
 from .feed import Feed
-from .held import Counts, Held, Sink
+from .held import HeldStream, Sink, StreamCounts
 from .led_part import LedPart
-from .options import Start, StreamOptions
+from .options import PushStart, StreamOptions
 from .relay import Relay
-from .stream import Stream
+from .stream import PushStream
 
 _log = structlog.get_logger("lsmq.push")
 
@@ -48,9 +48,9 @@ class PushService(MachineService[LedPart]):
 
     def __init__(self, broker: Broker, groups: GroupService) -> None:
         super().__init__(broker, None)
-        self.counts = Counts()
+        self.counts = StreamCounts()
         self.budget = ByteBudget(broker.config.max_push_bytes)
-        self.streams: dict[str, Held] = {}
+        self.streams: dict[str, HeldStream] = {}
         self.stopping = False
         self._groups = groups
         self._feeds: dict[Key, Feed] = {}
@@ -84,8 +84,8 @@ class PushService(MachineService[LedPart]):
     # Streams
 
     async def open(
-        self, group: str, topic: Topic, sink: Sink, options: StreamOptions, token: Callable[[], str | None]
-    ) -> Held:
+        self, group: str, topic: StoredTopic, sink: Sink, options: StreamOptions, token: Callable[[], str | None]
+    ) -> HeldStream:
         """A stream that sends once it is run; :meth:`close` it in any case.
 
         ``token`` gives what other nodes, by whom some of its queues are led, are to be shown now: None for nothing.
@@ -95,7 +95,7 @@ class PushService(MachineService[LedPart]):
         """
         self.check_room()
         is_kept = options.mode is Mode.PUSH or options.subscriber is not None
-        if topic.named and is_kept and options.start is Start.LATEST:
+        if topic.named and is_kept and options.start is PushStart.LATEST:
             raise InvalidRequest(
                 f"start is latest, and topic {topic.name!r} has queues with names, of which any that comes begins at "
                 "its first message: leave it out, and set the group to the latest with 'lsmq group reset'",
@@ -104,7 +104,7 @@ class PushService(MachineService[LedPart]):
         await self._declare(group, options.mode)
         self.check_room()
         here = all(self.broker.topology.leadership(part.shard).here for part in self.broker.ranges(topic))
-        stream: Held
+        stream: HeldStream
         if options.whole and not here:
             client = self._client_for(token)
             stream = Relay(client, self.budget, group, topic, sink, options, self.counts, client is not self._client)
@@ -114,7 +114,7 @@ class PushService(MachineService[LedPart]):
         self.counts.opened += 1
         return stream
 
-    def _open_here(self, group: str, topic: Topic, sink: Sink, options: StreamOptions) -> Stream:
+    def _open_here(self, group: str, topic: StoredTopic, sink: Sink, options: StreamOptions) -> PushStream:
         shared = options.mode is Mode.PUSH
         name = group if shared else f"{group}/{options.subscriber or ''}"
         kept = shared or options.subscriber is not None
@@ -122,7 +122,7 @@ class PushService(MachineService[LedPart]):
         feed = self._feeds.get(key)
         if feed is None or feed.closed:
             feed = self._feeds[key] = Feed(self, key, name, topic, options.start, kept=kept)
-        stream = Stream(self.broker, self.budget, feed, sink, options, self.counts)
+        stream = PushStream(self.broker, self.budget, feed, sink, options, self.counts)
         self.streams[stream.id] = stream
         feed.attach(stream)
         return stream
@@ -154,14 +154,14 @@ class PushService(MachineService[LedPart]):
                 limit=limit,
             )
 
-    async def close(self, stream: Held) -> None:
+    async def close(self, stream: HeldStream) -> None:
         """The stream is over. Returns when what it acknowledged is committed, or that takes too long."""
         try:
             await stream.close()
         finally:
             self.streams.pop(stream.id, None)
             self._empty.set()
-            if isinstance(stream, Stream):
+            if isinstance(stream, PushStream):
                 self._forget_unused(stream.feed)
 
     def _forget_unused(self, feed: Feed) -> None:
@@ -172,25 +172,25 @@ class PushService(MachineService[LedPart]):
             if self._feeds.get(feed.key) is feed:
                 del self._feeds[feed.key]
 
-    def stream(self, id: str, group: str) -> Held:
+    def stream(self, id: str, group: str) -> HeldStream:
         """Of the group. Raises ``UnknownStream``."""
         found = self.streams.get(id)
         if found is None or found.group.partition("/")[0] != group:
             raise UnknownStream(f"no stream {id!r} is held here; it has ended, or another node holds it")
         return found
 
-    def streams_of(self, group: str) -> list[Stream]:
+    def streams_of(self, group: str) -> list[PushStream]:
         """Streams that are sent the queues of this node. One that is passed on is found where its queues are led."""
         return [
             stream
             for stream in self.streams.values()
-            if isinstance(stream, Stream)
+            if isinstance(stream, PushStream)
             and (stream.group.partition("/")[0] if stream.options.mode is Mode.BROADCAST else stream.group) == group
         ]
 
     # What others do with the group
 
-    def committing(self, group: str, topic: Topic, *, reset: bool) -> None:
+    def committing(self, group: str, topic: StoredTopic, *, reset: bool) -> None:
         """Somebody else commits for the group. Raises ``GroupHasMembers`` where streams do, unless it is a reset."""
         feed = self._feeds.get((group, topic.id))
         if feed is None or not feed.streams:
@@ -244,7 +244,7 @@ class PushService(MachineService[LedPart]):
                     )
                 )
 
-    def _changed(self, topic: Topic) -> LsmqError | None:
+    def _changed(self, topic: StoredTopic) -> LsmqError | None:
         found = self._groups.catalog(topic.name)
         if found is None:
             return UnknownTopic(f"topic {topic.name!r} was deleted", topic=topic.name)

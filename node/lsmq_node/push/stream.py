@@ -15,30 +15,30 @@ from numpy.typing import NDArray
 
 from lsmq.errors import NotLeader, ShuttingDown, Unavailable, UnknownFetchSession
 from lsmq_node.broker import Broker, ByteBudget, Fetched
-from lsmq_node.broker.sessions import Session
+from lsmq_node.broker.sessions import FetchSession
 
 from .feed import Feed
-from .held import FRAME_BYTES, FRAME_MESSAGES, Counts, Held, Sink
-from .ledger import Ledger
+from .held import FRAME_BYTES, FRAME_MESSAGES, HeldStream, Sink, StreamCounts
+from .ledger import CreditLedger
 from .options import StreamOptions
 
 _PAUSE_S = 0.05
 
 
-class Stream(Held):
+class PushStream(HeldStream):
     """The feed it is attached to calls :meth:`changed` and :meth:`end`."""
 
     def __init__(
-        self, broker: Broker, budget: ByteBudget, feed: Feed, sink: Sink, options: StreamOptions, counts: Counts
+        self, broker: Broker, budget: ByteBudget, feed: Feed, sink: Sink, options: StreamOptions, counts: StreamCounts
     ) -> None:
         super().__init__(feed.group, feed.topic, sink, options, counts)
         self.subscriber = options.subscriber or self.id
         self.feed = feed
         self.number = -1  # in its feed
-        self.ledger = Ledger(options.credit, options.credit_bytes)
+        self.ledger = CreditLedger(options.credit, options.credit_bytes)
         self._broker = broker
         self._budget = budget
-        self._session: Session | None = None
+        self._session: FetchSession | None = None
         self._queues_changed = True
         self._queues: NDArray[Any] = np.empty(0, np.uint32)  # what it may be sent of
         self._told: NDArray[Any] = self._queues  # what the subscriber knows to be its own
@@ -89,7 +89,7 @@ class Stream(Held):
         if not np.array_equal(before, self._told):
             await self._tell("queues", _ranges(self._told))
 
-    async def _send_messages(self, session: Session) -> None:
+    async def _send_messages(self, session: FetchSession) -> None:
         """Send what there is and what comes, until something else is to be done first."""
         while not (self.left or self.ended or self._queues_changed or self._late or self.ledger.room() == (0, 0)):
             if self._broker.waiters.closed:
@@ -99,7 +99,7 @@ class Stream(Held):
             if not await self._send_some(session):
                 await session.news.wait()
 
-    def _follow(self) -> Session | None:
+    def _follow(self) -> FetchSession | None:
         """Begin to hear of what comes to its queues; None while that is not this node's to tell."""
         if self._session is None:
             reads, topic, queues = self._broker.reads, self.feed.topic, self._queues
@@ -111,7 +111,7 @@ class Stream(Held):
             self._broker.reads.sessions.drop(self._session)
             self._session = None
 
-    async def _send_some(self, session: Session) -> bool:
+    async def _send_some(self, session: FetchSession) -> bool:
         """Read and send one frame; whether to look again at once."""
         topic = self.feed.topic
         count, size = self.ledger.room()

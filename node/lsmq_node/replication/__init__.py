@@ -1,11 +1,21 @@
 """Replication of a shard: the protocol as pure state machines. Begin with ``core``."""
 
 from .actions import Action
-from .control import NOBODY, UNCLAIMED, ControlView, LifeId, Member, RegisteredStart, ReplicaRecord, Start, Timings
-from .core import ReplicaCore, Role
+from .control import (
+    NOBODY,
+    UNCLAIMED,
+    ControlView,
+    DiskStart,
+    InSyncMember,
+    LifeId,
+    RegisteredStart,
+    ReplicaRecord,
+    Timings,
+)
+from .core import ReplicaCore, ReplicaRole
 from .events import Event, Recovered
 from .history import EpochHistory, EpochStart, LogPosition, common_end
-from .messages import Message, Session
+from .messages import Message, ReplicaSession
 
 __all__ = [
     "NOBODY",
@@ -17,15 +27,15 @@ __all__ = [
     "Event",
     "LifeId",
     "LogPosition",
-    "Member",
+    "InSyncMember",
     "Message",
     "Recovered",
     "RegisteredStart",
     "ReplicaCore",
     "ReplicaRecord",
-    "Role",
-    "Session",
-    "Start",
+    "ReplicaRole",
+    "ReplicaSession",
+    "DiskStart",
     "Timings",
     "common_end",
 ]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from .control import LifeId, Member, ReplicaRecord, Start
-from .messages import Message, Session
+from .control import DiskStart, InSyncMember, LifeId, ReplicaRecord
+from .messages import Message, ReplicaSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Ship:
     """
 
     peer: str
-    session: Session
+    session: ReplicaSession
     epoch: int
     lsn: int
     limit_lsn: int
@@ -105,14 +105,14 @@ class ProposeInSync:
 
     epoch: int
     expected_version: int
-    members: frozenset[Member]
+    members: frozenset[InSyncMember]
 
 
 @dataclass(frozen=True, slots=True)
 class ProposeLeave:
     """Submit ``leave_in_sync``: what the set lists under this incarnation no longer exists."""
 
-    member: Member
+    member: InSyncMember
     expected_version: int
 
 
@@ -122,7 +122,7 @@ class RegisterStart:
     ``StartRefused`` when another start of the disk is the latest."""
 
     incarnation: int
-    starts: tuple[Start, ...]
+    starts: tuple[DiskStart, ...]
     registered: int
     went_back: bool
     durable_lsn: int

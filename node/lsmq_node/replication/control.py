@@ -21,7 +21,7 @@ class LifeId(NamedTuple):
 NOBODY = LifeId(UNCLAIMED, 0)
 
 
-class Start(NamedTuple):
+class DiskStart(NamedTuple):
     """A start of an incarnation: counted up from 1, and a random number that no copy of the disk can know."""
 
     number: int
@@ -46,7 +46,7 @@ class RegisteredStart(NamedTuple):
         return LifeId(self.incarnation, self.number)
 
 
-class Member(NamedTuple):
+class InSyncMember(NamedTuple):
     """A member of an in-sync set: a node, and the incarnation of its log.
 
     An incarnation is a random number made with the replica's directory and kept in it. A replica whose disk was
@@ -79,7 +79,7 @@ class ControlView:
     epoch: int
     version: int
     leader: str | None
-    in_sync: frozenset[Member]
+    in_sync: frozenset[InSyncMember]
     replicas: frozenset[str]
     min_in_sync: int
     adding: frozenset[str] = frozenset()
@@ -116,7 +116,7 @@ class ControlView:
         """The incarnation under which the in-sync set lists a node."""
         return next((member.incarnation for member in self.in_sync if member.node == node), None)
 
-    def lists_another(self, member: Member) -> bool:
+    def lists_another(self, member: InSyncMember) -> bool:
         """Whether the set takes the member's node for another incarnation than it is."""
         return self.listed(member.node) not in (None, UNCLAIMED, member.incarnation)
 
@@ -131,7 +131,7 @@ class ControlView:
 
     def may_promise(self, node: str, life: LifeId) -> bool:
         """Whether a promise counts: of a voter that is what the set takes it for, and whose disk forgot nothing."""
-        if node not in self.voters or self.lists_another(Member(node, life.incarnation)):
+        if node not in self.voters or self.lists_another(InSyncMember(node, life.incarnation)):
             return False
         trusted = node not in self.distrusted or self.listed(node) is not None
         return trusted and self.acts(node, life)
@@ -151,7 +151,7 @@ class ReplicaRecord:
     """
 
     incarnation: int
-    starts: tuple[Start, ...] = ()
+    starts: tuple[DiskStart, ...] = ()
     registered: int = 0
     epoch: int = 0
     leader: str | None = None

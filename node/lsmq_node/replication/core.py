@@ -17,14 +17,14 @@ event                  when                                  what comes of it
                                                              ``AdvanceHighWatermark``
 ``LeaseGranted``       the control plane answered            ``may_answer`` holds longer; ``Serve``, ``AskElection``
 ``StartRefused``       ``RegisterStart`` was refused         ``Reopen``
-``Received``           a message came                        ``Send``, ``AppendFrame``, ``TruncateLog``,
+``MessageReceived``    a message came                        ``Send``, ``AppendFrame``, ``TruncateLog``,
                                                              ``FetchSnapshot``, ``AdvanceHighWatermark``,
                                                              ``Serve``, ``BeginEpoch``, ``Reopen``, ``Halt``
 ``StreamBroken``       a connection ended                    a new hello, sooner than by silence
 ``LogWritten``         the leader appended                   ``Ship``
 ``LogDurable``         an fsync was done                     ``Send(Progress)``, ``AdvanceHighWatermark``,
                                                              ``Serve``
-``LogTrimmed``         old segments were recycled            ``Send(Rejoin)``
+``LogRecycled``        old segments were recycled            ``Send(Rejoin)``
 ``Persisted``          ``Persist`` is done                   ``Send``: promise, hello, promise requests
 ``Truncated``          ``TruncateLog`` is done               ``Send(Hello)``
 ``EpochBegun``         ``BeginEpoch`` is done                ``Send(Welcome)``, ``Ship``
@@ -64,10 +64,10 @@ from .events import (
     Event,
     LeaseGranted,
     LogDurable,
-    LogTrimmed,
+    LogRecycled,
     LogWritten,
+    MessageReceived,
     Persisted,
-    Received,
     Recovered,
     Shipped,
     SnapshotFailed,
@@ -81,7 +81,7 @@ from .events import (
 from .follower import Follower
 from .identity import Registration, with_new_start
 from .leader import Leader
-from .lease import Lease
+from .lease import EpochLease
 from .messages import (
     Frame,
     Hello,
@@ -91,7 +91,7 @@ from .messages import (
     PromiseRefusal,
     PromiseRequest,
     Rejoin,
-    Session,
+    ReplicaSession,
     Stale,
     TakeNewIncarnation,
     TakeSnapshot,
@@ -102,7 +102,7 @@ from .pulling import FromSource
 from .state import LogState, ReplicaState
 
 
-class Role(Enum):
+class ReplicaRole(Enum):
     """What a replica is at the moment."""
 
     STARTING = "starting"  # its record is not yet persisted
@@ -132,7 +132,7 @@ class ReplicaCore:
         self._halted = False
         self._outdone_by = 0
         self._early_hellos: dict[str, Hello] = {}  # of followers that knew sooner who leads
-        self._lease = Lease()
+        self._lease = EpochLease()
 
     def start(self, now: float) -> list[Action]:
         """The first actions. Until the record is persisted the replica answers nobody."""
@@ -148,18 +148,18 @@ class ReplicaCore:
         return self._state.node
 
     @property
-    def role(self) -> Role:
+    def role(self) -> ReplicaRole:
         if self._halted:
-            return Role.HALTED
+            return ReplicaRole.HALTED
         match self._part:
             case None:
-                return Role.STARTING if self._state.persisted is None else Role.WAITING
+                return ReplicaRole.STARTING if self._state.persisted is None else ReplicaRole.WAITING
             case Follower():
-                return Role.FOLLOWING
+                return ReplicaRole.FOLLOWING
             case Candidate():
-                return Role.TAKING_OVER
+                return ReplicaRole.TAKING_OVER
             case Leader():
-                return Role.LEADING
+                return ReplicaRole.LEADING
             case _:
                 assert_never(self._part)
 
@@ -239,7 +239,7 @@ class ReplicaCore:
         state = self._state
         state.now = max(state.now, now)
         match event:
-            case Received(sender, message):
+            case MessageReceived(sender, message):
                 self._receive(sender, message)
             case LogDurable(lsn):
                 if state.log.synced(lsn):
@@ -272,8 +272,8 @@ class ReplicaCore:
                 self._begun(epoch, lsn, end_lsn)
             case SnapshotInstalled():
                 self._installed(event)
-            case LogTrimmed(log_start_lsn):
-                self._trimmed(log_start_lsn)
+            case LogRecycled(log_start_lsn):
+                self._recycled(log_start_lsn)
             case StreamBroken(peer):
                 self._broken(peer)
             case StorageFailed(reason):
@@ -359,13 +359,13 @@ class ReplicaCore:
         elif part is not None:
             part.durable(self._state)
 
-    def _shipped(self, peer: str, session: Session, end_lsn: int) -> None:
+    def _shipped(self, peer: str, session: ReplicaSession, end_lsn: int) -> None:
         if isinstance(self._part, Leader):
             self._part.shipped(self._state, peer, session, end_lsn)
         elif isinstance(self._part, Follower):
             self._part.shipped(self._state, session, end_lsn)
 
-    def _trimmed(self, log_start_lsn: int) -> None:
+    def _recycled(self, log_start_lsn: int) -> None:
         self._state.log.trim(log_start_lsn)
         if isinstance(self._part, Leader):
             self._part.trimmed(self._state)

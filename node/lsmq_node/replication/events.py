@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .control import ControlView, ReplicaRecord
 from .history import EpochHistory
-from .messages import Message, Session
+from .messages import Message, ReplicaSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class StartRefused:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class MessageReceived:
     """A message from another replica. The bytes of a ``Frame`` stay with the shell until ``AppendFrame``."""
 
     sender: str
@@ -88,7 +88,7 @@ class LogDurable:
 
 
 @dataclass(frozen=True, slots=True)
-class LogTrimmed:
+class LogRecycled:
     """The log before ``log_start_lsn`` was recycled."""
 
     log_start_lsn: int
@@ -137,7 +137,7 @@ class Shipped:
     """``Ship`` was carried out up to ``end_lsn``, the end of an entry."""
 
     peer: str
-    session: Session
+    session: ReplicaSession
     end_lsn: int
 
 
@@ -157,11 +157,11 @@ Event = (
     ControlViewed
     | LeaseGranted
     | StartRefused
-    | Received
+    | MessageReceived
     | StreamBroken
     | LogWritten
     | LogDurable
-    | LogTrimmed
+    | LogRecycled
     | Persisted
     | Truncated
     | EpochBegun

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .messages import Hello, Progress, Session
+from .messages import Hello, Progress, ReplicaSession
 from .pulling import FromSource, Puller
 from .shipping import OutgoingStream, answer_hello
 from .state import ReplicaState
@@ -37,7 +37,7 @@ class Follower:
         if self._lending is not None and progress.session == self._lending.session:
             self._lending.reported(progress.durable_lsn, state)
 
-    def shipped(self, state: ReplicaState, session: Session, end_lsn: int) -> None:
+    def shipped(self, state: ReplicaState, session: ReplicaSession, end_lsn: int) -> None:
         if self._lending is not None:
             self._lending.shipped(session, end_lsn, state)
 

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .actions import RegisterStart
-from .control import ControlView, RegisteredStart, ReplicaRecord, Start
+from .control import ControlView, DiskStart, RegisteredStart, ReplicaRecord
 from .state import ReplicaState
 
 #: Registered starts that a disk remembers: more than one, should the control plane go back.
@@ -42,17 +42,17 @@ def with_new_start(record: ReplicaRecord, token: int) -> ReplicaRecord:
     """The record of a replica that starts."""
     registered = [start for start in record.starts if start.number <= record.registered]
     unknown = [start for start in record.starts if start.number > record.registered]
-    unknown.append(Start(record.start + 1, token))
+    unknown.append(DiskStart(record.start + 1, token))
     return replace(record, starts=(*registered[-MAX_REGISTERED:], *unknown[-MAX_UNKNOWN:]))
 
 
-def recognises(starts: Sequence[Start], registered: int, known: RegisteredStart) -> bool:
+def recognises(starts: Sequence[DiskStart], registered: int, known: RegisteredStart) -> bool:
     """Whether a disk with these starts is the one whose start ``known`` was registered, and has forgotten nothing.
 
     One that is older than all that the disk remembers can only come from a control plane that went back. The start at
     hand is always known: what it said before the disk remembered more may arrive late.
     """
-    start = Start(known.number, known.token)
+    start = DiskStart(known.number, known.token)
     if start.number < starts[0].number:
         return start.number < registered
     return start == starts[-1] or (start in starts and (not known.confirmed or start.number <= registered))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .control import UNCLAIMED, ControlView, Member, Timings
-from .messages import Session
+from .control import UNCLAIMED, ControlView, InSyncMember, Timings
+from .messages import ReplicaSession
 from .shipping import OutgoingStream
 
 #: Who left for the second time within so long of joining is made to wait twice as long as the last time.
@@ -31,7 +31,7 @@ class Peer:
     mark_at: float
     mark_lsn: int
     incarnation: int = UNCLAIMED
-    session: Session | None = None
+    session: ReplicaSession | None = None
     stream: OutgoingStream | None = None
     durable_lsn: int = 0
     #: Since when it has not been late, as far as looked at; None while it is.
@@ -78,7 +78,7 @@ class Peer:
         return now - self.heard_at > timings.replica_timeout_s or now - self.caught_up_at > timings.replica_lag_s
 
 
-def hears_enough(view: ControlView, own: Member, peers: dict[str, Peer], now: float, timings: Timings) -> bool:
+def hears_enough(view: ControlView, own: InSyncMember, peers: dict[str, Peer], now: float, timings: Timings) -> bool:
     """Whether of the in-sync set so many were heard within ``deaf_s``, the leader itself included, that they could
     acknowledge something. A set of too few is no reason to doubt one's ears."""
     heard = {own.node} | {node for node, peer in peers.items() if now - peer.heard_at <= timings.deaf_s}
@@ -87,8 +87,8 @@ def hears_enough(view: ControlView, own: Member, peers: dict[str, Peer], now: fl
 
 
 def desired_in_sync(
-    view: ControlView, own: Member, peers: dict[str, Peer], joined_lsn: int, now: float, timings: Timings
-) -> frozenset[Member]:
+    view: ControlView, own: InSyncMember, peers: dict[str, Peer], joined_lsn: int, now: float, timings: Timings
+) -> frozenset[InSyncMember]:
     """The in-sync set as it should be.
 
     A member stays while it keeps up. A replica joins when it is durable up to ``joined_lsn``: the high watermark
@@ -101,19 +101,19 @@ def desired_in_sync(
     holds everything acknowledged and may be elected (what KIP-966 keeps a second list for). Only members that no
     longer exist are dropped in any case: those of another incarnation than their node now has.
     """
-    fit: set[Member] = {own}
-    restless: set[Member] = set()
-    exist: set[Member] = {own}
+    fit: set[InSyncMember] = {own}
+    restless: set[InSyncMember] = set()
+    exist: set[InSyncMember] = {own}
     for node in view.replicas - {own.node}:
         peer = peers.get(node)
         listed = view.listed(node)
         if peer is None or peer.incarnation == UNCLAIMED:
             if listed is not None:
-                exist.add(Member(node, listed))
+                exist.add(InSyncMember(node, listed))
                 if peer is None or not peer.is_late(now, timings):
-                    fit.add(Member(node, listed))
+                    fit.add(InSyncMember(node, listed))
             continue
-        member = Member(node, peer.incarnation)
+        member = InSyncMember(node, peer.incarnation)
         if listed == peer.incarnation:
             exist.add(member)
             if not peer.is_late(now, timings):

@@ -15,10 +15,10 @@ asks for another one.
 from __future__ import annotations
 
 from .actions import AdvanceHighWatermark, KeepLog, ProposeInSync, Serve
-from .control import UNCLAIMED, LifeId, Member
+from .control import UNCLAIMED, InSyncMember, LifeId
 from .insync import Peer, desired_in_sync, hears_enough
-from .lease import Lease
-from .messages import Hello, Progress, Rejoin, Session, Stale, TakeNewIncarnation
+from .lease import EpochLease
+from .messages import Hello, Progress, Rejoin, ReplicaSession, Stale, TakeNewIncarnation
 from .shipping import answer_hello
 from .state import ReplicaState
 
@@ -40,14 +40,14 @@ class Leader:
         "serving",
     )
 
-    def __init__(self, state: ReplicaState, epoch: int, begun_lsn: int, lease: Lease) -> None:
+    def __init__(self, state: ReplicaState, epoch: int, begun_lsn: int, lease: EpochLease) -> None:
         self._lease = lease
         self.epoch = epoch
         self.begun_lsn = begun_lsn
         self.serving = False
         self._peers: dict[str, Peer] = {}
-        self._desired: frozenset[Member] = frozenset()
-        self._proposed: frozenset[Member] = frozenset()
+        self._desired: frozenset[InSyncMember] = frozenset()
+        self._proposed: frozenset[InSyncMember] = frozenset()
         self._proposed_version = -1
         self._ticked_at = state.now
         self._kept_lsn = -1
@@ -122,7 +122,7 @@ class Leader:
             if peer.stream is not None:
                 peer.stream.pump(state)
 
-    def shipped(self, state: ReplicaState, sender: str, session: Session, end_lsn: int) -> None:
+    def shipped(self, state: ReplicaState, sender: str, session: ReplicaSession, end_lsn: int) -> None:
         peer = self._peers.get(sender)
         if peer is not None and peer.stream is not None:
             peer.stream.shipped(session, end_lsn, state)
@@ -160,11 +160,11 @@ class Leader:
     def _joined_lsn(self, state: ReplicaState) -> int:
         return max(state.log.high_watermark, self.begun_lsn)
 
-    def counted(self, state: ReplicaState) -> frozenset[Member]:
+    def counted(self, state: ReplicaState) -> frozenset[InSyncMember]:
         """The in-sync set as committed, and whom this leader has proposed since."""
         return state.view.in_sync | self._proposed if state.view is not None else self._proposed
 
-    def _durable_lsn(self, state: ReplicaState, member: Member) -> int:
+    def _durable_lsn(self, state: ReplicaState, member: InSyncMember) -> int:
         if member == state.member:
             return state.log.durable_lsn
         peer = self._peers.get(member.node)

@@ -7,7 +7,7 @@ from .events import LeaseGranted
 from .state import ReplicaState
 
 
-class Lease:
+class EpochLease:
     """The last lease of an epoch.
 
     Whoever elects another leader waits longer than the lease lasts, or has the old leader's word: every member of

@@ -29,7 +29,7 @@ from .control import LifeId
 from .history import EpochHistory, LogPosition
 
 
-class Session(NamedTuple):
+class ReplicaSession(NamedTuple):
     """Ordered for one incarnation of a replica: the count of its starts, then a number that grows with its hellos."""
 
     start: int
@@ -44,7 +44,7 @@ class Hello:
     leaders for one epoch, each may take the other for its leader, and neither for its borrower.
     """
 
-    session: Session
+    session: ReplicaSession
     epoch: int
     incarnation: int
     history: EpochHistory
@@ -54,7 +54,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    session: Session
+    session: ReplicaSession
     epoch: int
     incarnation: int
     history: EpochHistory
@@ -63,21 +63,21 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    session: Session
+    session: ReplicaSession
     epoch: int
     log_start_lsn: int
 
 
 @dataclass(frozen=True, slots=True)
 class TakeNewIncarnation:
-    session: Session
+    session: ReplicaSession
     epoch: int
     durable_lsn: int
 
 
 @dataclass(frozen=True, slots=True)
 class Rejoin:
-    session: Session
+    session: ReplicaSession
     epoch: int
 
 
@@ -90,7 +90,7 @@ class Stale:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    session: Session
+    session: ReplicaSession
     epoch: int
     lsn: int
     end_lsn: int
@@ -99,7 +99,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    session: Session
+    session: ReplicaSession
     epoch: int
     incarnation: int
     durable_lsn: int

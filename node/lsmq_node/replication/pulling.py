@@ -9,7 +9,7 @@ from .messages import (
     Hello,
     Progress,
     Rejoin,
-    Session,
+    ReplicaSession,
     TakeNewIncarnation,
     TakeSnapshot,
     Welcome,
@@ -58,7 +58,7 @@ class Puller:
         self._lent_by = lent_by
         self.streaming = False
         self._again_s = state.timings.retry_s
-        self._session: Session | None = None
+        self._session: ReplicaSession | None = None
         self._history = EpochHistory()
         self._hw = 0
         self._heard_at = state.now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .actions import Ship
 from .history import common_end
-from .messages import Hello, Session, TakeSnapshot, Welcome
+from .messages import Hello, ReplicaSession, TakeSnapshot, Welcome
 from .state import ReplicaState
 
 
@@ -18,7 +18,7 @@ class OutgoingStream:
 
     __slots__ = ("_in_flight", "_sent_at", "_told_lsn", "epoch", "next_lsn", "peer", "reported_lsn", "session")
 
-    def __init__(self, peer: str, session: Session, epoch: int, lsn: int) -> None:
+    def __init__(self, peer: str, session: ReplicaSession, epoch: int, lsn: int) -> None:
         self.peer = peer
         self.session = session
         self.epoch = epoch
@@ -51,7 +51,7 @@ class OutgoingStream:
         if quiet or self._told_lsn < state.log.high_watermark:
             self.beat(state)
 
-    def shipped(self, session: Session, end_lsn: int, state: ReplicaState) -> None:
+    def shipped(self, session: ReplicaSession, end_lsn: int, state: ReplicaState) -> None:
         if session == self.session and self._in_flight:
             self._in_flight = False
             self.next_lsn = end_lsn

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .actions import Action, AskElection, Persist, ProposeLeave, Send, TruncateLog
-from .control import UNCLAIMED, ControlView, LifeId, Member, ReplicaRecord, Timings
+from .control import UNCLAIMED, ControlView, InSyncMember, LifeId, ReplicaRecord, Timings
 from .history import EpochHistory, LogPosition
-from .messages import Message, Session
+from .messages import Message, ReplicaSession
 
 
 class LogState:
@@ -118,10 +118,10 @@ class ReplicaState:
         self._last_done[what] = self.now
         return True
 
-    def next_session(self) -> Session:
+    def next_session(self) -> ReplicaSession:
         """Of no other life: another incarnation has another token, and what was sent to that one is not heeded here."""
         self._hellos += 1
-        return Session(self.record.start, (self.record.starts[-1].token & _OF_THE_LIFE) + self._hellos)
+        return ReplicaSession(self.record.start, (self.record.starts[-1].token & _OF_THE_LIFE) + self._hellos)
 
     # The epoch.
 
@@ -166,8 +166,8 @@ class ReplicaState:
     # The in-sync set.
 
     @property
-    def member(self) -> Member:
-        return Member(self.node, self.record.incarnation)
+    def member(self) -> InSyncMember:
+        return InSyncMember(self.node, self.record.incarnation)
 
     def propose_leave(self) -> bool:
         """Ask for this node to be taken out of the in-sync set, if it is in there; whether it is."""
@@ -175,5 +175,5 @@ class ReplicaState:
         if self.view is None or listed is None or listed == UNCLAIMED:
             return False
         if self.due("leave"):
-            self.emit(ProposeLeave(Member(self.node, listed), self.view.version))
+            self.emit(ProposeLeave(InSyncMember(self.node, listed), self.view.version))
         return True

@@ -2,10 +2,10 @@
 :mod:`.book`); :mod:`.service` keeps them as all nodes agree on them. See docs/security.md."""
 
 from .audit import Audit
-from .book import Book, Holder
+from .book import RightsBook, RightsHolder
 from .browser_sessions import BrowserSession, SessionCookie
-from .evidence import By, Proven, Shown
-from .model import EVERYTHING, Action, Binding, Kind, Right
+from .evidence import By, Proven, ShownCredentials
+from .model import EVERYTHING, Action, Binding, CheckedRight, ResourceKind
 from .service import RightsService
 
 __all__ = [
@@ -13,14 +13,14 @@ __all__ = [
     "Action",
     "Audit",
     "Binding",
-    "Book",
+    "RightsBook",
     "BrowserSession",
     "By",
-    "Holder",
-    "Kind",
+    "RightsHolder",
+    "ResourceKind",
     "Proven",
-    "Right",
+    "CheckedRight",
     "RightsService",
     "SessionCookie",
-    "Shown",
+    "ShownCredentials",
 ]

@@ -26,7 +26,7 @@ import msgpack
 from lsmq_node.broker import Limited
 
 from .browser_sessions import BrowserSession
-from .model import BUILT_IN, TENANT, Action, Binding, Kind, Right, allowing
+from .model import BUILT_IN, TENANT, Action, Binding, CheckedRight, ResourceKind, allowing
 
 PRINCIPAL: Final = "principal/"
 ROLE: Final = "role/"
@@ -68,7 +68,7 @@ class Grants:
     """What was given to a principal."""
 
     roles: tuple[Binding, ...] = ()
-    rights: tuple[Right, ...] = ()
+    rights: tuple[CheckedRight, ...] = ()
 
     def pack(self) -> bytes | None:
         """None where there is nothing to keep."""
@@ -78,32 +78,32 @@ class Grants:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnLimits:
+class LimitOverrides:
     """What was set for a principal, in place of what holds for everybody; 0 is no limit."""
 
     values: Mapping[Limited, int]
 
-    def altered(self, changes: Mapping[Limited, int | None]) -> OwnLimits:
+    def altered(self, changes: Mapping[Limited, int | None]) -> LimitOverrides:
         """None takes one away."""
         changed = {**self.values, **changes}
-        return OwnLimits(MappingProxyType({name: value for name, value in changed.items() if value is not None}))
+        return LimitOverrides(MappingProxyType({name: value for name, value in changed.items() if value is not None}))
 
     def pack(self) -> bytes | None:
         """None where there is nothing to keep."""
         return _pack(limits={name.value: value for name, value in self.values.items()}) if self.values else None
 
 
-class Holder:
+class RightsHolder:
     """A principal and all it may. Answers are remembered, a bounded number of them."""
 
     __slots__ = ("_known", "name", "rights")
 
-    def __init__(self, name: str, rights: tuple[Right, ...]) -> None:
+    def __init__(self, name: str, rights: tuple[CheckedRight, ...]) -> None:
         self.name = name
         self.rights = rights
-        self._known: dict[tuple[Kind, str, Action], bool] = {}
+        self._known: dict[tuple[ResourceKind, str, Action], bool] = {}
 
-    def may(self, kind: Kind, name: str, action: Action) -> bool:
+    def may(self, kind: ResourceKind, name: str, action: Action) -> bool:
         asked = (kind, name, action)
         found = self._known.get(asked)
         if found is None:
@@ -114,18 +114,18 @@ class Holder:
         return found
 
 
-class Book:
+class RightsBook:
     """All of it, but for the documents whose keys are ``unread``, which a later release wrote: they give no rights."""
 
-    def __init__(self, documents: Mapping[str, bytes] = MappingProxyType({}), former: Book | None = None) -> None:
+    def __init__(self, documents: Mapping[str, bytes] = MappingProxyType({}), former: RightsBook | None = None) -> None:
         """What has not changed since the ``former`` one is not read again."""
         self.tokens: dict[bytes, Token] = {}
         self.grants: dict[str, Grants] = {}
-        self.own_roles: dict[str, tuple[Right, ...]] = {}
-        self.limits: dict[str, OwnLimits] = {}
+        self.own_roles: dict[str, tuple[CheckedRight, ...]] = {}
+        self.limits: dict[str, LimitOverrides] = {}
         self.sessions: dict[bytes, BrowserSession] = {}
         self.unread: list[str] = []
-        self._holders: dict[tuple[str, tuple[Binding, ...]], Holder] = {}
+        self._holders: dict[tuple[str, tuple[Binding, ...]], RightsHolder] = {}
         self._read: dict[str, tuple[bytes, _Item]] = {}
         known = {} if former is None else former._read
         for key, body in documents.items():
@@ -141,7 +141,7 @@ class Book:
                     self.tokens[item.digest] = item
                 case Grants():
                     self.grants[key.removeprefix(PRINCIPAL)] = item
-                case OwnLimits():
+                case LimitOverrides():
                     self.limits[key.removeprefix(LIMIT)] = item
                 case BrowserSession():
                     self.sessions[item.digest] = item
@@ -149,7 +149,7 @@ class Book:
                     self.own_roles[key.removeprefix(ROLE)] = item
 
     @property
-    def roles(self) -> Mapping[str, tuple[Right, ...]]:
+    def roles(self) -> Mapping[str, tuple[CheckedRight, ...]]:
         return {**self.own_roles, **BUILT_IN}
 
     def token(self, secret: str) -> Token | None:
@@ -175,32 +175,32 @@ class Book:
     def knows(self, principal: str) -> bool:
         return principal in self.grants or any(token.principal == principal for token in self.tokens.values())
 
-    def holder(self, principal: str, roles: tuple[Binding, ...] = ()) -> Holder:
+    def holder(self, principal: str, roles: tuple[Binding, ...] = ()) -> RightsHolder:
         """With ``roles`` beside those that were granted. Of one that nobody knows: one that may nothing more."""
         found = self._holders.get((principal, roles))
         if found is None:
             rights = (right for right, _ in (*self._of(principal), *self._bound(roles)))
-            found = Holder(principal, tuple(dict.fromkeys(rights)))
+            found = RightsHolder(principal, tuple(dict.fromkeys(rights)))
             if roles or self.knows(principal):
                 if len(self._holders) >= _HOLDERS:
                     self._holders.clear()
                 self._holders[principal, roles] = found
         return found
 
-    def why(self, principal: str, kind: Kind, name: str, action: Action) -> str | None:
+    def why(self, principal: str, kind: ResourceKind, name: str, action: Action) -> str | None:
         """By what it may, in words; None where it may not."""
         for right, given in self._of(principal):
             if allowing((right,), kind, name, action) is not None:
                 return given
         return None
 
-    def _of(self, principal: str) -> Iterator[tuple[Right, str]]:
+    def _of(self, principal: str) -> Iterator[tuple[CheckedRight, str]]:
         grants = self.grants.get(principal, Grants())
         for right in grants.rights:
             yield right, str(right)
         yield from self._bound(grants.roles)
 
-    def _bound(self, bindings: Iterable[Binding]) -> Iterator[tuple[Right, str]]:
+    def _bound(self, bindings: Iterable[Binding]) -> Iterator[tuple[CheckedRight, str]]:
         """What roles give. One that nobody knows gives nothing, nor does a tenant's for all names."""
         for binding in bindings:
             for right in self.roles.get(binding.role, ()) if binding.prefix or binding.role != TENANT else ():
@@ -208,7 +208,7 @@ class Book:
                     yield left, str(binding)
 
 
-_Item = Token | Grants | OwnLimits | BrowserSession | tuple[Right, ...]
+_Item = Token | Grants | LimitOverrides | BrowserSession | tuple[CheckedRight, ...]
 
 
 def _read_document(key: str, fields: dict[str, Any]) -> _Item:
@@ -226,7 +226,7 @@ def _read_document(key: str, fields: dict[str, Any]) -> _Item:
     if key.startswith(ROLE):
         return _read(fields["rights"])
     if key.startswith(LIMIT):
-        return OwnLimits(MappingProxyType({Limited(name): int(value) for name, value in fields["limits"].items()}))
+        return LimitOverrides(MappingProxyType({Limited(name): int(value) for name, value in fields["limits"].items()}))
     raise ValueError(key)
 
 
@@ -238,14 +238,14 @@ def session_document(session: BrowserSession) -> bytes:
     return _pack(**session.fields())
 
 
-def over(book: Book, now_ms: int) -> Changes:
+def over(book: RightsBook, now_ms: int) -> Changes:
     """Tokens and sessions that are over go with the next change."""
     tokens = {each.key: None for each in book.tokens.values() if not each.is_good(now_ms)}
     sessions = {session_key(each): None for each in book.sessions.values() if not book.is_live(each, now_ms)}
     return {**tokens, **sessions}
 
 
-def role_document(rights: tuple[Right, ...]) -> bytes:
+def role_document(rights: tuple[CheckedRight, ...]) -> bytes:
     return _pack(rights=_listed(rights))
 
 
@@ -253,12 +253,12 @@ def digest_of(secret: str) -> bytes:
     return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()
 
 
-def _listed(rights: tuple[Right, ...]) -> list[list[str]]:
+def _listed(rights: tuple[CheckedRight, ...]) -> list[list[str]]:
     return [[right.kind.value, right.pattern, right.action.value] for right in rights]
 
 
-def _read(rights: list[list[str]]) -> tuple[Right, ...]:
-    return tuple(Right(Kind(kind), pattern, Action(action)) for kind, pattern, action in rights)
+def _read(rights: list[list[str]]) -> tuple[CheckedRight, ...]:
+    return tuple(CheckedRight(ResourceKind(kind), pattern, Action(action)) for kind, pattern, action in rights)
 
 
 def _pack(**fields: Any) -> bytes:

@@ -63,7 +63,7 @@ class Proven:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownCredentials:
     """By one request: its header ``Authorization``, or what stands for it ``by_cookie``, and the certificate of its
     connection, verified, as ``ssl.SSLSocket.getpeercert`` has it."""
 

@@ -25,7 +25,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 E = TypeVar("E", bound=StrEnum)
 
 
-class Kind(StrEnum):
+class ResourceKind(StrEnum):
     """Of resources. Names reach disk and wire: never renamed."""
 
     TOPIC = "topic"
@@ -36,7 +36,7 @@ class Kind(StrEnum):
 
 
 #: Kinds whose resources have names, so that a prefix can bound them.
-NAMED_KINDS: Final = frozenset({Kind.TOPIC, Kind.GROUP, Kind.PRODUCER_GROUP})
+NAMED_KINDS: Final = frozenset({ResourceKind.TOPIC, ResourceKind.GROUP, ResourceKind.PRODUCER_GROUP})
 
 
 class Action(StrEnum):
@@ -52,17 +52,17 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Right:
+class CheckedRight:
     """To do ``action`` to resources of a kind whose names ``pattern`` says."""
 
-    kind: Kind
+    kind: ResourceKind
     pattern: str
     action: Action
 
     @classmethod
-    def parsed(cls, kind: str, pattern: str, action: str) -> Right:
+    def parsed(cls, kind: str, pattern: str, action: str) -> CheckedRight:
         """Raises ``InvalidRequest``, naming what there is."""
-        right = cls(_one_of(Kind, kind, "kind"), pattern, _one_of(Action, action, "action"))
+        right = cls(_one_of(ResourceKind, kind, "kind"), pattern, _one_of(Action, action, "action"))
         if not 0 < len(pattern.encode(errors="surrogatepass")) <= MAX_PATTERN_BYTES or "*" in pattern[:-1]:
             raise InvalidRequest(
                 f"{pattern[:80]!r} names no resources: give a name, the beginning of names and '*', or '*' alone, of "
@@ -74,7 +74,7 @@ class Right:
             raise InvalidRequest(f"a {kind} has no name: its pattern is '*'", field="pattern")
         return right
 
-    def within(self, prefix: str) -> Right | None:
+    def within(self, prefix: str) -> CheckedRight | None:
         """What is left of it for names that begin with ``prefix``; None for nothing."""
         if not prefix:
             return self
@@ -83,7 +83,7 @@ class Right:
         name, star = self.pattern.removesuffix(EVERYTHING), self.pattern.endswith(EVERYTHING)
         if name.startswith(prefix):
             return self
-        return Right(self.kind, prefix + EVERYTHING, self.action) if star and prefix.startswith(name) else None
+        return CheckedRight(self.kind, prefix + EVERYTHING, self.action) if star and prefix.startswith(name) else None
 
     def covers(self, name: str) -> bool:
         """Whether the pattern says this name; ``*``, which is none, stands for every name there may be."""
@@ -108,26 +108,29 @@ class Binding:
         return f"role {self.role} on {self.prefix}*" if self.prefix else f"role {self.role}"
 
 
-def _rights(*each: tuple[Kind, Action]) -> tuple[Right, ...]:
-    return tuple(Right(kind, EVERYTHING, action) for kind, action in each)
+def _rights(*each: tuple[ResourceKind, Action]) -> tuple[CheckedRight, ...]:
+    return tuple(CheckedRight(kind, EVERYTHING, action) for kind, action in each)
 
 
 ADMIN: Final = "admin"
 TENANT: Final = "tenant"
 #: Roles that every cluster has.
-BUILT_IN: Final[Mapping[str, tuple[Right, ...]]] = MappingProxyType(
+BUILT_IN: Final[Mapping[str, tuple[CheckedRight, ...]]] = MappingProxyType(
     {
-        ADMIN: _rights(*((kind, Action.ALL) for kind in Kind)),
-        "producer": _rights((Kind.TOPIC, Action.WRITE), (Kind.PRODUCER_GROUP, Action.WRITE)),
-        "consumer": _rights((Kind.TOPIC, Action.READ), (Kind.GROUP, Action.READ)),
-        "monitor": _rights(*((kind, Action.DESCRIBE) for kind in Kind if kind is not Kind.RIGHTS)),
+        ADMIN: _rights(*((kind, Action.ALL) for kind in ResourceKind)),
+        "producer": _rights((ResourceKind.TOPIC, Action.WRITE), (ResourceKind.PRODUCER_GROUP, Action.WRITE)),
+        "consumer": _rights((ResourceKind.TOPIC, Action.READ), (ResourceKind.GROUP, Action.READ)),
+        "monitor": _rights(*((kind, Action.DESCRIBE) for kind in ResourceKind if kind is not ResourceKind.RIGHTS)),
         # All that is a tenant's own, who is told by the prefix of its names.
         TENANT: _rights(*((kind, Action.ALL) for kind in sorted(NAMED_KINDS))),
         # All that is in shards, to read it: see lsmq_node.api.access.
         "backup": _rights(
-            (Kind.TOPIC, Action.READ),
-            (Kind.GROUP, Action.READ),
-            *((kind, Action.DESCRIBE) for kind in (Kind.PRODUCER_GROUP, Kind.CLUSTER, Kind.RIGHTS)),
+            (ResourceKind.TOPIC, Action.READ),
+            (ResourceKind.GROUP, Action.READ),
+            *(
+                (kind, Action.DESCRIBE)
+                for kind in (ResourceKind.PRODUCER_GROUP, ResourceKind.CLUSTER, ResourceKind.RIGHTS)
+            ),
         ),
     }
 )
@@ -155,7 +158,7 @@ def check_count(count: int, what: str) -> None:
         raise InvalidRequest(f"{count} {what} are over the limit of {MAX_RIGHTS}; use prefixes", limit=MAX_RIGHTS)
 
 
-def needed(kind: Kind, name: str, action: Action) -> str:
+def needed(kind: ResourceKind, name: str, action: Action) -> str:
     """A right in words, as a refusal names it."""
     return f"{action} {kind} {name}" if kind in NAMED_KINDS else f"{action} {kind}"
 
@@ -164,7 +167,7 @@ def satisfies(given: Action, asked: Action) -> bool:
     return given in (asked, Action.ALL) or asked is Action.DESCRIBE
 
 
-def allowing(rights: Iterable[Right], kind: Kind, name: str, action: Action) -> Right | None:
+def allowing(rights: Iterable[CheckedRight], kind: ResourceKind, name: str, action: Action) -> CheckedRight | None:
     """The first right that allows it."""
     return next(
         (right for right in rights if right.kind is kind and satisfies(right.action, action) and right.covers(name)),

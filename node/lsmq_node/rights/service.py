@@ -32,11 +32,11 @@ from .book import (
     LIMIT,
     PRINCIPAL,
     ROLE,
-    Book,
     Changes,
     Grants,
-    Holder,
-    OwnLimits,
+    LimitOverrides,
+    RightsBook,
+    RightsHolder,
     Token,
     digest_of,
     over,
@@ -48,7 +48,7 @@ from .evidence import (
     TOKEN_PREFIX,
     By,
     Proven,
-    Shown,
+    ShownCredentials,
     is_signed_token,
     is_token,
     named_in,
@@ -57,7 +57,19 @@ from .evidence import (
 )
 from .first_token import keep_first_token
 from .issuer import Issuer
-from .model import ADMIN, BUILT_IN, EVERYTHING, TENANT, Action, Binding, Kind, Right, check_count, check_name, needed
+from .model import (
+    ADMIN,
+    BUILT_IN,
+    EVERYTHING,
+    TENANT,
+    Action,
+    Binding,
+    CheckedRight,
+    ResourceKind,
+    check_count,
+    check_name,
+    needed,
+)
 from .sessions import Sessions, session_ended
 
 _log = structlog.get_logger("lsmq.rights")
@@ -65,7 +77,7 @@ _log = structlog.get_logger("lsmq.rights")
 #: Of a principal so many are good at a time: the one in use, and the one that comes in its place.
 TOKENS_EACH: Final = 2
 _TRIES: Final = 10
-_NO_LIMITS: Final = OwnLimits({})
+_NO_LIMITS: Final = LimitOverrides({})
 
 
 class RightsService:
@@ -75,7 +87,7 @@ class RightsService:
         self._broker = broker
         self._documents = broker.topology.rights
         self._background = Background("rights")
-        self._book = Book()
+        self._book = RightsBook()
         self._changed = asyncio.Event()
         config = broker.config
         self.on = config.auth is not Auth.NONE
@@ -106,7 +118,7 @@ class RightsService:
         version, documents = self._documents.known()
         if version == self.version:
             return
-        self._book = Book(documents, self._book)
+        self._book = RightsBook(documents, self._book)
         self.version = version
         self._broker.allowances.own = {name: each.values for name, each in self._book.limits.items()}
         if self._book.unread:
@@ -123,7 +135,7 @@ class RightsService:
     async def _register_first(self, name: str, secret: str) -> None:
         """The token of a node's own administrator, in place of the former ones."""
 
-        def changes(book: Book) -> Changes:
+        def changes(book: RightsBook) -> Changes:
             token = Token(name, runtime.token_hex(4), digest_of(secret), runtime.wall_ms(), None, name)
             grants = Grants((Binding(ADMIN),))
             former = {each.key: None for each in book.tokens_of(name)}
@@ -134,11 +146,11 @@ class RightsService:
     # Who, and may
 
     @property
-    def book(self) -> Book:
+    def book(self) -> RightsBook:
         """As it is known here."""
         return self._book
 
-    async def authenticated(self, shown: Shown) -> Proven:
+    async def authenticated(self, shown: ShownCredentials) -> Proven:
         """Who shows this, and until when he is taken for that.
 
         Raises ``Unauthenticated``, without a word of why a token is not good; ``Unavailable`` where nobody can tell.
@@ -191,7 +203,7 @@ class RightsService:
             if token is None or not token.is_good(now_ms):
                 raise _not_good()
 
-    def holder(self, proven: Proven) -> Holder:
+    def holder(self, proven: Proven) -> RightsHolder:
         """What he may by now. Raises ``Unauthenticated`` where he is not known any more."""
         self._check_good(proven)
         return self._book.holder(proven.principal, proven.roles)
@@ -212,7 +224,7 @@ class RightsService:
         await self._documents.newest()
         self._look()
 
-    def check(self, holder: Holder, kind: Kind, name: str, action: Action) -> None:
+    def check(self, holder: RightsHolder, kind: ResourceKind, name: str, action: Action) -> None:
         """Raises ``Forbidden``."""
         if not holder.may(kind, name, action):
             right = needed(kind, name, action)
@@ -235,7 +247,7 @@ class RightsService:
         secret, now_ms = _new_secret(), runtime.wall_ms()
         token = _token(name, secret, now_ms, ttl_ms, by)
 
-        def changes(book: Book) -> Changes:
+        def changes(book: RightsBook) -> Changes:
             if any(each.is_good(now_ms) for each in book.tokens_of(name)):
                 raise InvalidRequest(f"{name} has a token; 'lsmq token rotate {name}' makes another", field="name")
             granted = _granted(book, name, bindings, ()) if bindings else {}
@@ -252,7 +264,7 @@ class RightsService:
         secret, now_ms = _new_secret(), runtime.wall_ms()
         token = _token(name, secret, now_ms, ttl_ms, by)
 
-        def changes(book: Book) -> Changes:
+        def changes(book: RightsBook) -> Changes:
             former = [each for each in book.tokens_of(name) if each.is_good(now_ms)]
             if not former:
                 raise UnknownPrincipal(f"{name} has no token; 'lsmq token create {name}' makes one", principal=name)
@@ -270,7 +282,7 @@ class RightsService:
     async def revoke_tokens(self, name: str, id: str | None) -> None:
         """All of a principal, or the one with the id. What was granted stays. Raises ``UnknownPrincipal``."""
 
-        def changes(book: Book) -> Changes:
+        def changes(book: RightsBook) -> Changes:
             gone = [each for each in book.tokens_of(name) if id in (None, each.id)]
             if not gone:
                 what = "no token" if id is None else f"no token {id!r}"
@@ -279,7 +291,7 @@ class RightsService:
 
         await self._change(changes)
 
-    async def put_role(self, name: str, rights: Sequence[Right]) -> None:
+    async def put_role(self, name: str, rights: Sequence[CheckedRight]) -> None:
         """Raises ``InvalidRequest`` for a built-in one."""
         check_name(name, "role")
         check_count(len(rights), "rights of a role")
@@ -290,7 +302,7 @@ class RightsService:
     async def delete_role(self, name: str) -> None:
         """Raises ``UnknownRole``, and ``InvalidRequest`` where somebody has it."""
 
-        def changes(book: Book) -> Changes:
+        def changes(book: RightsBook) -> Changes:
             if name not in book.own_roles:
                 built_in = "is built in" if name in BUILT_IN else "is not there"
                 raise UnknownRole(f"the role {name} {built_in}", role=name)
@@ -301,15 +313,15 @@ class RightsService:
 
         await self._change(changes)
 
-    async def grant(self, name: str, bindings: Sequence[Binding], rights: Sequence[Right]) -> None:
+    async def grant(self, name: str, bindings: Sequence[Binding], rights: Sequence[CheckedRight]) -> None:
         """Raises ``InvalidRequest``, ``UnknownRole``, ``TooManyRights``."""
         check_name(name, "principal")
         await self._change(lambda book: _granted(book, name, bindings, rights))
 
-    async def revoke(self, name: str, bindings: Sequence[Binding], rights: Sequence[Right]) -> None:
+    async def revoke(self, name: str, bindings: Sequence[Binding], rights: Sequence[CheckedRight]) -> None:
         """Take back what was granted like this. Raises ``UnknownPrincipal`` where something of it was not."""
 
-        def changes(book: Book) -> Changes:
+        def changes(book: RightsBook) -> Changes:
             has = book.grants.get(name, Grants())
             for each in (*bindings, *rights):
                 if each not in (*has.roles, *has.rights):
@@ -330,14 +342,14 @@ class RightsService:
     async def remove_limits(self, name: str) -> None:
         """What holds for everybody holds for this principal again. Raises ``UnknownPrincipal`` where it did."""
 
-        def changes(book: Book) -> Changes:
+        def changes(book: RightsBook) -> Changes:
             if name not in book.limits:
                 raise UnknownPrincipal(f"{name} has no limits of its own; 'lsmq limit list' shows all", principal=name)
             return {LIMIT + name: None}
 
         await self._change(changes)
 
-    async def _change(self, changes: Callable[[Book], Changes]) -> None:
+    async def _change(self, changes: Callable[[RightsBook], Changes]) -> None:
         if not self.on:
             raise AuthenticationOff("this node does not ask who its clients are; start it with auth = 'token'")
         for _ in range(_TRIES):
@@ -353,7 +365,7 @@ def _not_good() -> Unauthenticated:
     return Unauthenticated("the token is not known here, has expired, or was revoked")
 
 
-def _granted(book: Book, name: str, bindings: Sequence[Binding], rights: Sequence[Right]) -> Changes:
+def _granted(book: RightsBook, name: str, bindings: Sequence[Binding], rights: Sequence[CheckedRight]) -> Changes:
     for binding in bindings:
         if binding.role not in book.roles:
             raise UnknownRole(f"there is no role {binding.role}; 'lsmq role list' shows all", role=binding.role)

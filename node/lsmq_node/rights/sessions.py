@@ -12,7 +12,7 @@ from lsmq.errors import InvalidRequest, TooManyRequests, TooManyRights, Unauthen
 from lsmq_node.broker.topology import RightsDocuments
 from lsmq_node.config import NodeConfig
 
-from .book import SESSION, Book, Changes, digest_of, over, session_document, session_key
+from .book import SESSION, Changes, RightsBook, digest_of, over, session_document, session_key
 from .browser_sessions import SESSION_PREFIX, BrowserSession, SessionCookie
 from .evidence import SECRET_BYTES, By, Proven
 
@@ -34,7 +34,7 @@ class Sessions:
         self,
         config: NodeConfig,
         documents: RightsDocuments,
-        change: Callable[[Callable[[Book], Changes]], Awaitable[None]],
+        change: Callable[[Callable[[RightsBook], Changes]], Awaitable[None]],
     ) -> None:
         self._config = config
         self._documents = documents
@@ -63,7 +63,7 @@ class Sessions:
         )
         document = session_document(session)
 
-        def changes(book: Book) -> Changes:
+        def changes(book: RightsBook) -> Changes:
             live = [each for each in book.sessions_of(session.principal) if book.is_live(each, now_ms)]
             ended = {session_key(each): None for each in live[: max(0, len(live) + 1 - SESSIONS_EACH)]}
             gone = {**over(book, now_ms), **ended}

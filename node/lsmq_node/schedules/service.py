@@ -9,7 +9,7 @@ from typing import Any
 from lsmq.errors import InvalidRequest, UnknownSchedule
 from lsmq_node.broker import Broker, LeaderCalls
 from lsmq_node.machines import MachineService
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
 from .records import Schedule
 from .shard_schedules import ShardSchedules
@@ -27,10 +27,10 @@ class ScheduleService(MachineService[ShardSchedules]):
         super().__init__(broker, partial(ShardSchedules, self))
         self._leaders = LeaderCalls(broker.topology, OPERATION, self._do, _TIMEOUT_S)
 
-    def _shards_of(self, topic: Topic) -> list[int]:
+    def _shards_of(self, topic: StoredTopic) -> list[int]:
         return sorted({part.shard for part in self.broker.ranges(topic)})
 
-    async def put(self, topic: Topic, schedule: Schedule) -> bool:
+    async def put(self, topic: StoredTopic, schedule: Schedule) -> bool:
         """Make it, or put it in place of the topic's schedule of its name; whether there was one. Durable on return.
 
         Where its queue is in another shard than before, it is deleted there first.
@@ -48,21 +48,21 @@ class ScheduleService(MachineService[ShardSchedules]):
         answer = await self._leaders.ask(own, {"do": "keep", "schedule": astuple(schedule)})
         return known or bool(answer["known"])
 
-    def _shard_of(self, topic: Topic, queue: int | str) -> int:
+    def _shard_of(self, topic: StoredTopic, queue: int | str) -> int:
         return (
             self.broker.names.shard_of(topic, queue) if isinstance(queue, str) else self.broker.shard_of(topic, queue)
         )
 
-    async def delete(self, topic: Topic, name: str) -> None:
+    async def delete(self, topic: StoredTopic, name: str) -> None:
         """Durable on return. Raises ``UnknownSchedule``."""
         self.broker.admission.write()
         await self._somewhere(topic, "forget", name)
 
-    async def get(self, topic: Topic, name: str) -> Schedule:
+    async def get(self, topic: StoredTopic, name: str) -> Schedule:
         """Raises ``UnknownSchedule``."""
         return Schedule(*(await self._somewhere(topic, "get", name))["schedule"])
 
-    async def some(self, topic: Topic, after: str, limit: int) -> list[Schedule]:
+    async def some(self, topic: StoredTopic, after: str, limit: int) -> list[Schedule]:
         """Schedules of a topic by name, from behind ``after``."""
         found: list[Schedule] = []
         for shard in self._shards_of(topic):
@@ -70,7 +70,7 @@ class ScheduleService(MachineService[ShardSchedules]):
             found += [Schedule(*each) for each in (await self._leaders.ask(shard, asked))["schedules"]]
         return sorted(found, key=lambda each: each.name)[:limit]
 
-    async def _somewhere(self, topic: Topic, do: str, name: str) -> dict[str, Any]:
+    async def _somewhere(self, topic: StoredTopic, do: str, name: str) -> dict[str, Any]:
         for shard in self._shards_of(topic):
             try:
                 return await self._leaders.ask(shard, {"do": do, "topic": topic.id, "name": name})

@@ -17,7 +17,7 @@ from .reader import Slice
 from .replica_log import ReplicaLog
 from .search import SearchFound, SearchQuery
 from .shard_store import ShardStore
-from .state import Topic, check_topic_name
+from .state import StoredTopic, check_topic_name
 from .stats import StoreStats
 from .topic_flow import Flow, TopicFlow
 from .topic_names import Slots, TopicNames
@@ -48,7 +48,7 @@ __all__ = [
     "Slots",
     "StoreOptions",
     "StoreStats",
-    "Topic",
+    "StoredTopic",
     "TopicFlow",
     "TopicNames",
     "TopicOptions",

@@ -39,13 +39,13 @@ from .epochs import epoch_start
 from .failures import damaged
 from .memtable import Memtable
 from .name_log import highest_number
-from .producers import BatchKey, Stored, fingerprint
+from .producers import BatchKey, StoredBatch, fingerprint
 from .sorted_records import SHADOW, TOMBSTONE_TOPIC
 from .sstable import stored_batch
-from .state import NAMES_TOPIC, ShardState, Topic, TopicState
+from .state import NAMES_TOPIC, ShardState, StoredTopic, TopicState
 from .stats import Counters
 from .topic_options import TopicOptions
-from .wal import Entry, EntryFlag, EntryKind
+from .wal import EntryFlag, EntryKind, LogEntry
 
 #: Where records of a topic that is gone are.
 _NOWHERE: I64 = np.empty(0, np.int64)
@@ -87,7 +87,7 @@ class PendingRecords:
         there = self.keys < DUE
         return int(np.count_nonzero(there)), int(self.lengths[there].sum())
 
-    def stored(self) -> Stored:
+    def stored(self) -> StoredBatch:
         """The answer to remember for the producer's batch."""
         assert self.producer is not None
         answers = self.answers if self.repeats is None else self.repeats.marked(self.answers)
@@ -131,7 +131,7 @@ class BatchColumns:
 class PendingEntry:
     """Any other entry in line."""
 
-    entry: Entry
+    entry: LogEntry
 
 
 class Memtables(Protocol):
@@ -234,7 +234,7 @@ class Applier:
             offsets,
         )
 
-    def replay(self, entry: Entry) -> PendingRecords | None:
+    def replay(self, entry: LogEntry) -> PendingRecords | None:
         """Apply an entry as it stands in the log; returns its records where it has some.
 
         Raises ``CorruptFile`` when it does not fit the state.
@@ -262,13 +262,13 @@ class Applier:
         self.apply_records(pending)
         return pending
 
-    def repeats_of(self, entry: Entry, batch: RecordBatch) -> Repeats | None:
+    def repeats_of(self, entry: LogEntry, batch: RecordBatch) -> Repeats | None:
         """Which of an entry's messages are not stored. Raises ``CorruptFile``."""
         if not entry.flags & EntryFlag.REPEATS:
             return None
         return decode_repeats(memoryview(entry.body)[batch.total_bytes :], self._source, entry.lsn)
 
-    def _replay_orphan(self, entry: Entry) -> None:
+    def _replay_orphan(self, entry: LogEntry) -> None:
         batch = stored_batch(entry.body, self._source, entry.lsn, "log entry")
         producer = batch_key(batch, entry.topic_id)
         if producer is not None:
@@ -321,7 +321,7 @@ class Applier:
         if state is not None and item.state.topic.is_internal:
             state.cover(state.first + highest_number(item.payload, item.lengths) + 1)
 
-    def apply_entry(self, entry: Entry) -> None:
+    def apply_entry(self, entry: LogEntry) -> None:
         """Apply a committed entry other than records."""
         state = self._state
         match entry.kind:
@@ -329,7 +329,7 @@ class Applier:
                 operation, *fields = msgpack.unpackb(entry.body)
                 if operation == "put":
                     topic_id, name, queues, options, created_ms, first, end = fields
-                    topic = Topic(topic_id, name, queues, TopicOptions.from_dict(options), created_ms)
+                    topic = StoredTopic(topic_id, name, queues, TopicOptions.from_dict(options), created_ms)
                     state.put_topic(topic, first, end)
                 else:
                     state.drop_topic(fields[0])
@@ -370,7 +370,7 @@ class Applier:
                 )
         self._applied(entry.end_lsn, entry.time_ms)
 
-    def _apply_tombstones(self, entry: Entry, keys: U64, offsets: I64) -> None:
+    def _apply_tombstones(self, entry: LogEntry, keys: U64, offsets: I64) -> None:
         zeros = np.zeros(len(keys), np.uint32)
         flags = np.full(len(keys), Flag.TOMBSTONE, np.uint8)
         memtable = self._tables.room_for(0, len(keys))
@@ -483,10 +483,10 @@ def batch_key(batch: RecordBatch, topic_id: int) -> BatchKey | None:
     return BatchKey(batch.producer_id, batch.producer_epoch, batch.sequence, mark, said)
 
 
-def epoch_of(entry: Entry) -> tuple[int, Stored]:
+def epoch_of(entry: LogEntry) -> tuple[int, StoredBatch]:
     """The producer that an entry of kind PRODUCER is about, and the epoch that begins, as what it stored."""
     producer_id, epoch, position = msgpack.unpackb(entry.body)
-    return producer_id, Stored(epoch, -1, 0, entry.end_lsn, entry.time_ms, _NOWHERE, position)
+    return producer_id, StoredBatch(epoch, -1, 0, entry.end_lsn, entry.time_ms, _NOWHERE, position)
 
 
 def positions(raw: bytes) -> tuple[NDArray[np.uint32], I64]:

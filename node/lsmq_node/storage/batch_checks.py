@@ -21,7 +21,7 @@ from .columns import I64, U32, encode_columns
 from .delayed import LAST_DUE_MS
 from .options import StoreOptions
 from .producers import BROKER_PRODUCERS
-from .state import Topic, TopicState
+from .state import StoredTopic, TopicState
 
 #: Columns that have their numbers in the format, and that nothing obeys yet.
 NOT_OBEYED = frozenset({Column.TRANSACTION, Column.TARGET})
@@ -126,7 +126,7 @@ def _check_flags(flags: Any, lengths: Any, headers: Any, *, moves: bool) -> None
         raise InvalidBatch("a record with the flag delete has a body; a deletion has none")
 
 
-def encode_positions(topic: Topic, queues: U32, offsets: I64, latest: I64) -> bytes:
+def encode_positions(topic: StoredTopic, queues: U32, offsets: I64, latest: I64) -> bytes:
     """An offset for each of some queues, none beyond ``latest``. Raises ``InvalidRequest`` or ``OffsetOutOfRange``."""
     if len(queues) == 0 or len(queues) != len(offsets):
         raise InvalidRequest(f"{len(queues)} queues and {len(offsets)} offsets: give one offset for each queue")

@@ -13,14 +13,14 @@ from lsmq.errors import InvalidRequest, TopicExists, UnknownTopic
 
 from .disk import Clock
 from .line import Appended, Line
-from .state import ShardState, Topic, TopicState, check_topic_name
+from .state import ShardState, StoredTopic, TopicState, check_topic_name
 from .topic_options import TopicOptions
 from .wal import EntryKind
 
 MAX_QUEUES = 16_000_000
 
 
-class Catalog:
+class ShardCatalog:
     """Thread-safe. ``wait`` returns once a write is committed."""
 
     def __init__(self, state: ShardState, line: Line, clock: Clock, wait: Callable[[Appended], None]) -> None:
@@ -32,7 +32,7 @@ class Catalog:
 
     def create(
         self, name: str, queues: int, options: TopicOptions, topic_id: int | None, first: int, end: int | None
-    ) -> Topic:
+    ) -> StoredTopic:
         """See :meth:`.shard_store.ShardStore.create_topic`."""
         check_topic_name(name)
         _check_queues(name, queues)
@@ -41,7 +41,7 @@ class Catalog:
                 existing = self._state.by_name.get(name)
                 if existing is not None:
                     return _same(existing.topic, queues, options)
-                topic = Topic(topic_id or self._state.next_topic_id, name, queues, options, self._clock.now_ms())
+                topic = StoredTopic(topic_id or self._state.next_topic_id, name, queues, options, self._clock.now_ms())
                 self._state.next_topic_id = max(self._state.next_topic_id, topic.id + 1)
                 if end is None:
                     end = first if topic.named else queues
@@ -49,7 +49,7 @@ class Catalog:
             self._wait(appended)
             return self.state_of(name).topic
 
-    def grow(self, name: str, queues: int, end: int | None = None) -> Topic:
+    def grow(self, name: str, queues: int, end: int | None = None) -> StoredTopic:
         """Give a topic more queues at its end, up to ``end`` here. Durable on return; no effect when it has those."""
         _check_queues(name, queues)
         with self._lock:
@@ -58,12 +58,12 @@ class Catalog:
                 old, end = state.topic, queues if end is None else max(end, state.end)
                 if queues <= old.queues and end <= state.end:
                     return old
-                topic = Topic(old.id, old.name, max(queues, old.queues), old.options, old.created_ms)
+                topic = StoredTopic(old.id, old.name, max(queues, old.queues), old.options, old.created_ms)
                 appended = self._append(topic, state.first, end)
             self._wait(appended)
             return self.state_of(name).topic
 
-    def alter(self, name: str, options: TopicOptions) -> Topic:
+    def alter(self, name: str, options: TopicOptions) -> StoredTopic:
         """Give a topic other options. Durable on return; no effect when it has those."""
         with self._lock:
             with self._line.lock:
@@ -81,7 +81,7 @@ class Catalog:
                 appended = self._append_drop(self.state_of(name).topic.id)
             self._wait(appended)
 
-    def put(self, topic: Topic, first: int, end: int) -> Appended:
+    def put(self, topic: StoredTopic, first: int, end: int) -> Appended:
         """Put in line that there is ``topic``; one of the same name and another id is deleted with it."""
         with self._line.lock:
             former = self._state.by_name.get(topic.name)
@@ -101,7 +101,7 @@ class Catalog:
             raise UnknownTopic(f"there is no topic {name!r}; create it first", topic=name)
         return state
 
-    def _append(self, topic: Topic, first: int, end: int) -> Appended:
+    def _append(self, topic: StoredTopic, first: int, end: int) -> Appended:
         self._line.check_room(0)
         fields = [topic.id, topic.name, topic.queues, topic.options.to_dict(), topic.created_ms, first, end]
         return self._line.append_entry(EntryKind.CATALOG, topic.id, 0, msgpack.packb(["put", *fields]))
@@ -115,7 +115,7 @@ def _check_queues(name: str, queues: int) -> None:
         raise InvalidRequest(f"a topic has 1 to {MAX_QUEUES} queues, not {queues}", topic=name, limit=MAX_QUEUES)
 
 
-def _same(topic: Topic, queues: int, options: TopicOptions) -> Topic:
+def _same(topic: StoredTopic, queues: int, options: TopicOptions) -> StoredTopic:
     different = differences({"queues": topic.queues, **topic.options.set()}, {"queues": queues, **options.set()})
     if different:
         raise TopicExists(

@@ -41,13 +41,13 @@ from lsmq.errors import CorruptFile
 from .columns import I64, WIDTH_DTYPES, width_of
 from .deletions import Deleted
 from .disk import Disk
-from .epochs import EpochStart
+from .epochs import StoredEpochStart
 from .failures import damaged
 from .keyed_file import Item, KeyedFile, KeyedWriter
 from .pages import PAGE_BITS
 from .producers import KIND as PRODUCER
 from .producers import decode_answers, decode_head, merge_values, producer_key
-from .state import PageChange, ShardState, StateChange, Topic
+from .state import PageChange, ShardState, StateChange, StoredTopic
 from .topic_options import TopicOptions
 
 CATALOG, DOCUMENT, OFFSETS = b"c", b"d", b"g"
@@ -394,7 +394,7 @@ def load_state(files: Sequence[KeyedFile]) -> ShardState:
             erase(state, prefix)
         for key, value in file.scan(b"", PRODUCER):
             restore_item(state, key, value)
-        state.epochs = [EpochStart(*epoch) for epoch in properties["epochs"]]
+        state.epochs = [StoredEpochStart(*epoch) for epoch in properties["epochs"]]
         state.next_topic_id = properties["next_topic_id"]
     if files:
         state.restored(properties["end_lsn"], properties["time_ms"])
@@ -427,7 +427,7 @@ def restore_item(state: ShardState, key: bytes, value: bytes | None) -> None:
     topic_id = int.from_bytes(key[1:5], "big")
     if len(key) == 5:
         name, queues, options, created_ms, first, end, *gone = _unpack_topic(value)
-        state.put_topic(Topic(topic_id, name, queues, TopicOptions.from_dict(options), created_ms), first, end)
+        state.put_topic(StoredTopic(topic_id, name, queues, TopicOptions.from_dict(options), created_ms), first, end)
         state.topics[topic_id].gone = gone[0] if gone else {}
         return
     state.topics[topic_id].restore(_unpack_page(int.from_bytes(key[5:], "big"), value))

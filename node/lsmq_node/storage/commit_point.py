@@ -22,7 +22,7 @@ from .applier import Applier, PendingEntry, PendingRecords
 from .columns import U32
 from .line import Line, Pending, Written, end_of
 from .topic_flow import Flow, TopicFlow
-from .wal import Entry
+from .wal import LogEntry
 
 Result = TypeVar("Result")
 
@@ -102,7 +102,7 @@ class CommitPoint:
 
     def unapplied(self) -> list[Pending]:
         """What is written and stays, whatever happens to the line: records keep their offsets."""
-        return [item for item in self._written if not isinstance(item, Entry)]
+        return [item for item in self._written if not isinstance(item, LogEntry)]
 
     # -- applying ----------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class CommitPoint:
                     self._applier.apply_entry(item.entry)
                     self._line.landed(item)
                     self._written.popleft()
-            case Entry():
+            case LogEntry():
                 with lock:
                     records = self._applier.replay(item)
                     self._written.popleft()

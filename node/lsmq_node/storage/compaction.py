@@ -20,7 +20,7 @@ from .columns import I64, U64, group_starts, stable_sort
 from .sieve import Expired
 from .sorted_records import SHADOW, TOMBSTONE_TOPIC, SortedRecords, concatenate, select
 from .table import Table
-from .version import Run
+from .version import TableRun
 
 PARTITION_BYTES = 4 << 20
 
@@ -54,7 +54,7 @@ class Unreadable:
     """
 
     log_starts: LogStarts
-    tombstones: tuple[Run, ...]
+    tombstones: tuple[TableRun, ...]
     others: tuple[Table, ...]
     expired: Expired
     nowhere: Nowhere = _somewhere
@@ -69,7 +69,7 @@ class Unreadable:
         return needed
 
 
-def merge(runs: Sequence[Run], unreadable: Unreadable) -> Iterator[tuple[Place, SortedRecords]]:
+def merge(runs: Sequence[TableRun], unreadable: Unreadable) -> Iterator[tuple[Place, SortedRecords]]:
     """Records of ``runs`` (oldest first) in key order, piece by piece, each with the place that it reaches to.
 
     Holds about ``PARTITION_BYTES`` at a time, whatever the size of the runs.
@@ -84,7 +84,7 @@ def merge(runs: Sequence[Run], unreadable: Unreadable) -> Iterator[tuple[Place, 
         yield cut, _readable(records, unreadable)
 
 
-def _cuts(runs: Sequence[Run]) -> Iterator[Place]:
+def _cuts(runs: Sequence[TableRun]) -> Iterator[Place]:
     """Keys (queue key, offset) at which to cut the merge into partitions; the last is the end.
 
     Found while the merge goes on: what is held of the index is a page a run.
@@ -99,14 +99,14 @@ def _cuts(runs: Sequence[Run]) -> Iterator[Place]:
         yield key, offset
 
 
-def _block_ends(run: Run) -> Iterator[tuple[int, int, int]]:
+def _block_ends(run: TableRun) -> Iterator[tuple[int, int, int]]:
     """Last key and offset, and size, of each block."""
     for table in run.tables:
         for page in table.pages():
             yield from zip(page.last_keys, page.last_offsets, page.sizes, strict=True)
 
 
-def _part(run: Run, after: Place, upto: Place) -> Iterator[SortedRecords]:
+def _part(run: TableRun, after: Place, upto: Place) -> Iterator[SortedRecords]:
     """The run's records in ``(after, upto]``."""
     for table in run.tables:
         meta = table.meta
@@ -173,7 +173,7 @@ def below(keys: U64, offsets: I64, log_starts: LogStarts) -> Mask:
     return gone
 
 
-def tombstoned(runs: Sequence[Run], keys: U64, offsets: I64) -> Mask:
+def tombstoned(runs: Sequence[TableRun], keys: U64, offsets: I64) -> Mask:
     """Which messages, sorted by key and offset, have a tombstone in the runs."""
     marked = np.zeros(len(keys), np.bool_)
     low = (int(keys[0]) | TOMBSTONE_TOPIC << 32, int(offsets[0]) - 1)

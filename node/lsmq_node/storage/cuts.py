@@ -26,7 +26,7 @@ class _Group:
     deltas: list[bytes] = field(default_factory=list)
 
 
-class Cuts:
+class BlockPieces:
     """Pieces of blocks, in the order they were added."""
 
     def __init__(self) -> None:

@@ -110,7 +110,7 @@ def decode_repeats(raw: bytes | memoryview, source: str, lsn: int) -> Repeats:
     return Repeats(rows, offsets, np.full(count, -1))
 
 
-class Plan:
+class DedupePlan:
     """What becomes of batches with ids that are put in line together, in their order."""
 
     def __init__(self, batches: Sequence[BatchIds], offsets: Sequence[I64]) -> None:

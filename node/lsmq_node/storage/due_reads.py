@@ -18,7 +18,7 @@ from .compaction import Place, tombstones_among
 from .delayed import LAST_DUE_MS, DuePlace, due_key
 from .sorted_records import SHADOW, SortedPart, SortedRecords, concatenate, select
 from .table import Table
-from .version import Run, Version
+from .version import TableRun, Version
 
 _SHADOW = int(SHADOW)
 LAST_OFFSET = (1 << 63) - 1
@@ -144,7 +144,7 @@ def _first_from(part: SortedPart, first: int, end: int, offset: int) -> int:
     return first + int(part.column(Column.OFFSET, first, end).searchsorted(offset))
 
 
-def _rows(run: Run, begin: Place, stop: int) -> Iterator[tuple[SortedPart, int, int]]:
+def _rows(run: TableRun, begin: Place, stop: int) -> Iterator[tuple[SortedPart, int, int]]:
     """Blocks of a run with records from ``begin`` on and of keys below ``stop``, and the rows of these."""
     for table in run.tables:
         meta = table.meta

@@ -33,7 +33,7 @@ from .sample import Sample
 from .snapshot import decode_snapshot
 from .sorted_records import TOMBSTONE_TOPIC
 from .sstable import TableMeta, check_properties, read_footer, stored_batch
-from .wal import FRAGMENT_BYTES, MAGIC, SEGMENT_HEADER, Entry, EntryKind
+from .wal import FRAGMENT_BYTES, MAGIC, SEGMENT_HEADER, EntryKind, LogEntry
 from .wal_reader import LogReader
 
 
@@ -77,7 +77,7 @@ def _segment(file: File, path: Path) -> tuple[int, int]:
     raise damaged(path, "neither its header nor its name says which part of a log it is")
 
 
-def _entry(entry: Entry, source: str) -> dict[str, Any]:
+def _entry(entry: LogEntry, source: str) -> dict[str, Any]:
     known = entry.kind in set(EntryKind)
     fields: dict[str, Any] = {
         "lsn": entry.lsn,

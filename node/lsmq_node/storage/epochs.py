@@ -15,14 +15,14 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from .failures import damaged
-from .wal import ENTRY_BYTES, Entry
+from .wal import ENTRY_BYTES, LogEntry
 
 _BODY = struct.Struct("<QQ")
 #: Of an EPOCH entry in the log, header and all.
 EPOCH_ENTRY_BYTES = ENTRY_BYTES + _BODY.size
 
 
-class EpochStart(NamedTuple):
+class StoredEpochStart(NamedTuple):
     """``epoch`` begins with its entry at ``lsn``, which start ``start`` of ``incarnation`` wrote."""
 
     epoch: int
@@ -36,19 +36,19 @@ def encode_life(incarnation: int, start: int) -> bytes:
     return _BODY.pack(incarnation, start)
 
 
-def epoch_start(entry: Entry, source: str) -> EpochStart:
+def epoch_start(entry: LogEntry, source: str) -> StoredEpochStart:
     """What an EPOCH entry says. Raises ``CorruptFile``."""
     if len(entry.body) != _BODY.size:
         raise damaged(
             source, f"the EPOCH entry at LSN {entry.lsn} has {len(entry.body)} bytes, not {_BODY.size}", entry.lsn
         )
-    return EpochStart(entry.epoch, entry.lsn, *_BODY.unpack(entry.body))
+    return StoredEpochStart(entry.epoch, entry.lsn, *_BODY.unpack(entry.body))
 
 
-def needed(epochs: Iterable[EpochStart], log_start_lsn: int) -> list[EpochStart]:
+def needed(epochs: Iterable[StoredEpochStart], log_start_lsn: int) -> list[StoredEpochStart]:
     """What is left of a history, rising, of a log that begins at ``log_start_lsn``: of the epochs that began before
     that the last, which the log's first bytes may be of. So it grows with the log that is kept, and not for ever."""
-    left: list[EpochStart] = []
+    left: list[StoredEpochStart] = []
     for start in epochs:
         if left and start.lsn < log_start_lsn:
             left.clear()

@@ -28,7 +28,7 @@ from .sieve import Expired
 from .sorted_records import SHADOW, TOMBSTONE_TOPIC
 from .state import ShardState
 from .table import Table
-from .version import Run, Version
+from .version import TableRun, Version
 
 #: With more garbage than this of all bytes, tables are written anew: used bytes are then 1.43 times the live ones.
 MAX_SHARE = 0.3
@@ -52,7 +52,7 @@ class Deadness:
 class Rewrite:
     """Tables of one run, neighbours, to be written anew."""
 
-    run: Run
+    run: TableRun
     tables: tuple[Table, ...]
 
 
@@ -227,7 +227,7 @@ class _Look:
         return self._counts[-1] - self._counts[bisect_right(self._ends, lsn)]
 
 
-def graves_of(version: Version) -> tuple[Run, ...]:
+def graves_of(version: Version) -> tuple[TableRun, ...]:
     """The runs that have tombstones."""
     return tuple(run for run in version.runs() if run.tombstone_count)
 

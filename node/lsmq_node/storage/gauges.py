@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .line import Line
 from .log_writer import LogWriter
-from .losses import Why
+from .losses import LossReason
 from .maintenance import Maintenance
 from .merger import Merger
 from .segments import SegmentFiles
@@ -76,10 +76,10 @@ def measure(
         documents_bytes=state.documents.size_bytes,
         waiting_bytes=line.waiting_bytes,
         garbage_bytes=merger.garbage.dead_bytes(),
-        expired_messages_total=state.gone.get(Why.EXPIRED, 0),
-        overflowed_messages_total=state.gone.get(Why.OVERFLOW, 0),
-        consumed_messages_total=state.gone.get(Why.CONSUMED, 0),
-        disk_dropped_messages_total=state.gone.get(Why.DISK, 0),
+        expired_messages_total=state.gone.get(LossReason.EXPIRED, 0),
+        overflowed_messages_total=state.gone.get(LossReason.OVERFLOW, 0),
+        consumed_messages_total=state.gone.get(LossReason.CONSUMED, 0),
+        disk_dropped_messages_total=state.gone.get(LossReason.DISK, 0),
         quota_refusals_total=line.quota_refusals,
         clock_steps_total=time.steps,
         clock_ahead_seconds=time.ahead_ms / 1000,

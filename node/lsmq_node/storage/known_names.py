@@ -15,7 +15,7 @@ from lsmq.record_batch import Column
 
 from .columns import DTYPES, I64, U8, U32, decode_column
 from .line import Appended, Line, Round
-from .name_log import U16, Change, Changes, decode, offsets_of
+from .name_log import U16, NameChange, NameChanges, decode, offsets_of
 from .name_table import NO_SLOT, NameTable
 from .number_source import NumberSource
 from .options import StoreOptions
@@ -42,7 +42,7 @@ class InLine:
     first: int
     end: int
     appended: Appended
-    changes: Changes
+    changes: NameChanges
     names: list[bytes]  # that are new
 
 
@@ -135,7 +135,7 @@ class KnownNames:
                 self._position = reached
                 self._numbers.forget()
 
-    def _read(self, position: int, end: int) -> Iterator[tuple[Changes | None, int]]:
+    def _read(self, position: int, end: int) -> Iterator[tuple[NameChanges | None, int]]:
         """Changes from a position of the log on, and the position behind each."""
         while position < end:
             found = self._queries.read_many(
@@ -187,13 +187,13 @@ class KnownNames:
         self._recent.note(self._position, _take_in(self._table, changes))
         self._position = item.end
         self._over(item)
-        if changes.kind is Change.FORGET:
+        if changes.kind is NameChange.FORGET:
             self._numbers.give_back(changes.numbers)
 
     def _over(self, item: InLine) -> None:
         """The first item is in line no more: it is committed."""
         numbers = item.changes.numbers.tolist()
-        if item.changes.kind is Change.FORGET:
+        if item.changes.kind is NameChange.FORGET:
             self._forgetting.difference_update(numbers)
             return
         if not self._forgetting:  # None of the names can have been put again with another number.
@@ -215,7 +215,7 @@ class KnownNames:
     def _came(self, item: InLine) -> None:
         """An item is in line."""
         numbers = item.changes.numbers.tolist()
-        if item.changes.kind is Change.FORGET:
+        if item.changes.kind is NameChange.FORGET:
             self._forgetting.update(numbers)
         else:
             self._putting.update(zip(item.names, numbers, strict=False))  # without names it was written anew
@@ -310,11 +310,11 @@ def _holds(item: InLine) -> bool:
     return True
 
 
-def _take_in(table: NameTable, changes: Changes) -> U32:
+def _take_in(table: NameTable, changes: NameChanges) -> U32:
     """Obey changes; returns the numbers that have got a name."""
-    if changes.kind is not Change.PUT:
+    if changes.kind is not NameChange.PUT:
         table.begin(changes.numbers, offsets_of(changes))
-        if changes.kind is Change.FORGET:
+        if changes.kind is NameChange.FORGET:
             numbers = np.unique(changes.numbers)
             table.forget(numbers[table.has(numbers)])
         return np.empty(0, np.uint32)

@@ -27,7 +27,7 @@ from lsmq.record_batch import Column, Flag, RecordBatch, split_batches
 from .batch_checks import encode_positions
 from .columns import DTYPES, I64, U32, U64, decode_column
 from .line import Appended, Behind, Line
-from .losses import Why
+from .losses import LossReason
 from .queries import Queries
 from .shard_time import ShardTime
 from .sieve import Expired
@@ -111,8 +111,8 @@ class Lapsed:
     look: _Look
 
     @property
-    def why(self) -> Why:
-        return Why.LAPSED if self.look.over is None else Why.OVERFLOW
+    def why(self) -> LossReason:
+        return LossReason.LAPSED if self.look.over is None else LossReason.OVERFLOW
 
 
 @dataclass(slots=True)
@@ -150,7 +150,7 @@ class Lapses:
 
     # -- what waits for being moved ------------------------------------------------------------------------------
 
-    def held_back(self, topic_id: int, queues: U32, offsets: I64, why: Why) -> tuple[U32, I64, bool]:
+    def held_back(self, topic_id: int, queues: U32, offsets: I64, why: LossReason) -> tuple[U32, I64, bool]:
         """Queues whose log starts may move by themselves, and up to where: to ``offsets``, but not past what is to be
         moved; and whether all may move as far as they were to.
 
@@ -158,9 +158,11 @@ class Lapses:
         moved; so much of it at once that nobody waits for long. In the thread that moves log starts.
         """
         item = self._queries.topic_state(topic_id)
-        drops = why == Why.OVERFLOW and item.topic.options.dropped_to is not None
+        drops = why == LossReason.OVERFLOW and item.topic.options.dropped_to is not None
         expires = item.topic.options.expired_to is not None
-        if why == Why.DISK or not (drops or expires):  # On a full disk nothing is moved: that would take more of it.
+        if why == LossReason.DISK or not (
+            drops or expires
+        ):  # On a full disk nothing is moved: that would take more of it.
             return queues, offsets, True
         rows = queues.astype(np.int64) - item.first
         at, limits = item.live_from(rows), offsets.copy()

@@ -30,23 +30,23 @@ from lsmq.record_batch import Column, RecordBatch
 from .applier import Applier, BatchColumns, PendingEntry, PendingRecords, epoch_of
 from .batch_checks import check_batch, check_count
 from .columns import I64, encode_columns, wrap64
-from .dedupe import Plan, Repeats, encode_repeats, unmarked
+from .dedupe import DedupePlan, Repeats, encode_repeats, unmarked
 from .delayed import delayed_count
 from .disk import Clock
 from .failures import again
-from .losses import Why
+from .losses import LossReason
 from .options import StoreOptions
-from .producers import BROKER_PRODUCERS, Stored
+from .producers import BROKER_PRODUCERS, StoredBatch
 from .quotas import Quota
-from .sequences import Sequences, Verdict
+from .sequences import Sequences, SequenceVerdict
 from .state import ShardState, TopicState
-from .wal import Appender, Entry, EntryFlag, EntryKind, encode_entry_header
+from .wal import Appender, EntryFlag, EntryKind, LogEntry, encode_entry_header
 
 #: Of so many batches with delayed messages those that are committed are forgotten, whoever asks for them.
 _MANY_DELAYED = 1024
 
 Pending = PendingRecords | PendingEntry
-Written = Pending | Entry
+Written = Pending | LogEntry
 """On disk and not applied: as it came from a producer here, or raw, as it came from a leader or from the log."""
 
 
@@ -210,7 +210,7 @@ class Line:
                 self._check_delayed(more_delayed)
             now_ms = self._clock.now_ms()
             verdicts = self._sequences.check([parsed.producer for parsed in columns], now_ms)
-            fresh = [batch for (_, batch), each in zip(items, verdicts, strict=True) if each is Verdict.NEXT]
+            fresh = [batch for (_, batch), each in zip(items, verdicts, strict=True) if each is SequenceVerdict.NEXT]
             if fresh or behind is not None:
                 size = 0 if behind is None else len(behind.body)
                 self.check_room(sum(len(batch.payload) for batch in fresh) + size)
@@ -230,7 +230,7 @@ class Line:
         self,
         items: Sequence[tuple[TopicState, RecordBatch]],
         columns: Sequence[BatchColumns],
-        verdicts: Sequence[Stored | Verdict],
+        verdicts: Sequence[StoredBatch | SequenceVerdict],
     ) -> None:
         """Raises as :meth:`.Quota.check`. Batches of one topic count together."""
         limited = [state for state, _ in items if state.quota is not None]
@@ -238,7 +238,7 @@ class Line:
             fresh = [
                 (batch, parsed.queues)
                 for (owner, batch), parsed, verdict in zip(items, columns, verdicts, strict=True)
-                if owner is state and verdict is Verdict.NEXT
+                if owner is state and verdict is SequenceVerdict.NEXT
             ]
             assert state.quota is not None, "it has just been asked for"
             try:
@@ -251,13 +251,13 @@ class Line:
         self,
         items: Sequence[tuple[TopicState, RecordBatch]],
         columns: Sequence[BatchColumns],
-        verdicts: Sequence[Stored | Verdict],
+        verdicts: Sequence[StoredBatch | SequenceVerdict],
     ) -> dict[BatchColumns, PlannedIds]:
         """What becomes of those with deduplication ids. May read the disk, before anything is put in line."""
         chosen = []
         for (state, _), parsed, verdict in zip(items, columns, verdicts, strict=True):
             window = state.topic.options.dedupe_window_ms
-            if parsed.ids is not None and window is not None and verdict is Verdict.NEXT:
+            if parsed.ids is not None and window is not None and verdict is SequenceVerdict.NEXT:
                 since_ms = 0 if isinstance(window, str) else self.expired_before(window)
                 found = self._state.ids.find(parsed.ids, since_ms)
                 if len(state.begins):
@@ -265,7 +265,7 @@ class Line:
                 chosen.append((parsed, parsed.ids, found))
         if not chosen:
             return {}
-        plan = Plan([ids for _, ids, _ in chosen], [offsets for _, _, offsets in chosen])
+        plan = DedupePlan([ids for _, ids, _ in chosen], [offsets for _, _, offsets in chosen])
         return {parsed: PlannedIds(plan, number) for number, (parsed, _, _) in enumerate(chosen)}
 
     def _append_or_repeat(
@@ -273,14 +273,14 @@ class Line:
         state: TopicState,
         batch: RecordBatch,
         columns: BatchColumns,
-        verdict: Stored | Verdict,
+        verdict: StoredBatch | SequenceVerdict,
         now_ms: int,
         plan: dict[BatchColumns, PlannedIds],
     ) -> Appended:
-        if verdict is Verdict.NEXT:
+        if verdict is SequenceVerdict.NEXT:
             return self._append_records(state, batch, columns, now_ms, plan.get(columns))
         assert columns.producer is not None, "only a producer's batch can be a repeat"
-        repeat = verdict if isinstance(verdict, Stored) else self._sequences.repeat(columns.producer, now_ms)
+        repeat = verdict if isinstance(verdict, StoredBatch) else self._sequences.repeat(columns.producer, now_ms)
         assert repeat is not None, "the other one is in line by now"
         offsets, repeats = unmarked(repeat.offsets)
         return Appended(repeat.lsn, self.current, offsets, repeat.stored_ms, duplicate=True, repeats=repeats)
@@ -358,7 +358,7 @@ class Line:
         if over is not None:
             queues, offsets = over
             body = encode_columns(len(queues), {Column.QUEUE: queues, Column.OFFSET: offsets})
-            self.append_entry(EntryKind.TRIM, state.topic.id, len(queues), body, Why.OVERFLOW)
+            self.append_entry(EntryKind.TRIM, state.topic.id, len(queues), body, LossReason.OVERFLOW)
 
     # -- delayed messages --------------------------------------------------------------------------------
 
@@ -395,7 +395,7 @@ class Line:
         header = encode_entry_header(kind, self.epoch, self.durable_lsn, now, topic_id, count, check)
         self._changing = True
         lsn, end_lsn = self._appender.append(header, body)
-        entry = Entry(lsn, end_lsn, kind, self.epoch, self.durable_lsn, now, topic_id, count, check, body)
+        entry = LogEntry(lsn, end_lsn, kind, self.epoch, self.durable_lsn, now, topic_id, count, check, body)
         self._pending.append(PendingEntry(entry))
         self._changing = False
         return Appended(end_lsn, self.current, np.empty(0, np.int64), now)
@@ -493,7 +493,7 @@ class Line:
 class PlannedIds:
     """What becomes of one batch with deduplication ids."""
 
-    plan: Plan
+    plan: DedupePlan
     number: int
 
     def repeats(self) -> Repeats | None:

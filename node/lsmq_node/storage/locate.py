@@ -17,7 +17,7 @@ from .bloom import Probe, bloom_probe
 from .index import IndexPage
 from .memtable import Chunk, Memtable
 from .table import Table
-from .version import Run
+from .version import TableRun
 
 #: So few runs are asked one by one.
 FEW_RUNS = 4
@@ -50,7 +50,7 @@ def in_memory(
     return begins, found[::-1]
 
 
-def in_tables(runs: Sequence[Run], key: int, offset: int, end: int) -> Iterator[Row]:
+def in_tables(runs: Sequence[TableRun], key: int, offset: int, end: int) -> Iterator[Row]:
     """Where messages ``[offset, end)`` of the queue may be, oldest first. ``runs`` are newest first.
 
     Raises ``CorruptFile``, and ``FileNotFoundError`` for a table that is gone.
@@ -87,7 +87,7 @@ def _first_holding(rows: Iterator[Row], key: int, offset: int) -> Row | None:
     return None
 
 
-def newest_holding(runs: Sequence[Run], key: int, probe: Probe, offset: int) -> int:
+def newest_holding(runs: Sequence[TableRun], key: int, probe: Probe, offset: int) -> int:
     """Number of the newest run that has a record of the queue at or before ``offset``; how many ``runs`` if none.
 
     ``runs`` are newest first. A record at ``offset``, if there is one, is in that run. One that turns out to be damaged
@@ -109,7 +109,7 @@ def newest_holding(runs: Sequence[Run], key: int, probe: Probe, offset: int) -> 
     return high
 
 
-def _begins_behind(run: Run, key: int, probe: Probe, offset: int) -> bool | None:
+def _begins_behind(run: TableRun, key: int, probe: Probe, offset: int) -> bool | None:
     """Whether the run's first record of the queue comes after ``offset``; None where it has none."""
     for table in run.tables_from(key, 0)[:1]:
         meta = table.meta

@@ -22,13 +22,13 @@ from lsmq.errors import ClientClosed, CorruptFile, InvalidRequest, LsmqError, No
 from .applier import PendingEntry
 from .commit_point import CommitPoint, CommitRule, Committed
 from .disk import Buffer
-from .epochs import EpochStart, encode_life, epoch_start, needed
+from .epochs import StoredEpochStart, encode_life, epoch_start, needed
 from .failures import FULL, WANT, again, disk_failed, torn, want
 from .line import Appended, Line, Pending, end_of
 from .options import FlushMode, StoreOptions
 from .segments import SegmentFiles
 from .stats import Counters
-from .wal import Entry, EntryKind
+from .wal import EntryKind, LogEntry
 from .wal_stream import EntryStream
 
 
@@ -44,7 +44,7 @@ class LogWriter:
         line: Line,
         commits: CommitPoint,
         rule: CommitRule,
-        epochs: list[EpochStart],
+        epochs: list[StoredEpochStart],
     ) -> None:
         """``epochs``: the log's history, as far as it is needed."""
         self._path = path
@@ -195,7 +195,7 @@ class LogWriter:
         self._counters.committed_entries += entry_count
         self.after_write(lsn, size)
 
-    def _epoch_begins(self, entry: Entry) -> None:
+    def _epoch_begins(self, entry: LogEntry) -> None:
         start = epoch_start(entry, str(self._path))
         self.epochs = needed([*self.epochs, start], self._segments.begins_lsn)
 
@@ -340,7 +340,7 @@ class LogWriter:
                     self.line.restart(self.written_lsn, self.commits.unapplied(), self.commits.lsn, failure)
         self.commits.wake()
 
-    def _note_epoch(self, entry: Entry) -> None:
+    def _note_epoch(self, entry: LogEntry) -> None:
         if entry.kind == EntryKind.EPOCH:
             self._epoch_begins(entry)
             with self.line.lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class Why(IntEnum):
+class LossReason(IntEnum):
     """Numbers are on disk: never renumber."""
 
     ASKED = 0  # somebody trimmed or purged
@@ -20,9 +20,9 @@ class Why(IntEnum):
 
 
 Losses = dict[int, int]
-"""By reason, how many messages went, but for what was :attr:`Why.ASKED` for."""
+"""By reason, how many messages went, but for what was :attr:`LossReason.ASKED` for."""
 
 
 def add(losses: Losses, why: int, count: int) -> None:
-    if count and why != Why.ASKED:
+    if count and why != LossReason.ASKED:
         losses[why] = losses.get(why, 0) + count

@@ -34,7 +34,7 @@ from .options import FlushMode, StoreOptions
 from .segments import SegmentFiles
 from .syncer import Syncer
 from .tables import Closing, TableSet
-from .version import Run
+from .version import TableRun
 
 _AHEAD_FROM = 4  # the next segment is allocated when this part, one in so many, of the present one is used
 _TICK_SECONDS = 1.0
@@ -98,7 +98,7 @@ class Maintenance:
         self._age = MemtableAge(options.memtable_age_ms, str(path))
         self._settling = 0  # raised by who waits for merges
         #: By thread, when it last found nothing to do, and in which tables.
-        self._settled: dict[str, tuple[int, tuple[Run, ...]] | None] = {"merge": None, "tidy": None}
+        self._settled: dict[str, tuple[int, tuple[TableRun, ...]] | None] = {"merge": None, "tidy": None}
         self._wants: Counter[str] = Counter()  # attempts that ended for want of space, or of a descriptor
         self._last_want: dict[str, int] = {}  # what the last of them failed with
         self._pauses: dict[str, int] = {}  # in ticks, of the kinds of work that last wanted something

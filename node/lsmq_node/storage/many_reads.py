@@ -47,7 +47,7 @@ class Sources(Protocol):
         """Records of many queues."""
 
 
-class Answer:
+class ReadCollector:
     """Collects what was read, within a limit of records and bytes. The first record is always taken.
 
     With a sieve it is full, too, when that is spent.
@@ -148,7 +148,9 @@ class Answer:
 class ManyRead:
     """One read of ranges ``[starts[i], ends[i])`` of many queues of a topic, served in their order."""
 
-    def __init__(self, sources: Sources, topic_id: int, queues: U32, starts: I64, ends: I64, answer: Answer) -> None:
+    def __init__(
+        self, sources: Sources, topic_id: int, queues: U32, starts: I64, ends: I64, answer: ReadCollector
+    ) -> None:
         self._sources = sources
         self._topic_id = topic_id
         self._queues = queues

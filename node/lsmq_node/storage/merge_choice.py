@@ -26,7 +26,7 @@ _ALIKE = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Pick:
+class MergePick:
     """What to merge: the oldest ``level0`` tables and the newest ``generations``."""
 
     level0: int
@@ -35,7 +35,7 @@ class Pick:
 
 def choose_level0(
     level0_bytes: Sequence[int], generation_bytes: Sequence[int], *, least: int, busy: int, limit_bytes: int
-) -> Pick | None:
+) -> MergePick | None:
     """The next merge of level 0, or None. Sizes are oldest first; the generations are those that may be merged.
 
     Args:
@@ -49,8 +49,8 @@ def choose_level0(
     tier = generation_bytes[:-FAN:-1]
     alike = len(tier) == FAN - 1 and max(tier) <= _ALIKE * total
     if alike and total + sum(tier) <= limit_bytes and len(level0_bytes) < busy:
-        return Pick(len(level0_bytes), FAN - 1)
-    return Pick(len(level0_bytes), 0)
+        return MergePick(len(level0_bytes), FAN - 1)
+    return MergePick(len(level0_bytes), 0)
 
 
 def choose_tier(generation_bytes: Sequence[int], expiring: Sequence[bool], limit_bytes: int) -> tuple[int, int] | None:

@@ -36,7 +36,7 @@ from .state import ShardState
 from .stats import Counters
 from .table import Table
 from .tables import TableSet
-from .version import Run, Version
+from .version import TableRun, Version
 
 #: A merge of generations is put in place after so many tables.
 PIECE_TABLES = 8
@@ -55,7 +55,7 @@ class NoRoom(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class DueMerge:
     """Work that is due.
 
     Attributes:
@@ -64,7 +64,7 @@ class Merge:
         dead_bytes: what will not be written again, about.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[TableRun, ...]
     tables: tuple[Table, ...] = ()
     in_pieces: bool = False
     dead_bytes: int = 0
@@ -112,7 +112,7 @@ class Merger:
 
     # -- what is due -------------------------------------------------------------------------------------
 
-    def due_level0(self) -> Merge | None:
+    def due_level0(self) -> DueMerge | None:
         """The next merge of level 0. Cheap.
 
         A table of level 0 that is damaged goes, when it is the oldest there, into a generation of its own: it is the
@@ -122,7 +122,7 @@ class Merger:
         level0 = list(version.level0[::-1])
         barrier = next((at for at, run in enumerate(level0) if run.damaged), None)
         if barrier == 0:
-            return Merge((level0[0],))
+            return DueMerge((level0[0],))
         level0 = level0[:barrier]
         if self._any_busy(level0):
             return None
@@ -136,9 +136,9 @@ class Merger:
         )
         if pick is None:
             return None
-        return Merge((*generations[len(generations) - pick.generations :], *level0[: pick.level0]))
+        return DueMerge((*generations[len(generations) - pick.generations :], *level0[: pick.level0]))
 
-    def due_rest(self, *, at_once: bool = True) -> Merge | None:
+    def due_rest(self, *, at_once: bool = True) -> DueMerge | None:
         """The next merge of generations, or the next tables to be written anew for their garbage.
 
         Unless ``at_once``, garbage is not looked for again soon after a look that took long; see ``looks_later``.
@@ -151,12 +151,12 @@ class Merger:
                 self._options.generation_bytes,
             )
             if tier is not None:
-                found = Merge(tuple(stretch[slice(*tier)]), in_pieces=True)
+                found = DueMerge(tuple(stretch[slice(*tier)]), in_pieces=True)
                 short = found.needed_bytes(self._options.table_bytes) > self._room_bytes()
                 return (self._due_garbage(version, at_once) or found) if short else found
         return self._due_garbage(version, at_once)
 
-    def _due_garbage(self, version: Version, at_once: bool) -> Merge | None:
+    def _due_garbage(self, version: Version, at_once: bool) -> DueMerge | None:
         now = self._clock.monotonic()
         self.looks_later = False
         if not self.garbage.is_fresh(version):
@@ -177,11 +177,11 @@ class Merger:
         if found is None:
             return None
         dead = sum(self.garbage.known[table.meta.number].dead_bytes for table in found.tables)
-        return Merge((found.run,), tables=found.tables, dead_bytes=dead)
+        return DueMerge((found.run,), tables=found.tables, dead_bytes=dead)
 
-    def _free_generations(self, version: Version) -> list[list[Run]]:
+    def _free_generations(self, version: Version) -> list[list[TableRun]]:
         """Stretches of neighbouring generations that may be merged, oldest first; the last one ends with the newest."""
-        stretches: list[list[Run]] = [[]]
+        stretches: list[list[TableRun]] = [[]]
         for run in version.generations[::-1]:
             if run.damaged or self._any_busy([run]):
                 stretches.append([])
@@ -189,11 +189,11 @@ class Merger:
                 stretches[-1].append(run)
         return stretches
 
-    def _any_busy(self, runs: list[Run]) -> bool:
+    def _any_busy(self, runs: list[TableRun]) -> bool:
         with self._lock:
             return any(meta.number in self._busy for run in runs for meta in run.metas)
 
-    def _expires(self, run: Run) -> bool:
+    def _expires(self, run: TableRun) -> bool:
         """Whether most of a run is of topics that are to expire, or are gone."""
         expiring = 0
         for meta in run.metas:
@@ -215,7 +215,7 @@ class Merger:
         """Do what :meth:`due_rest` says. Raises ``NoRoom`` before anything is written, ``OSError``."""
         self._do(lambda: self.due_rest(at_once=at_once))
 
-    def _do(self, due: Callable[[], Merge | None]) -> None:
+    def _do(self, due: Callable[[], DueMerge | None]) -> None:
         work = due()
         if work is None:
             return
@@ -237,7 +237,7 @@ class Merger:
         self._counters.merge_seconds += self._clock.monotonic() - started
 
     @contextmanager
-    def _claimed(self, work: Merge) -> Iterator[bool]:
+    def _claimed(self, work: DueMerge) -> Iterator[bool]:
         """Whether the tables are there and nobody else merges them; nobody does until the end."""
         numbers = {table.meta.number for table in work.sources}
         with self._lock:
@@ -261,7 +261,7 @@ class Merger:
         return self._disk.free_bytes(self._path) - kept - self._reserved_bytes
 
     @contextmanager
-    def _reserved(self, work: Merge) -> Iterator[None]:
+    def _reserved(self, work: DueMerge) -> Iterator[None]:
         size = work.needed_bytes(self._options.table_bytes)
         # What gives space back may use some of what is kept for the flush, or a full disk would stay full.
         kept = self._options.min_free_bytes // 2 if 2 * work.dead_bytes > size else None
@@ -275,7 +275,7 @@ class Merger:
             with self._lock:
                 self._reserved_bytes -= size
 
-    def _merge(self, work: Merge) -> None:
+    def _merge(self, work: DueMerge) -> None:
         sources = work.sources
         numbers = {table.meta.number for table in sources}
         buried = [table for table in sources if table.meta.tombstone_count]
@@ -301,7 +301,7 @@ class Merger:
                 table_bytes=_ONE_TABLE if work.runs[0] in version.level0 and work.tables else table_bytes,
                 piece_bytes=PIECE_TABLES * table_bytes if work.in_pieces else None,
             )
-            runs = (Run(work.tables),) if work.tables else work.runs
+            runs = (TableRun(work.tables),) if work.tables else work.runs
             unreadable = Unreadable(
                 self.log_starts, graves, others, self._expired, self.is_nowhere, self._state.lasting
             )

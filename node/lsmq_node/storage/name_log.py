@@ -35,7 +35,7 @@ _OFFSET_BYTES = 8
 _NUMBER_MASK = np.uint32((1 << NUMBER_BITS) - 1)
 
 
-class Change(IntEnum):
+class NameChange(IntEnum):
     """What happens to a number. On the disk: never renumbered."""
 
     PUT = 1
@@ -44,10 +44,10 @@ class Change(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class NameChanges:
     """Changes of one kind that follow one another. ``text`` has names, or offsets, and goes on for 16 bytes behind."""
 
-    kind: Change
+    kind: NameChange
     numbers: U32
     slots: U16
     text: U8
@@ -55,21 +55,21 @@ class Changes:
     lengths: I64
 
 
-def put_again(numbers: U32, slots: U16, names: U8, lengths: I64) -> Changes:
+def put_again(numbers: U32, slots: U16, names: U8, lengths: I64) -> NameChanges:
     """That these numbers have the names that lie one after another."""
     text = np.append(names, np.zeros(16, np.uint8))
-    return Changes(Change.PUT, numbers, slots, text, np.cumsum(lengths) - lengths, lengths)
+    return NameChanges(NameChange.PUT, numbers, slots, text, np.cumsum(lengths) - lengths, lengths)
 
 
-def with_offsets(kind: Change, numbers: U32, offsets: I64) -> Changes:
+def with_offsets(kind: NameChange, numbers: U32, offsets: I64) -> NameChanges:
     """Changes that are no names."""
     count = len(numbers)
     text = np.frombuffer(offsets.astype("<i8").tobytes() + bytes(16), np.uint8)
     places = np.arange(count, dtype=np.int64) * _OFFSET_BYTES
-    return Changes(kind, numbers, np.zeros(count, np.uint16), text, places, np.full(count, _OFFSET_BYTES))
+    return NameChanges(kind, numbers, np.zeros(count, np.uint16), text, places, np.full(count, _OFFSET_BYTES))
 
 
-def offsets_of(changes: Changes) -> I64:
+def offsets_of(changes: NameChanges) -> I64:
     """What :func:`with_offsets` was given; 0 where a change has none. Raises ``ValueError`` for what is no offset."""
     if not np.isin(changes.lengths, (0, _OFFSET_BYTES)).all():
         raise ValueError("a change of names has no offset")
@@ -82,7 +82,7 @@ def highest_number(payload: memoryview, lengths: NDArray[Any]) -> int:
     return int(_fixed(np.frombuffer(payload, np.uint8), _starts(lengths))[1].max())
 
 
-def decode(payload: memoryview | bytes, lengths: NDArray[Any]) -> Iterator[Changes]:
+def decode(payload: memoryview | bytes, lengths: NDArray[Any]) -> Iterator[NameChanges]:
     """The changes of a batch of messages, in runs of one kind. Raises ``ValueError`` for what is none."""
     if not len(lengths):
         return
@@ -94,8 +94,8 @@ def decode(payload: memoryview | bytes, lengths: NDArray[Any]) -> Iterator[Chang
     cuts = [*group_starts(kinds).tolist(), len(kinds)]
     for first, end in pairwise(cuts):
         some = slice(first, end)
-        yield Changes(
-            Change(int(kinds[first])), numbers[some], slots[some], text, starts[some] + _FIXED_BYTES, sizes[some]
+        yield NameChanges(
+            NameChange(int(kinds[first])), numbers[some], slots[some], text, starts[some] + _FIXED_BYTES, sizes[some]
         )
 
 
@@ -112,7 +112,7 @@ def _fixed(text: U8, starts: I64) -> tuple[U8, U32, U16]:
     return rows[:, 0], numbers & _NUMBER_MASK, slots
 
 
-def encode(changes: Changes, max_bytes: int, max_count: int) -> list[RecordBatch]:
+def encode(changes: NameChanges, max_bytes: int, max_count: int) -> list[RecordBatch]:
     """The changes as messages of queue 0, in batches of so many bytes and changes at most."""
     ends = np.cumsum(changes.lengths + _FIXED_BYTES)
     batches, first, begin = [], 0, 0
@@ -123,7 +123,7 @@ def encode(changes: Changes, max_bytes: int, max_count: int) -> list[RecordBatch
     return batches
 
 
-def _encode(changes: Changes, some: slice) -> RecordBatch:
+def _encode(changes: NameChanges, some: slice) -> RecordBatch:
     numbers, lengths = changes.numbers[some], changes.lengths[some]
     count = len(numbers)
     fixed = np.empty((count, _FIXED_BYTES), np.uint8)

@@ -31,7 +31,7 @@ Document = tuple[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class OwnLimits:
+class QueueOwnLimits:
     """Of a topic: ``rows`` with limits of their own, ascending, and the options of each."""
 
     rows: I64
@@ -69,7 +69,7 @@ def own(limit: Limit, of_topic: int | None) -> int | None:
 
 def read_limits(
     documents: Iterable[Document], state: ShardState, numbers_of: Callable[[int, Sequence[str]], I64]
-) -> dict[int, OwnLimits]:
+) -> dict[int, QueueOwnLimits]:
     """By topic. ``numbers_of`` has the numbers of a topic's queues by their names, below 0 where there is none.
 
     Raises what that raises, and ``CorruptFile``.
@@ -91,7 +91,7 @@ def read_limits(
         there = np.flatnonzero((numbers >= 0) & (rows >= 0) & (rows < item.end - item.first))
         if len(there):
             there = there[np.argsort(rows[there])]
-            found[topic_id] = OwnLimits(rows[there], tuple(each[at][1] for at in there.tolist()))
+            found[topic_id] = QueueOwnLimits(rows[there], tuple(each[at][1] for at in there.tolist()))
     return found
 
 

@@ -26,7 +26,7 @@ class NotFound(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BlockPlace:
     """Records ``[first, end)`` of a queue, by offset, which lie in a block from position ``at`` on."""
 
     block: Block
@@ -50,16 +50,16 @@ class Places:
     __slots__ = ("_slots",)
 
     def __init__(self) -> None:
-        self._slots: list[tuple[int, Place] | None] = [None] * PLACE_LIMIT
+        self._slots: list[tuple[int, BlockPlace] | None] = [None] * PLACE_LIMIT
 
-    def get(self, key: int, offset: int) -> Place | None:
+    def get(self, key: int, offset: int) -> BlockPlace | None:
         slot = self._slots[key % PLACE_LIMIT]
         if slot is None or slot[0] != key:
             return None
         place = slot[1]
         return place if place.first <= offset < place.end else None
 
-    def note(self, key: int, place: Place) -> None:
+    def note(self, key: int, place: BlockPlace) -> None:
         if place.block.memory_bytes <= PLACE_BYTES:
             self._slots[key % PLACE_LIMIT] = key, place
 
@@ -85,7 +85,7 @@ def read_point(version: Version, key: int, offset: int, end: int, places: Places
             if block.offset(stop - 1) != stops - 1:
                 raise NotFound
             if stops > end:
-                places.note(key, Place(block, at, first, stops))
+                places.note(key, BlockPlace(block, at, first, stops))
             if stops >= end:
                 return found
     for chunk, at, stop, first in recent:

@@ -61,7 +61,7 @@ _COMPRESSED = _POSITION = 0x80
 _PRODUCER_BYTES, _ANSWER_BYTES = 330, 330
 
 
-class Stored(NamedTuple):
+class StoredBatch(NamedTuple):
     """The answer to a producer's batch. ``offsets`` as :meth:`.Repeats.marked` makes them."""
 
     epoch: int
@@ -82,9 +82,9 @@ class BatchKey(NamedTuple):
     fingerprint: int
     position: int = -1
 
-    def stored(self, lsn: int, stored_ms: int, offsets: I64) -> Stored:
+    def stored(self, lsn: int, stored_ms: int, offsets: I64) -> StoredBatch:
         """The answer to it."""
-        return Stored(self.epoch, self.sequence, self.fingerprint, lsn, stored_ms, offsets, self.position)
+        return StoredBatch(self.epoch, self.sequence, self.fingerprint, lsn, stored_ms, offsets, self.position)
 
 
 class Head(NamedTuple):
@@ -147,7 +147,7 @@ def unpack_offsets(packed: bytes) -> I64:
     return np.cumsum(offsets)
 
 
-def encode_producer(head: Head, answers: Sequence[Stored]) -> bytes:
+def encode_producer(head: Head, answers: Sequence[StoredBatch]) -> bytes:
     marked = 0 if head.position < 0 else _POSITION
     parts = [_HEAD.pack(head.epoch, head.next_sequence, head.last_ms, len(answers) | marked)]
     for answer in answers:
@@ -175,13 +175,13 @@ def _answers(value: bytes) -> list[bytes]:
     return found
 
 
-def decode_answers(value: bytes) -> list[Stored]:
+def decode_answers(value: bytes) -> list[StoredBatch]:
     """The oldest first."""
     head, found = decode_head(value), _answers(value)
     answers = []
     for sequence, raw in enumerate(found, head.next_sequence - len(found)):
         lsn, stored_ms, mark, _ = _ANSWER.unpack_from(raw)
-        answers.append(Stored(head.epoch, sequence, mark, lsn, stored_ms, unpack_offsets(raw[_ANSWER.size :])))
+        answers.append(StoredBatch(head.epoch, sequence, mark, lsn, stored_ms, unpack_offsets(raw[_ANSWER.size :])))
     return answers
 
 
@@ -209,15 +209,15 @@ class Layer:
     """Producers that wrote to one memtable. One thread notes; any may look."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Head, tuple[Stored, ...]]] = {}
+        self._known: dict[int, tuple[Head, tuple[StoredBatch, ...]]] = {}
         self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def note(self, producer_id: int, stored: Stored) -> None:
+    def note(self, producer_id: int, stored: StoredBatch) -> None:
         found = self._known.get(producer_id)
-        answers: tuple[Stored, ...] = ()
+        answers: tuple[StoredBatch, ...] = ()
         if found is None:
             self.size_bytes += _PRODUCER_BYTES
         else:
@@ -239,7 +239,7 @@ class Layer:
         found = self._known.get(producer_id)
         return None if found is None else found[0]
 
-    def answer(self, producer_id: int, epoch: int, sequence: int) -> Stored | None:
+    def answer(self, producer_id: int, epoch: int, sequence: int) -> StoredBatch | None:
         found = self._known.get(producer_id)
         if found is None:
             return None
@@ -251,7 +251,7 @@ class Layer:
             yield producer_id, encode_producer(*self._known[producer_id])
 
 
-def _memory_of(stored: Stored) -> int:
+def _memory_of(stored: StoredBatch) -> int:
     return _ANSWER_BYTES + stored.offsets.nbytes
 
 
@@ -272,7 +272,7 @@ class ProducerFile:
         value = self._value(producer_id)
         return None if value is None else decode_head(value)
 
-    def answer(self, producer_id: int, epoch: int, sequence: int) -> Stored | None:
+    def answer(self, producer_id: int, epoch: int, sequence: int) -> StoredBatch | None:
         value = self._value(producer_id)
         if value is None:
             return None
@@ -310,7 +310,7 @@ class Producers:
         """Where a producer has come to; None where nothing is kept of it. May read the disk. Raises ``CorruptFile``."""
         return self._look(lambda source: source.head(producer_id))
 
-    def answer(self, producer_id: int, epoch: int, sequence: int) -> Stored | None:
+    def answer(self, producer_id: int, epoch: int, sequence: int) -> StoredBatch | None:
         """The answer to a batch; None where it is too old, or of another epoch. Raises as :meth:`head`."""
         head = self.head(producer_id)
         if head is None or epoch != head.epoch or not head.next_sequence - WINDOW <= sequence < head.next_sequence:
@@ -329,7 +329,7 @@ class Producers:
 
     # Changing
 
-    def record(self, producer_id: int, stored: Stored) -> None:
+    def record(self, producer_id: int, stored: StoredBatch) -> None:
         """A batch is stored."""
         self._layer.note(producer_id, stored)
 

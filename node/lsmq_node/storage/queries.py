@@ -17,12 +17,12 @@ from .delayed import DuePlace
 from .due_reads import DueRead, read_due
 from .failures import disappeared, no_descriptor
 from .key_search import KeyFound, KeyQuery, KeySearch
-from .many_reads import Answer, ManyRead
+from .many_reads import ManyRead, ReadCollector
 from .point_reads import NotFound, Places, read_point
 from .ranges import Part, RangeReader
 from .reader import MissingRecords, QueueRead, Slice, read_queue
 from .sieve import Expired, Picked, Sieve
-from .state import ShardState, Topic, TopicState
+from .state import ShardState, StoredTopic, TopicState
 from .stats import Counters
 from .tables import TableSet
 from .version import Version
@@ -148,7 +148,7 @@ class Queries:
         state = self.topic_state(topic_id)
         sieve = self._sieve(offset < state.holes_end(queue - state.first), picked)
         found = self.read_records(topic_id, queue, offset, latest, max_records, max_bytes, sieve)
-        answer = Answer(max_records, max_bytes, sieve)
+        answer = ReadCollector(max_records, max_bytes, sieve)
         answer.add_queue(queue, found)
         return answer.slice()
 
@@ -182,7 +182,7 @@ class Queries:
         starts = np.maximum(offsets, state.start[rows])
         active = np.flatnonzero(starts < latest)
         sieve = self._sieve(state.deletions is not None, picked) if expired is None else Sieve(expired, picked)
-        answer = Answer(max_records, max_bytes, sieve)
+        answer = ReadCollector(max_records, max_bytes, sieve)
         if state.deletions is not None:
             starts = np.maximum(starts, state.live_from(rows))
             over = active[starts[active] >= latest[active]]
@@ -358,7 +358,7 @@ class Queries:
             found = self.read_records(query.topic_id, queue, offset, offset + 1, 1, 1, sieve)
             if not found.record_count:
                 return None
-            answer = Answer(1, 1)
+            answer = ReadCollector(1, 1)
             answer.add_queue(queue, found)
             made = make(answer.slice())
             return None if made is None else (made, found.size_bytes)
@@ -375,7 +375,7 @@ class Queries:
         rows = self.rows(state, queues)
         return np.full(len(rows), -1) if values is None else values.at(rows) - 1
 
-    def group_marks(self) -> list[tuple[str, Topic, tuple[int, int]]]:
+    def group_marks(self) -> list[tuple[str, StoredTopic, tuple[int, int]]]:
         """The groups that have committed offsets of a topic; the mark is another once :meth:`group_lag` may be."""
         found = []
         for group, topic_id in self._state.offsets:
@@ -415,7 +415,7 @@ def _lost(state: TopicState, queue: int, offset: int) -> CorruptFile:
     )
 
 
-def _has_queues(topic: Topic) -> str:
+def _has_queues(topic: StoredTopic) -> str:
     if topic.named:
         return f"topic {topic.name!r} has queues with names, and their numbers"
     return f"topic {topic.name!r} has queues 0 to {topic.queues - 1}"

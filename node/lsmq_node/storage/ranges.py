@@ -21,12 +21,12 @@ from lsmq.record_batch import Column
 from .block import Block
 from .bloom import Probes, bloom_probes
 from .columns import I64, U64, group_starts, spread, stable_sort
-from .cuts import Cuts
+from .cuts import BlockPieces
 from .index import IndexColumn, PageRows
 from .sieve import Sieve
 from .sorted_records import SortedPart, SortedRecords, TooMuch, concatenate, select
 from .table import Table
-from .version import Run, Version
+from .version import TableRun, Version
 
 Part = tuple[SortedRecords, I64]
 """Records, and for each the queue it belongs to: an index into the queues asked for."""
@@ -65,7 +65,7 @@ class RangeReader:
         self._ends = self._wanted_ends.copy()  # not found yet: [starts, ends)
         self._left = np.arange(len(self._keys))  # the queues of which something is not found yet
         self._found: list[Part] = []
-        self._cuts = Cuts()
+        self._cuts = BlockPieces()
         self._cut_owners: list[int] = []
         self._pieces: list[tuple[I64, I64, I64]] = []  # of the present source: owners, first offsets, counts
         self._room_bytes = self._limit_bytes
@@ -102,7 +102,7 @@ class RangeReader:
         left = self._left
         self._left = left[(self._starts[left] < self._ends[left]) & ~self._apart[left]]
 
-    def _from_run(self, run: Run) -> None:
+    def _from_run(self, run: TableRun) -> None:
         left = self._left
         halves, marks = bloom_probes(self._keys[left])
         for table in run.tables:

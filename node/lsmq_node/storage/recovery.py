@@ -24,7 +24,7 @@ from .options import StoreOptions
 from .segments import SegmentFiles
 from .snapshot_install import settle
 from .state import ShardState
-from .wal import Entry, segment_name
+from .wal import LogEntry, segment_name
 from .wal_reader import LogFloor, LogReader
 
 _log = logging.getLogger("lsmq.storage")
@@ -132,7 +132,7 @@ def _clean(path: Path, manifest: Manifest, disk: Disk) -> None:
                 disk.remove(directory / name)
 
 
-class Replay:
+class LogReplay:
     """The log from the manifest's flushed LSN on. Iterate, then :meth:`finish`, which is the first to change files."""
 
     def __init__(self, opened: Opened, path: Path, disk: Disk, floor: LogFloor | None = None) -> None:
@@ -154,7 +154,7 @@ class Replay:
         self.entries = 0
         self.reason = ""
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[LogEntry]:
         """Raises ``CorruptFile`` for damage in the middle, ``UnsupportedFormat`` for a newer log."""
         for entry in self._reader.entries(self._first_lsn):
             self.entries += 1
@@ -162,12 +162,12 @@ class Replay:
         self.end_lsn = self._reader.end.lsn
         self.reason = self._reader.end.reason
 
-    def run(self, apply: Callable[[Entry], object], committed_lsn: int | None) -> list[Entry]:
+    def run(self, apply: Callable[[LogEntry], object], committed_lsn: int | None) -> list[LogEntry]:
         """Apply the entries up to ``committed_lsn``, where that is known, and finish unless there is damage.
 
         Returns the entries that are left.
         """
-        tail: list[Entry] = []
+        tail: list[LogEntry] = []
         for entry in self:
             if committed_lsn is None or (entry.end_lsn <= committed_lsn and not tail):
                 apply(entry)

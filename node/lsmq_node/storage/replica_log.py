@@ -27,7 +27,7 @@ from lsmq.errors import CorruptFile, LogTrimmed, LsmqError
 
 from .commit_point import Committed
 from .disk import Disk
-from .epochs import EpochStart
+from .epochs import StoredEpochStart
 from .line import Appended
 from .log_writer import LogWriter
 from .manifest import HIGH_WATERMARK
@@ -85,7 +85,7 @@ class ReplicaLog:
         return self._writer.commits.lsn
 
     @property
-    def history(self) -> list[EpochStart]:
+    def history(self) -> list[StoredEpochStart]:
         """The leader epochs of the log, oldest first: all that began in it, and that of its first bytes."""
         return list(self._writer.epochs)
 

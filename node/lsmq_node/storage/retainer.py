@@ -14,7 +14,7 @@ from .columns import I64, U32
 from .lapses import Lapses
 from .line import Appended, Line
 from .log_writer import LogWriter
-from .losses import Why
+from .losses import LossReason
 from .merger import Merger
 from .retention import Retention
 from .shard_time import ShardTime
@@ -35,8 +35,8 @@ class Retainer:
         time: ShardTime,
         line: Line,
         writer: LogWriter,
-        trim: Callable[[int, U32, I64, Why], Appended],
-        delete: Callable[[int, U32, I64, Why], Appended],
+        trim: Callable[[int, U32, I64, LossReason], Appended],
+        delete: Callable[[int, U32, I64, LossReason], Appended],
         lapses: Lapses,
     ) -> None:
         """``trim`` puts in line that log starts of a topic's queues move up to offsets, ``delete`` that messages go."""
@@ -67,7 +67,7 @@ class Retainer:
         self._merger.drop(self._retention.dead_tables())
         return done
 
-    def _trim(self, topic_id: int, queues: U32, offsets: I64, why: Why) -> bool:
+    def _trim(self, topic_id: int, queues: U32, offsets: I64, why: LossReason) -> bool:
         try:
             queues, offsets, whole = self._lapses.held_back(topic_id, queues, offsets, why)
             if not len(queues):
@@ -95,7 +95,7 @@ class Retainer:
         try:
             for first in range(0, len(queues), _DELETED_AT_ONCE):
                 part = slice(first, first + _DELETED_AT_ONCE)
-                self._deleting = self._put_deletion(topic_id, queues[part], offsets[part], Why.OVERFLOW)
+                self._deleting = self._put_deletion(topic_id, queues[part], offsets[part], LossReason.OVERFLOW)
                 self._writer.commit()
             return self._has_deleted()
         except NotLeader:

@@ -25,14 +25,14 @@ from .compaction import LogStarts
 from .delayed import is_due_topic
 from .evictions import Delete, Evictions
 from .extents import Extents, joined
-from .losses import Why
+from .losses import LossReason
 from .named_topics import NamedTopics
-from .own_limits import Document, OwnLimits, QueueSizes, read_limits
+from .own_limits import Document, QueueOwnLimits, QueueSizes, read_limits
 from .queries import Queries
 from .queue_options import PREFIX as QUEUE_OPTIONS
 from .shares import ALONE, Holding, Rest, Usage, kept_share
 from .sorted_records import TOMBSTONE_TOPIC
-from .state import ShardState, Topic, TopicState
+from .state import ShardState, StoredTopic, TopicState
 from .table import Table
 from .tables import TableSet
 from .time_cuts import TimeCut
@@ -40,7 +40,7 @@ from .topic_options import BY_RANK
 
 _NEVER = 1 << 62
 
-Trim = Callable[[int, U32, I64, Why], bool]
+Trim = Callable[[int, U32, I64, LossReason], bool]
 """Move log starts of a topic's queues up to offsets, and say why; returns whether that is applied by now.
 
 Raises ``LsmqError``.
@@ -99,7 +99,7 @@ class Retention:
         self._evictions = Evictions(queries)
         self._documents = documents
         self._named = named
-        self._own: dict[int, OwnLimits] = {}  # by topic
+        self._own: dict[int, QueueOwnLimits] = {}  # by topic
         self._sizes = QueueSizes(queries)
         self._measured: dict[int, tuple[int, int]] = {}  # at which version of each topic
         self._newest: dict[int, tuple[int, int | None]] = {}  # at which version, and limit, of each topic
@@ -168,7 +168,7 @@ class Retention:
         if done:
             done = self._shorten(item, trim)
         if done and options.overflow == "drop_oldest" and (overflow := self._overflow(item)) is not None:
-            done = self._expire(item, overflow, trim, Why.OVERFLOW)
+            done = self._expire(item, overflow, trim, LossReason.OVERFLOW)
         if done and options.delete_consumed:
             done = self._drop_consumed(item, trim)
         return done
@@ -223,7 +223,7 @@ class Retention:
         refused = 0 if item.quota is None else item.quota.refused
         return Usage(held, item.gone.copy(), refused, frozenset(self._state.offsets.groups_of(item.topic.id)))
 
-    def shared_topics(self) -> list[Topic]:
+    def shared_topics(self) -> list[StoredTopic]:
         """Topics for which it matters what other shards hold. In any thread."""
         return [item.topic for item in list(self._state.sharing.values())]
 
@@ -299,7 +299,7 @@ class Retention:
             if sized := own_limits.sized():
                 rows = np.append(rows, [row for row, _ in sized])
                 wanted = np.append(wanted, self._sizes.starts(item, sized))
-        done = self._move(item, rows, wanted, trim, Why.EXPIRED)
+        done = self._move(item, rows, wanted, trim, LossReason.EXPIRED)
         if done and own_limits is None:  # Those may be changed, or taken away, at any time.
             self._newest[topic_id] = mark
         return done
@@ -314,7 +314,7 @@ class Retention:
         if self._rings.get(topic_id) == limit and not options.moves:
             return True
         rows = np.arange(item.end - item.first)
-        done = self._move(item, rows, item.committed[: len(rows)] - limit, trim, Why.OVERFLOW)
+        done = self._move(item, rows, item.committed[: len(rows)] - limit, trim, LossReason.OVERFLOW)
         if done:
             self._rings[topic_id] = limit
         return done
@@ -325,7 +325,7 @@ class Retention:
         if self._consumed.get(item.topic.id) == mark:
             return True
         floors = self._consumed_floors(item, rest)
-        done = floors is None or self._move(item, np.arange(len(floors)), floors, trim, Why.CONSUMED)
+        done = floors is None or self._move(item, np.arange(len(floors)), floors, trim, LossReason.CONSUMED)
         if done:
             self._consumed[item.topic.id] = (mark[0], item.version, rest)
         return done
@@ -359,12 +359,12 @@ class Retention:
             floors = self._consumed_floors(item, rest)
             if floors is None and (rest is None or rest.groups is None):
                 continue  # whose messages these are is not known by now
-            done &= self._expire(item, before, trim, Why.DISK, floors)
+            done &= self._expire(item, before, trim, LossReason.DISK, floors)
         return done
 
     # -- moving log starts -------------------------------------------------------------------------------
 
-    def _move(self, item: TopicState, rows: I64, wanted: I64, trim: Trim, why: Why) -> bool:
+    def _move(self, item: TopicState, rows: I64, wanted: I64, trim: Trim, why: LossReason) -> bool:
         """Move log starts up to what is ``wanted`` of these rows."""
         moved = np.flatnonzero(np.minimum(wanted, item.committed[rows]) > item.start[rows])
         if not len(moved):
@@ -377,7 +377,7 @@ class Retention:
         item: TopicState,
         before: int,
         trim: Trim | None,
-        why: Why = Why.EXPIRED,
+        why: LossReason = LossReason.EXPIRED,
         limits: I64 | None = None,
         own_befores: I64 | None = None,
     ) -> bool:

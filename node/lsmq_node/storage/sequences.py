@@ -31,12 +31,12 @@ from lsmq.errors import (
 
 from .columns import I64
 from .options import StoreOptions
-from .producers import WINDOW, BatchKey, Head, Producers, Stored
+from .producers import WINDOW, BatchKey, Head, Producers, StoredBatch
 
 _NONE: I64 = np.empty(0, np.int64)
 
 
-class Verdict(Enum):
+class SequenceVerdict(Enum):
     """What becomes of a batch that has no answer yet."""
 
     NEXT = "next"  # it is stored
@@ -49,30 +49,32 @@ class Sequences:
     def __init__(self, options: StoreOptions, producers: Producers) -> None:
         self._options = options
         self._producers = producers
-        self._in_line: dict[int, deque[Stored]] = {}
+        self._in_line: dict[int, deque[StoredBatch]] = {}
 
     # Asking
 
-    def check(self, keys: Sequence[BatchKey | None], now_ms: int) -> list[Stored | Verdict]:
+    def check(self, keys: Sequence[BatchKey | None], now_ms: int) -> list[StoredBatch | SequenceVerdict]:
         """What becomes of batches that come together, in this order; None is a batch without producer.
 
         Of a repeat, the answer given before. Batches of one producer may follow one another here, and one may be here
         twice. Raises what :meth:`repeat` does, before anything is put in line.
         """
         ahead: dict[int, dict[int, BatchKey]] = {}  # by producer and sequence: what is next, and comes before here
-        return [Verdict.NEXT if key is None else self._verdict(key, ahead, now_ms) for key in keys]
+        return [SequenceVerdict.NEXT if key is None else self._verdict(key, ahead, now_ms) for key in keys]
 
-    def _verdict(self, key: BatchKey, ahead: dict[int, dict[int, BatchKey]], now_ms: int) -> Stored | Verdict:
+    def _verdict(
+        self, key: BatchKey, ahead: dict[int, dict[int, BatchKey]], now_ms: int
+    ) -> StoredBatch | SequenceVerdict:
         before = ahead.get(key.producer_id)
         if before is None:
             found = self.repeat(key, now_ms)
             if found is None:
                 ahead[key.producer_id] = {key.sequence: key}
-            return found or Verdict.NEXT
+            return found or SequenceVerdict.NEXT
         last = next(reversed(before.values()))
         if key.epoch == last.epoch and key.sequence in before:
             _check_same(key, before[key.sequence].fingerprint)
-            return Verdict.TWICE
+            return SequenceVerdict.TWICE
         if not _is_next(key, Head(last.epoch, last.sequence + 1, now_ms)):
             found = self.repeat(key, now_ms)
             assert found is not None, "what is in line follows what is stored"
@@ -80,9 +82,9 @@ class Sequences:
         if key.epoch != last.epoch:
             before.clear()
         before[key.sequence] = key
-        return Verdict.NEXT
+        return SequenceVerdict.NEXT
 
-    def repeat(self, key: BatchKey, now_ms: int) -> Stored | None:
+    def repeat(self, key: BatchKey, now_ms: int) -> StoredBatch | None:
         """The answer given before when this batch is a repeat, None when it is the next one.
 
         Raises ``ProducerFenced``, ``UnknownProducer``, ``OutOfOrderSequence``, ``SequenceReused``, ``StaleSequence``
@@ -107,7 +109,7 @@ class Sequences:
         _check_same(key, found.fingerprint)
         return found
 
-    def take(self, producer_id: int, epoch: int | None, above: int, now_ms: int) -> Stored | None:
+    def take(self, producer_id: int, epoch: int | None, above: int, now_ms: int) -> StoredBatch | None:
         """Somebody goes on with this id: the epoch that is to begin, and the position that is known; None where it has
         begun already and nothing came in it.
 
@@ -126,13 +128,13 @@ class Sequences:
             head = stored
         if head is None:
             self._check_room(key)
-            return Stored(above + 1 if epoch is None else epoch, -1, 0, 0, now_ms, _NONE)
+            return StoredBatch(above + 1 if epoch is None else epoch, -1, 0, 0, now_ms, _NONE)
         if epoch is not None and (epoch, 0) == head[:2]:
             return None
         if epoch is not None and epoch <= head.epoch:
             raise _fenced(key._replace(epoch=epoch), head)
         begun = max(head.epoch, above) + 1 if epoch is None else epoch
-        return Stored(begun, -1, 0, 0, now_ms, _NONE, head.position)
+        return StoredBatch(begun, -1, 0, 0, now_ms, _NONE, head.position)
 
     def position(self, producer_id: int) -> int:
         """How far the application of a producer is, what is in line included; -1 where that is not known."""
@@ -161,7 +163,7 @@ class Sequences:
 
     # Changing
 
-    def put(self, producer_id: int, stored: Stored) -> None:
+    def put(self, producer_id: int, stored: StoredBatch) -> None:
         """A batch is in line."""
         self._in_line.setdefault(producer_id, deque()).append(stored)
 

@@ -22,7 +22,7 @@ from lsmq.record_batch import RecordBatch
 
 from .applier import Applier
 from .batch_checks import encode_positions
-from .catalog import Catalog
+from .catalog import ShardCatalog
 from .columns import I64, U32
 from .commit_point import CommitPoint, CommitRule, Committed
 from .dedupe_chain import expiries
@@ -38,14 +38,14 @@ from .lapses import Lapses
 from .line import Appended, Behind, Line, Taken
 from .lock import forked
 from .log_writer import LogWriter
-from .losses import Why
+from .losses import LossReason
 from .maintenance import Flush, Maintenance
 from .merger import Merger
 from .named_topics import NamedTopics
 from .options import StoreOptions
 from .queries import Queries, ReadLimits
 from .reader import Slice
-from .recovery import Opened, Replay, open_directory, unusable
+from .recovery import LogReplay, Opened, open_directory, unusable
 from .replica_log import ReplicaLog, load_high_watermark
 from .retainer import Retainer
 from .retention import Retention
@@ -53,12 +53,12 @@ from .scrub import Scrub
 from .search import search
 from .shard_time import ShardTime
 from .snapshot_source import FLUSH_WAIT_S, Exports, SnapshotSource
-from .state import Topic
+from .state import StoredTopic
 from .stats import Counters, StoreStats
 from .tables import TableSet
 from .time_cuts import starts_after
 from .topic_options import TopicOptions
-from .wal import Appender, Entry, EntryKind
+from .wal import Appender, EntryKind, LogEntry
 from .wal_reader import LogFloor
 
 _log = logging.getLogger("lsmq.storage")
@@ -92,7 +92,7 @@ class ShardStore:
         if known_committed is not None:
             floor = floor or LogFloor()
             floor = LogFloor(max(known_committed, floor.lsn), floor.led_epoch)
-        replay = Replay(opened, path, disk, floor)
+        replay = LogReplay(opened, path, disk, floor)
         tail = self._replay(replay, applier, known_committed)
         begun = [epoch_start(entry, str(path)) for entry in tail if entry.kind == EntryKind.EPOCH]
         epochs = [*self._state.epochs, *begun]
@@ -147,7 +147,7 @@ class ShardStore:
         self._commits.after_apply = self._maintenance.applied
         self._writer.on_disk_full = self._maintenance.disk_is_full
         self._writer.on_stop = self._maintenance.progressed
-        self._catalog = Catalog(self._state, self._line, clock, self.wait)
+        self._catalog = ShardCatalog(self._state, self._line, clock, self.wait)
         self.names, self.numbers, self.are_empty = self.named.names, self._queries.numbers, self._queries.are_empty
         self.scrub = Scrub(self._tables)
         self.starts_after = partial(starts_after, self._queries)
@@ -201,7 +201,7 @@ class ShardStore:
             raise
         return store
 
-    def _replay(self, replay: Replay, applier: Applier, known_committed: int | None) -> list[Entry]:
+    def _replay(self, replay: LogReplay, applier: Applier, known_committed: int | None) -> list[LogEntry]:
         """Apply what the log holds beyond the last flush; a replica only what it knows to be committed.
 
         Returns the entries that are left.
@@ -230,7 +230,7 @@ class ShardStore:
         topic_id: int | None = None,
         first: int = 0,
         end: int | None = None,
-    ) -> Topic:
+    ) -> StoredTopic:
         """Make a topic, or return the equal one that is there. Durable on return.
 
         Args:
@@ -242,11 +242,11 @@ class ShardStore:
         """
         return self._catalog.create(name, queues, options or TopicOptions(), topic_id, first, end)
 
-    def grow_topic(self, name: str, queues: int, end: int | None = None) -> Topic:
+    def grow_topic(self, name: str, queues: int, end: int | None = None) -> StoredTopic:
         """Give a topic more queues, those below ``end`` (by default all) on this shard. Durable on return."""
         return self._catalog.grow(name, queues, end)
 
-    def alter_topic(self, name: str, options: TopicOptions) -> Topic:
+    def alter_topic(self, name: str, options: TopicOptions) -> StoredTopic:
         """Give a topic other options. Durable on return; no effect when it has those. Raises ``UnknownTopic``."""
         return self._catalog.alter(name, options)
 
@@ -254,7 +254,7 @@ class ShardStore:
         """Delete a topic and its messages; their space comes back with the next merges. Durable on return."""
         self._catalog.delete(name)
 
-    def put_topic(self, topic: Topic, first: int, end: int) -> Appended:
+    def put_topic(self, topic: StoredTopic, first: int, end: int) -> Appended:
         """Put in line that there is ``topic``, of which this shard holds the queues ``[first, end)``; not waited for.
 
         For a leader whose topics are decided elsewhere. One of the same name and another id is deleted with it.
@@ -270,22 +270,22 @@ class ShardStore:
         state = self._state.topics.get(topic_id)
         return state is not None and queue < state.end
 
-    def knows(self, topic: Topic) -> bool:
+    def knows(self, topic: StoredTopic) -> bool:
         """Whether the topic is there with all queues that ``topic`` has, and with its options or newer ones."""
         state = self._state.topics.get(topic.id)
         if state is None or topic.queues > state.topic.queues:
             return False
         return topic.options.revision <= state.topic.options.revision
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> StoredTopic:
         """Raises ``UnknownTopic``."""
         return self._catalog.state_of(name).topic
 
-    def topic_by_id(self, topic_id: int) -> Topic:
+    def topic_by_id(self, topic_id: int) -> StoredTopic:
         """Raises ``UnknownTopic``."""
         return self._queries.topic_state(topic_id).topic
 
-    def topics(self) -> list[Topic]:
+    def topics(self) -> list[StoredTopic]:
         """Those that clients know of."""
         return [state.topic for state in list(self._state.topics.values()) if not state.topic.is_internal]
 
@@ -346,11 +346,13 @@ class ShardStore:
         self._state.documents.check_room(changes, self.options.max_documents_bytes)
         return Behind(EntryKind.DOCUMENT, 0, 0, encode_changes(changes))
 
-    def delete(self, topic_id: int, queues: U32, offsets: I64, why: Why = Why.ASKED) -> Appended:
+    def delete(self, topic_id: int, queues: U32, offsets: I64, why: LossReason = LossReason.ASKED) -> Appended:
         """Delete messages: they are not read any more, and their space comes back with merges."""
         return self._append_positions(EntryKind.DELETE, topic_id, queues, offsets, why)
 
-    def trim(self, topic_id: int, queues: U32 | int, offsets: I64 | int, why: Why = Why.ASKED) -> Appended:
+    def trim(
+        self, topic_id: int, queues: U32 | int, offsets: I64 | int, why: LossReason = LossReason.ASKED
+    ) -> Appended:
         """Move log starts up: messages below are gone. Never moves one down or beyond the end."""
         places = np.atleast_1d(np.asarray(queues)), np.atleast_1d(np.asarray(offsets))
         return self._append_positions(EntryKind.TRIM, topic_id, *places, why)

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .epochs import EpochStart
+from .epochs import StoredEpochStart
 from .framed import decode_framed, encode_framed
 from .manifest import Manifest, decode_manifest, encode_manifest
 
@@ -50,7 +50,7 @@ class SnapshotManifest:
     """
 
     manifest: Manifest
-    epochs: tuple[EpochStart, ...]
+    epochs: tuple[StoredEpochStart, ...]
 
     @property
     def applied_lsn(self) -> int:
@@ -77,5 +77,5 @@ def decode_snapshot(raw: bytes, source: str) -> SnapshotManifest:
     values = decode_framed(raw, MAGIC, VERSION, source, "snapshot manifest")
     return SnapshotManifest(
         decode_manifest(values["manifest"], source),
-        tuple(EpochStart(*epoch) for epoch in values["epochs"]),
+        tuple(StoredEpochStart(*epoch) for epoch in values["epochs"]),
     )

@@ -26,9 +26,9 @@ from .dedupe import DedupeIds
 from .dedupe_layer import IdLayer
 from .deletions import Deleted, Deletions
 from .documents import Documents
-from .epochs import EpochStart
+from .epochs import StoredEpochStart
 from .group_offsets import GroupOffsets
-from .losses import Losses, Why, add
+from .losses import Losses, LossReason, add
 from .options import StoreOptions
 from .pages import PAGE_BITS
 from .producers import Layer, Producers
@@ -54,7 +54,7 @@ def check_topic_name(name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class StoredTopic:
     """A topic: ``queues`` logical queues in the cluster, of which a shard holds some.
 
     ``ranges`` are ``(first, end, shard)``, half-open and in order, once the topic has grown: a queue stays where it is.
@@ -92,9 +92,9 @@ class Topic:
         return self.id & NAMES_TOPIC != 0
 
 
-def names_topic(topic: Topic) -> Topic:
+def names_topic(topic: StoredTopic) -> StoredTopic:
     """The topic beside a named one that holds the names of its queues, as the messages of its only queue."""
-    return Topic(topic.names_id, f"{topic.name}/names", 1)
+    return StoredTopic(topic.names_id, f"{topic.name}/names", 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class PageChange:
 class TopicChange:
     """A topic, what has gone of it so far and why, and the pages of its queues that changed."""
 
-    topic: Topic
+    topic: StoredTopic
     first: int
     end: int
     pages: list[PageChange]
@@ -139,7 +139,7 @@ class StateChange:
     offsets: list[tuple[str, int, int, I64]]
     dropped_groups: list[tuple[str, int | None]]
     documents: dict[str, bytes | None]
-    epochs: list[EpochStart]
+    epochs: list[StoredEpochStart]
     producers: Layer
     ids: IdLayer
 
@@ -174,7 +174,7 @@ class TopicState:
         "version",
     )
 
-    def __init__(self, topic: Topic, first: int, end: int) -> None:
+    def __init__(self, topic: StoredTopic, first: int, end: int) -> None:
         self.topic = topic
         self.first = first
         self.end = end
@@ -218,7 +218,7 @@ class TopicState:
         if self.deletions is not None:
             self.deletions.restore(begin, count, page.deleted)
 
-    def grow(self, topic: Topic, end: int) -> None:
+    def grow(self, topic: StoredTopic, end: int) -> None:
         """More queues at the end."""
         self.make_room(end - self.first)
         self.topic, self.end = topic, max(end, self.end) if self.named else end
@@ -367,13 +367,13 @@ class ShardState:
         self.producers = Producers()
         self.ids = DedupeIds()
         self.documents = Documents()
-        self.epochs: list[EpochStart] = []  # as far as they are needed
+        self.epochs: list[StoredEpochStart] = []  # as far as they are needed
         self.time_ms = 0  # the latest that an applied entry is stamped with
         self._taken_lsn = 0
         self._changed: dict[int, TopicState] = {}
         self._dropped: list[int] = []
 
-    def put_topic(self, topic: Topic, first: int, end: int) -> None:
+    def put_topic(self, topic: StoredTopic, first: int, end: int) -> None:
         """Create a topic, or give an existing one new options or more queues."""
         state = self.topics.get(topic.id)
         if state is None:
@@ -433,7 +433,7 @@ class ShardState:
         state.land(index, ends)
         self._note(state)
 
-    def trim(self, topic_id: int, queues: U32, offsets: I64, why: int = Why.ASKED) -> None:
+    def trim(self, topic_id: int, queues: U32, offsets: I64, why: int = LossReason.ASKED) -> None:
         """Move log starts up, to the end at most."""
         state = self.topics.get(topic_id)
         if state is not None:
@@ -443,17 +443,17 @@ class ShardState:
 
     def note_dropped(self, state: TopicState, count: int) -> None:
         """New messages found no room, and were not stored."""
-        add(state.gone, Why.OVERFLOW, count)
-        add(self.gone, Why.OVERFLOW, count)
+        add(state.gone, LossReason.OVERFLOW, count)
+        add(self.gone, LossReason.OVERFLOW, count)
         self._note(state)
 
-    def delete(self, topic_id: int, queues: U32, offsets: I64, why: int = Why.ASKED) -> NDArray[np.bool_]:
+    def delete(self, topic_id: int, queues: U32, offsets: I64, why: int = LossReason.ASKED) -> NDArray[np.bool_]:
         """Messages are deleted; returns which of them need a tombstone: none of a topic that is gone."""
         state = self.topics.get(topic_id)
         if state is None:
             return np.zeros(len(queues), np.bool_)
         rows = queues.astype(np.int64) - state.first
-        if why != Why.ASKED:
+        if why != LossReason.ASKED:
             live = np.count_nonzero((offsets >= state.live_from(rows)) & (offsets < state.committed[rows]))
             add(state.gone, why, int(live))
             add(self.gone, why, int(live))

@@ -30,7 +30,7 @@ from .sstable import TableMeta, TableWriter, table_name
 from .state import StateChange
 from .stats import Counters
 from .table import Table
-from .version import Run, Version
+from .version import TableRun, Version
 
 _NOTHING_KEPT = 1 << 63
 
@@ -249,8 +249,8 @@ class TableSet:
         runs = {id(run.metas): run for run in old.generations}
         tables = {table.meta.number: table for run in old.runs() for table in run.tables}
 
-        def run_of(metas: tuple[TableMeta, ...]) -> Run:
-            return runs.get(id(metas)) or Run(
+        def run_of(metas: tuple[TableMeta, ...]) -> TableRun:
+            return runs.get(id(metas)) or TableRun(
                 tuple(self._table(meta, tables.get(meta.number)) for meta in metas), metas
             )
 

@@ -27,8 +27,8 @@ from .columns import DTYPES, I64, U32, decode_column, encode_columns
 from .known_names import InLine, KnownNames, NamesBehind, raw_of
 from .later_names import with_names
 from .line import Appended, Round, RoundOver
-from .losses import Why
-from .name_log import U16, Change, Changes, encode, put_again, with_offsets
+from .losses import LossReason
+from .name_log import U16, NameChange, NameChanges, encode, put_again, with_offsets
 from .name_table import NO_SLOT
 from .queue_names import NameBatch
 from .renumber import with_queues
@@ -116,7 +116,7 @@ class TopicNames(KnownNames):
         self._topic().begins = self._table.begins  # For whoever puts something in line now.
         return round_
 
-    def _resolve(self, names: NameBatch, slots: Slots) -> tuple[I64, tuple[Changes, list[bytes]] | None]:
+    def _resolve(self, names: NameBatch, slots: Slots) -> tuple[I64, tuple[NameChanges, list[bytes]] | None]:
         """The number of each name, and what is to be put in line for those that have none yet."""
         numbers = self._table.find(names)
         if self._forgetting:
@@ -139,8 +139,8 @@ class TopicNames(KnownNames):
         given = self._give(len(fresh))
         new = numbers < -1
         numbers[new] = given[-2 - numbers[new]]
-        changes = Changes(
-            Change.PUT, given, in_slots, names.text, names.starts[which], names.lengths[which].astype(np.int64)
+        changes = NameChanges(
+            NameChange.PUT, given, in_slots, names.text, names.starts[which], names.lengths[which].astype(np.int64)
         )
         return numbers, (changes, fresh)
 
@@ -201,7 +201,7 @@ class TopicNames(KnownNames):
 
     def _find_free(self) -> None:
         state = self._topic()
-        in_line = [item.changes.numbers for item in self._in_line if item.changes.kind is Change.PUT]
+        in_line = [item.changes.numbers for item in self._in_line if item.changes.kind is NameChange.PUT]
         end = max(self._table.end, state.end - state.first, *(int(some.max()) + 1 for some in in_line), 0)
         free = np.ones(end, np.bool_)
         free[: self._table.end] = self._table.slots == NO_SLOT
@@ -213,7 +213,7 @@ class TopicNames(KnownNames):
 
     def _put_in_line(
         self,
-        puts: tuple[Changes, list[bytes]] | None,
+        puts: tuple[NameChanges, list[bytes]] | None,
         items: list[tuple[TopicState, RecordBatch]],
         round_: Round,
     ) -> list[Appended]:
@@ -260,7 +260,7 @@ class TopicNames(KnownNames):
                 following = cursor + limit if cursor + limit < max(table.end, len(table.begins)) else None
                 try:
                     if len(begun):
-                        begins = with_offsets(Change.BEGIN, begun, table.begins[begun])
+                        begins = with_offsets(NameChange.BEGIN, begun, table.begins[begun])
                         appended = self._put_in_line((begins, []), [], round_)[-1]
                     if len(numbers):
                         names = put_again(numbers, table.slots[numbers], *table.text(numbers))
@@ -317,7 +317,11 @@ class TopicNames(KnownNames):
                         latest=end,
                     )
                 return self._line.append_entry(
-                    EntryKind.TRIM, self._id, 1, _positions(state, np.array((number,)), np.array((before,))), Why.ASKED
+                    EntryKind.TRIM,
+                    self._id,
+                    1,
+                    _positions(state, np.array((number,)), np.array((before,))),
+                    LossReason.ASKED,
                 )
 
     def forget(self, numbers: U32) -> Appended | None:
@@ -352,7 +356,7 @@ class TopicNames(KnownNames):
             body = _positions(state, rows, ends)
             self._line.check_waiting(len(body))
             self._line.append_entry(EntryKind.TRIM, self._id, len(rows), body)
-        return self._put_in_line((with_offsets(Change.FORGET, numbers, ends), []), [], round_)[-1]
+        return self._put_in_line((with_offsets(NameChange.FORGET, numbers, ends), []), [], round_)[-1]
 
 
 def _positions(state: TopicState, rows: I64, offsets: I64) -> bytes:

@@ -19,7 +19,7 @@ from .table import Table
 _NO_END = 1 << 63
 
 
-class Run:
+class TableRun:
     """Tables in key order that do not overlap: one table of level 0, or a generation of level 1."""
 
     __slots__ = ("_firsts", "_lasts", "metas", "size_bytes", "tables", "tombstone_count")
@@ -81,10 +81,10 @@ class Version:
     """Newest first, each of them. ``memtables[0]`` takes writes, the others wait for their flush."""
 
     memtables: tuple[Memtable, ...]
-    level0: tuple[Run, ...]
-    generations: tuple[Run, ...]
+    level0: tuple[TableRun, ...]
+    generations: tuple[TableRun, ...]
 
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[TableRun, ...]:
         return (*self.level0, *self.generations)
 
     def on_disk(self) -> Version:

@@ -91,7 +91,7 @@ class EntryFlag(IntFlag):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     """A decoded log entry. ``body`` is what follows the entry header; ``[lsn, end_lsn)`` is where it lies."""
 
     lsn: int
@@ -120,7 +120,7 @@ def encode_entry_header(
     return ENTRY.pack(ENTRY_VERSION, kind, flags, epoch, durable_lsn, time_ms, topic_id, count, check)
 
 
-def decode_entry(lsn: int, end_lsn: int, parts: Sequence[memoryview], source: str) -> Entry:
+def decode_entry(lsn: int, end_lsn: int, parts: Sequence[memoryview], source: str) -> LogEntry:
     """``parts``: the payloads of its fragments.
 
     Raises ``UnsupportedFormat`` for a newer version, ``CorruptFile`` for what cannot be an entry.
@@ -134,7 +134,7 @@ def decode_entry(lsn: int, end_lsn: int, parts: Sequence[memoryview], source: st
     if version != ENTRY_VERSION:
         raise newer(source, f"the log entry at LSN {lsn} has version", version, ENTRY_VERSION)
     body = b"".join((first[ENTRY_BYTES:], *parts[1:]))
-    return Entry(lsn, end_lsn, kind, epoch, durable_lsn, time_ms, topic_id, count, check, body, flags)
+    return LogEntry(lsn, end_lsn, kind, epoch, durable_lsn, time_ms, topic_id, count, check, body, flags)
 
 
 def segment_name(lsn: int) -> str:

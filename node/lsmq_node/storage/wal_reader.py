@@ -20,8 +20,8 @@ from .wal import (
     MAGIC,
     SEGMENT_HEADER,
     VERSION,
-    Entry,
     Fragment,
+    LogEntry,
     decode_entry,
     segment_name,
     segment_seed,
@@ -92,7 +92,7 @@ class LogReader:
         self.end = LogEnd(0, "not read yet")
         self.damage: CorruptFile | None = None
 
-    def entries(self, lsn: int) -> Iterator[Entry]:
+    def entries(self, lsn: int) -> Iterator[LogEntry]:
         """Whole entries from ``lsn``, an entry's start, to the first fragment that is not intact.
 
         Afterwards ``end`` says where and why it stopped. Raises ``CorruptFile`` when what follows shows that

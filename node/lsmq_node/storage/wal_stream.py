@@ -9,7 +9,7 @@ import crc32c
 from lsmq.errors import CorruptFile
 
 from .failures import damaged
-from .wal import BLOCK_BYTES, FRAGMENT, FRAGMENT_BYTES, Entry, Fragment, decode_entry, segment_seed
+from .wal import BLOCK_BYTES, FRAGMENT, FRAGMENT_BYTES, Fragment, LogEntry, decode_entry, segment_seed
 
 
 class EntryStream:
@@ -28,7 +28,7 @@ class EntryStream:
         self._at = lsn  # LSN of its first byte
         self._parts: list[memoryview] = []
 
-    def feed(self, piece: bytes | memoryview) -> Iterator[Entry]:
+    def feed(self, piece: bytes | memoryview) -> Iterator[LogEntry]:
         """The entries that ``piece`` completes. Raises ``CorruptFile`` for bytes that are no log.
 
         ``piece`` must not change any more.

@@ -4,8 +4,8 @@
 :class:`TransactionService` is what the API asks. docs/transactions.md says what is promised.
 """
 
-from .delivery import Delivery
-from .records import Part, State, Transaction
+from .delivery import TransactionDelivery
+from .records import TransactionPart, TransactionRecord, TransactionState
 from .service import TransactionService
 
-__all__ = ["Delivery", "Part", "State", "Transaction", "TransactionService"]
+__all__ = ["TransactionDelivery", "TransactionPart", "TransactionState", "TransactionRecord", "TransactionService"]

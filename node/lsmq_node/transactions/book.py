@@ -1,8 +1,8 @@
 """What the coordinator of a shard's producer groups knows and decides. Pure: no I/O, no clock.
 
-A call that changes something returns a :class:`Plan` and leaves the book as it is; whoever has put the plan's documents
-in line tells the book with :meth:`Memory.apply`. An empty plan says that it was done before: every step can be
-repeated.
+A call that changes something returns a :class:`BookChange` and leaves the book as it is; whoever has put the plan's
+documents in line tells the book with :meth:`Memory.apply`. An empty plan says that it was done before: every step can
+be repeated.
 
 ``now`` is in seconds and only has to rise; ``wall_ms`` is milliseconds since 1970.
 """
@@ -27,7 +27,16 @@ from lsmq.errors import (
 )
 
 from .memory import Memory
-from .records import Key, Member, Part, Plan, Sequence, State, Transaction, part_key
+from .records import (
+    BookChange,
+    Key,
+    MemberSequence,
+    ProducerMember,
+    TransactionPart,
+    TransactionRecord,
+    TransactionState,
+    part_key,
+)
 
 MAX_MEMBERS = 1_000  # a group
 MAX_ALL_SEQUENCES = 100_000  # a shard
@@ -52,7 +61,7 @@ BROKER = "broker"
 Name = TypeVar("Name", str, int)
 
 
-class Book(Memory):
+class TransactionBook(Memory):
     """Loop thread only.
 
     Args:
@@ -71,11 +80,11 @@ class Book(Memory):
 
     # Members
 
-    def join(self, key: Key, session_ms: int, client: str, *, checks: bool, now: float) -> Plan:
+    def join(self, key: Key, session_ms: int, client: str, *, checks: bool, now: float) -> BookChange:
         """A member is heard of; the plan makes it known. Raises ``TooManyMembers``, ``TooManyGroups``."""
         if key in self.members:
             self._seen[key] = now
-            return Plan()
+            return BookChange()
         group = key[0]
         if len(self._members_of.get(group, ())) >= MAX_MEMBERS:
             raise TooManyMembers(
@@ -88,7 +97,7 @@ class Book(Memory):
                 group=group,
                 limit=self.max_groups,
             )
-        return Plan(members={key: Member(0, (), session_ms, client, checks)})
+        return BookChange(members={key: ProducerMember(0, (), session_ms, client, checks)})
 
     def hear(self, key: Key, now: float) -> None:
         """A member heartbeats. Raises ``UnknownProducerMember``."""
@@ -99,7 +108,7 @@ class Book(Memory):
         """How long a member has been silent."""
         return max(0.0, now - self._seen[key])
 
-    def _member(self, key: Key) -> Member:
+    def _member(self, key: Key) -> ProducerMember:
         member = self.members.get(key)
         if member is None:
             raise UnknownProducerMember(
@@ -110,18 +119,20 @@ class Book(Memory):
             )
         return member
 
-    def leave(self, key: Key) -> Plan:
+    def leave(self, key: Key) -> BookChange:
         """What it has not decided, others are asked about at once."""
-        return Plan(members={key: None}) if key in self.members else Plan()
+        return BookChange(members={key: None}) if key in self.members else BookChange()
 
-    def expire(self, now: float) -> Plan:
+    def expire(self, now: float) -> BookChange:
         """Members that have been silent for a whole session."""
         gone = [key for key, member in self.members.items() if now - self._seen[key] > member.session_ms / 1000]
-        return Plan(members=dict.fromkeys(gone))
+        return BookChange(members=dict.fromkeys(gone))
 
     # Transactions
 
-    def begin(self, transaction: Transaction, number: int, part: Part, sequence_epoch: int = 0) -> Plan:
+    def begin(
+        self, transaction: TransactionRecord, number: int, part: TransactionPart, sequence_epoch: int = 0
+    ) -> BookChange:
         """Begin a transaction with its first messages; ``number`` counts those of its member from 1.
 
         Raises ``UnknownProducerMember``, ``UnknownTransaction`` when it was begun before and forgotten since,
@@ -130,7 +141,7 @@ class Book(Memory):
         key, by = transaction.key, (transaction.group, transaction.member)
         member = self._member(by)
         if key in self.transactions:
-            return Plan()
+            return BookChange()
         if number <= member.number and number not in member.missing:
             raise self._unknown(key)
         self._check_sequence(transaction, sequence_epoch)
@@ -149,7 +160,7 @@ class Book(Memory):
         )
         return plan
 
-    def _check_sequence(self, transaction: Transaction, epoch: int) -> None:
+    def _check_sequence(self, transaction: TransactionRecord, epoch: int) -> None:
         if not transaction.sequence:
             return
         known = self.sequences.get((transaction.group, transaction.sequence))
@@ -163,7 +174,7 @@ class Book(Memory):
                 epoch=counts,
             )
 
-    def add(self, key: Key, number: int, part: Part) -> Plan:
+    def add(self, key: Key, number: int, part: TransactionPart) -> BookChange:
         """More messages. ``number`` counts the parts of the transaction; the first has come with its beginning.
 
         Raises ``UnknownTransaction``, ``TransactionDecided``, ``TransactionTooLarge``, ``InvalidRequest`` for a part
@@ -171,7 +182,7 @@ class Book(Memory):
         """
         transaction = self.transaction(key)
         if number < transaction.parts:
-            return Plan()
+            return BookChange()
         if not transaction.is_open:
             raise _decided(transaction, "more messages come too late")
         if number > transaction.parts:
@@ -182,7 +193,7 @@ class Book(Memory):
             )
         return self._with_part(transaction, part)
 
-    def _with_part(self, transaction: Transaction, part: Part) -> Plan:
+    def _with_part(self, transaction: TransactionRecord, part: TransactionPart) -> BookChange:
         messages, batches = _sum(transaction.messages, part.messages), _sum(transaction.batches, part.batches)
         size = transaction.size_bytes + len(part.body)
         for what, count, limit in (
@@ -207,9 +218,9 @@ class Book(Memory):
             )
         changed = replace(transaction, parts=transaction.parts + 1, size_bytes=size, messages=messages, batches=batches)
         key = transaction.key
-        return Plan(transactions={key: changed}, parts={part_key(key, transaction.parts): part.body})
+        return BookChange(transactions={key: changed}, parts={part_key(key, transaction.parts): part.body})
 
-    def transaction(self, key: Key) -> Transaction:
+    def transaction(self, key: Key) -> TransactionRecord:
         """Raises ``UnknownTransaction``."""
         found = self.transactions.get(key)
         if found is None:
@@ -224,20 +235,20 @@ class Book(Memory):
             transaction=key[1],
         )
 
-    def decide(self, key: Key, state: State, by: str, wall_ms: int) -> Plan:
+    def decide(self, key: Key, state: TransactionState, by: str, wall_ms: int) -> BookChange:
         """Commit or roll back, once and for all. With a commit its sequence, if it has one, is at its position.
 
         Raises ``UnknownTransaction``, and ``TransactionDecided`` when it was decided the other way.
         """
         transaction = self.transaction(key)
         if transaction.state == state:
-            return Plan()
+            return BookChange()
         if not transaction.is_open:
             raise _decided(transaction, f"it cannot be {state.value.replace('_', ' ')} any more")
         changed = replace(transaction, state=state.value, decided_ms=wall_ms, decided_by=by)
-        if state is State.ROLLED_BACK:
-            return Plan(transactions={key: changed}, parts=_no_parts(transaction))
-        plan = Plan()
+        if state is TransactionState.ROLLED_BACK:
+            return BookChange(transactions={key: changed}, parts=_no_parts(transaction))
+        plan = BookChange()
         waiting = {}
         for shard, count in sorted(transaction.batches.items()):
             first = self.lanes[shard].next if shard in self.lanes else 1
@@ -250,13 +261,13 @@ class Book(Memory):
 
     # Asking members
 
-    def checks(self, now: float, wall_ms: int) -> Plan:
+    def checks(self, now: float, wall_ms: int) -> BookChange:
         """Ask about transactions that were silent for long enough, or roll them back; members to wake: ``asked``."""
-        plan = Plan()
+        plan = BookChange()
         for key in [key for key, at in self._due.items() if at <= now]:
             transaction = self.transactions[key]
             if transaction.checks >= transaction.max_checks or wall_ms - transaction.begun_ms > MAX_OPEN_MS:
-                decided = self.decide(key, State.ROLLED_BACK, BROKER, wall_ms)
+                decided = self.decide(key, TransactionState.ROLLED_BACK, BROKER, wall_ms)
                 plan.transactions |= decided.transactions
                 plan.parts |= decided.parts
                 continue
@@ -267,7 +278,7 @@ class Book(Memory):
                 self.asked.setdefault((key[0], member), {})[key[1]] = None
         return plan
 
-    def _whom_to_ask(self, transaction: Transaction) -> str | None:
+    def _whom_to_ask(self, transaction: TransactionRecord) -> str | None:
         """Its own member while that lives: only that knows whether the local step is still under way."""
         of = self._members_of.get(transaction.group, set())
         if transaction.member in of:
@@ -275,14 +286,14 @@ class Book(Memory):
         able = sorted(id for id in of if self.members[transaction.group, id].checks)
         return able[transaction.checks % len(able)] if able else None
 
-    def take_asked(self, key: Key) -> list[Transaction]:
+    def take_asked(self, key: Key) -> list[TransactionRecord]:
         """The transactions a member is to be asked about; it is told of them now."""
         found = [self.transactions.get((key[0], id)) for id in self.asked.pop(key, ())]
         return [transaction for transaction in found if transaction is not None and transaction.is_open]
 
     # Sequences
 
-    def take(self, group: str, name: str, member: str, wall_ms: int) -> Plan:
+    def take(self, group: str, name: str, member: str, wall_ms: int) -> BookChange:
         """A member goes on with a sequence: what others have open of it is rolled back, and they can commit no more.
 
         Raises ``UnknownProducerMember``, ``TooManyTransactions``.
@@ -299,14 +310,14 @@ class Book(Memory):
                 "name, or fewer sequences",
                 limit=MAX_ALL_SEQUENCES,
             )
-        plan = Plan()
+        plan = BookChange()
         for key, transaction in self._open_of(group):
             if transaction.sequence == name:
-                decided = self.decide(key, State.ROLLED_BACK, member, wall_ms)
+                decided = self.decide(key, TransactionState.ROLLED_BACK, member, wall_ms)
                 plan.transactions |= decided.transactions
                 plan.parts |= decided.parts
         epoch, position = (0, None) if known is None else (known.epoch, known.position)
-        plan.sequences[group, name] = Sequence(epoch + 1, position, member)
+        plan.sequences[group, name] = MemberSequence(epoch + 1, position, member)
         return plan
 
     def is_held(self, key: Key) -> bool:
@@ -319,9 +330,9 @@ class Book(Memory):
 
     # Deliveries
 
-    def to_deliver(self, shard: int, max_batches: int, max_bytes: int) -> list[tuple[int, Transaction]]:
+    def to_deliver(self, shard: int, max_batches: int, max_bytes: int) -> list[tuple[int, TransactionRecord]]:
         """What the shard is to get next: the number of the first batch, and the transaction; at least one."""
-        found: list[tuple[int, Transaction]] = []
+        found: list[tuple[int, TransactionRecord]] = []
         batches = size = 0
         for first, key in self.lanes[shard].waiting.items():
             transaction = self.transactions[key]
@@ -332,9 +343,9 @@ class Book(Memory):
             found.append((first, transaction))
         return found
 
-    def delivered(self, shard: int, keys: Iterable[Key]) -> Plan:
+    def delivered(self, shard: int, keys: Iterable[Key]) -> BookChange:
         """The shard has these."""
-        plan = Plan()
+        plan = BookChange()
         for key in keys:
             transaction = self.transactions.get(key)
             if transaction is None or shard not in transaction.waiting:
@@ -345,12 +356,12 @@ class Book(Memory):
                 plan.parts |= _no_parts(transaction)
         return plan
 
-    def renumber(self, shard: int, last: int) -> Plan:
+    def renumber(self, shard: int, last: int) -> BookChange:
         """The shard has had batches up to ``last`` that this coordinator does not know of: begin above.
 
         Only after the coordinator has lost what it had acknowledged (asynchronous flush).
         """
-        plan = Plan()
+        plan = BookChange()
         number = last + 1
         lane = self.lanes[shard]
         lane.limit = max(lane.limit, last)
@@ -361,7 +372,7 @@ class Book(Memory):
         plan.lanes[shard] = number
         return plan
 
-    def forget(self, wall_ms: int) -> Plan:
+    def forget(self, wall_ms: int) -> BookChange:
         """Finished transactions that nobody will ask for any more."""
         old: list[Key] = []
         surplus = len(self._finished) - self.max_remembered
@@ -369,7 +380,7 @@ class Book(Memory):
             if len(old) >= surplus and wall_ms - self.transactions[key].decided_ms < REMEMBER_MS:
                 break
             old.append(key)
-        return Plan(transactions=dict.fromkeys(old))
+        return BookChange(transactions=dict.fromkeys(old))
 
 
 def _sum(one: Mapping[Name, int], other: Mapping[Name, int]) -> dict[Name, int]:
@@ -379,11 +390,11 @@ def _sum(one: Mapping[Name, int], other: Mapping[Name, int]) -> dict[Name, int]:
     return found
 
 
-def _no_parts(transaction: Transaction) -> dict[str, bytes | None]:
+def _no_parts(transaction: TransactionRecord) -> dict[str, bytes | None]:
     return {part_key(transaction.key, number): None for number in range(transaction.parts)}
 
 
-def _decided(transaction: Transaction, what: str) -> TransactionDecided:
+def _decided(transaction: TransactionRecord, what: str) -> TransactionDecided:
     return TransactionDecided(
         f"transaction {transaction.id!r} was {transaction.state.replace('_', ' ')} by {transaction.decided_by}; {what}",
         group=transaction.group,

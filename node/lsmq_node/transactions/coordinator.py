@@ -1,4 +1,4 @@
-"""The producer groups and transactions of one shard while this node leads it: the shell around :class:`.book.Book`.
+"""The producer groups and transactions of one shard while this node leads it: the shell of a :class:`.TransactionBook`.
 
 Nothing is answered, and nothing is delivered, before it is durable.
 """
@@ -19,25 +19,25 @@ from lsmq.errors import DeliveriesAhead, LsmqError, Unavailable
 from lsmq_node.broker import Limited, Made, ShardPort
 from lsmq_node.machines import HOUR_S, IdleNames, ShardMachine, Step
 
-from .book import BROKER, Book
-from .delivery import Delivery, may_be_stored
+from .book import BROKER, TransactionBook
+from .delivery import TransactionDelivery, may_be_stored
 from .lanes import LANE, last_numbers
 from .records import (
     LANES,
     MEMBERS,
     SEQUENCES,
     TRANSACTIONS,
+    BookChange,
     Key,
-    Part,
-    Plan,
-    Sequence,
-    State,
-    Transaction,
+    MemberSequence,
+    TransactionPart,
+    TransactionRecord,
+    TransactionState,
     decode_part,
     part_key,
     split_key,
 )
-from .shares import Shares
+from .shares import AddressShares
 
 if TYPE_CHECKING:
     from .service import TransactionService
@@ -52,7 +52,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
 @dataclass(slots=True)
-class Counts:
+class TransactionCounts:
     """What happened to transactions since the node began."""
 
     begun: int = 0
@@ -78,9 +78,9 @@ class ShardTransactions(ShardMachine):
         super().__init__(service, port)
         config = service.broker.config
         held_bytes = self.store.options.max_documents_bytes // 2
-        self.book = Book(config.max_request_bytes // 2, held_bytes, config.max_groups)
+        self.book = TransactionBook(config.max_request_bytes // 2, held_bytes, config.max_groups)
         made = Made(service.broker.allowances, Limited.TRANSACTIONS)
-        self.shares = Shares(held_bytes * config.address_share_percent // 100, made)
+        self.shares = AddressShares(held_bytes * config.address_share_percent // 100, made)
         self._idle = IdleNames("sequence", config.sequence_retention_hours)
         self._hour_began = 0.0
         self.last: dict[int, int] = {}  # by coordinator, the number of the last batch put in line here
@@ -109,7 +109,7 @@ class ShardTransactions(ShardMachine):
 
     # Storing
 
-    def _step(self, plan: Plan, stored: Callable[[], object] | None = None) -> Step:
+    def _step(self, plan: BookChange, stored: Callable[[], object] | None = None) -> Step:
         """A plan as a step, which must be put before the book makes another plan."""
 
         def appended() -> None:
@@ -127,7 +127,7 @@ class ShardTransactions(ShardMachine):
 
     async def heartbeat(
         self, key: Key, session_ms: int, client: str, *, checks: bool, join: bool, wait_s: float
-    ) -> list[Transaction]:
+    ) -> list[TransactionRecord]:
         """Hear a member; the transactions it is asked about. Held up to ``wait_s`` while there are none.
 
         Raises ``UnknownProducerMember`` unless it joins, ``TooManyMembers``.
@@ -151,9 +151,9 @@ class ShardTransactions(ShardMachine):
     # Transactions
 
     async def begin(
-        self, transaction: Transaction, number: int, part: Part, sequence_epoch: int, client: str
-    ) -> Transaction:
-        """See :meth:`Book.begin` and :class:`Shares`; ``client`` is whose it is. Durable on return."""
+        self, transaction: TransactionRecord, number: int, part: TransactionPart, sequence_epoch: int, client: str
+    ) -> TransactionRecord:
+        """See :meth:`TransactionBook.begin` and :class:`AddressShares`; it is ``client``'s. Durable on return."""
         self.check()
         plan = self.book.begin(transaction, number, part, sequence_epoch)
         if plan:
@@ -164,11 +164,11 @@ class ShardTransactions(ShardMachine):
             await self.done(self._step(plan))
         finally:
             if transaction.key not in self.book.transactions:  # It was refused.
-                self.shares.follow(Plan(transactions={transaction.key: None}))
+                self.shares.follow(BookChange(transactions={transaction.key: None}))
         return self.book.transaction(transaction.key)
 
-    async def add(self, key: Key, number: int, part: Part, client: str) -> Transaction:
-        """See :meth:`Book.add` and :class:`Shares`. Durable on return."""
+    async def add(self, key: Key, number: int, part: TransactionPart, client: str) -> TransactionRecord:
+        """See :meth:`TransactionBook.add` and :class:`AddressShares`. Durable on return."""
         self.check()
         plan = self.book.add(key, number, part)
         if plan:
@@ -176,8 +176,8 @@ class ShardTransactions(ShardMachine):
         await self.done(self._step(plan))
         return self.book.transaction(key)
 
-    async def decide(self, key: Key, state: State, by: str, wait_s: float) -> Transaction:
-        """See :meth:`Book.decide`. Durable on return; and delivered, unless that takes longer than ``wait_s``."""
+    async def decide(self, key: Key, state: TransactionState, by: str, wait_s: float) -> TransactionRecord:
+        """See :meth:`TransactionBook.decide`. Durable on return, and delivered if not later than ``wait_s``."""
         self.check()
         plan = self.book.decide(key, state, by, _wall_ms())
         await self.done(self._step(plan, partial(self._decided, plan.transactions)))
@@ -190,7 +190,7 @@ class ShardTransactions(ShardMachine):
     def _decided(self, keys: Iterable[Key]) -> None:
         for key in keys:
             transaction = self.book.transaction(key)
-            committed = transaction.state == State.COMMITTED
+            committed = transaction.state == TransactionState.COMMITTED
             self.counts.committed += committed
             self.counts.rolled_back += not committed
             if transaction.decided_by == BROKER:
@@ -203,8 +203,8 @@ class ShardTransactions(ShardMachine):
                     checks=transaction.checks,
                 )
 
-    async def take(self, group: str, name: str, member: str) -> Sequence:
-        """See :meth:`Book.take`. Durable on return."""
+    async def take(self, group: str, name: str, member: str) -> MemberSequence:
+        """See :meth:`TransactionBook.take`. Durable on return."""
         self.check()
         plan = self.book.take(group, name, member, _wall_ms())
         taken = plan.sequences[group, name]
@@ -212,7 +212,7 @@ class ShardTransactions(ShardMachine):
         assert taken is not None
         return taken
 
-    def transaction(self, key: Key) -> Transaction:
+    def transaction(self, key: Key) -> TransactionRecord:
         """Raises ``UnknownTransaction``."""
         self.check()
         return self.book.transaction(key)
@@ -251,7 +251,7 @@ class ShardTransactions(ShardMachine):
                 yield Step(self._idle.touch(name))
             else:
                 _log.info("sequence_forgotten", group=key[0], sequence=key[1], shard=self.port.number)
-                yield self._step(Plan(sequences={key: None}))
+                yield self._step(BookChange(sequences={key: None}))
 
     def _expired(self, members: list[Key]) -> None:
         if not members:
@@ -259,7 +259,7 @@ class ShardTransactions(ShardMachine):
         self.counts.expired += len(members)
         _log.info("producers_expired", members=[f"{group}/{id}" for group, id in members])
 
-    def _checked(self, plan: Plan) -> None:
+    def _checked(self, plan: BookChange) -> None:
         asked = [key for key, each in plan.transactions.items() if each is not None and each.is_open]
         self.counts.checks += len(asked)
         self._decided(plan.transactions.keys() - asked)
@@ -300,7 +300,7 @@ class ShardTransactions(ShardMachine):
         self.check()
         batches = [batch for first, transaction in work for batch in self._batches(shard, first, transaction)]
         try:
-            dropped = await self._send(shard, Delivery(self.port.number, lane.limit, batches))
+            dropped = await self._send(shard, TransactionDelivery(self.port.number, lane.limit, batches))
         except BaseException as error:
             if not isinstance(error, LsmqError) or may_be_stored(error):
                 lane.limit = max(lane.limit, batches[-1][0])
@@ -319,7 +319,7 @@ class ShardTransactions(ShardMachine):
             if self.book.transactions[key].is_finished:
                 self.wake(*key)
 
-    def _batches(self, shard: int, first: int, transaction: Transaction) -> list[tuple[int, int, str, bytes]]:
+    def _batches(self, shard: int, first: int, transaction: TransactionRecord) -> list[tuple[int, int, str, bytes]]:
         found: list[tuple[int, int, str, bytes]] = []
         for number in range(transaction.parts):
             key = part_key(transaction.key, number)

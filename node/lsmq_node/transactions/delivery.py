@@ -20,7 +20,7 @@ MAX_NUMBER = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class TransactionDelivery:
     """Attributes:
 
     coordinator: the shard that coordinates.
@@ -37,7 +37,7 @@ class Delivery:
         return {"coordinator": self.coordinator, "limit": self.limit, "batches": self.batches}
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any], coordinators: int) -> Delivery:
+    def from_dict(cls, found: dict[str, Any], coordinators: int) -> TransactionDelivery:
         """What another node sent, of a cluster with so many shards. Nothing is decompressed: coordinators pack nothing.
 
         Raises ``InvalidRequest`` and ``InvalidBatch``.

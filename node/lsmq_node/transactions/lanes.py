@@ -16,7 +16,7 @@ from itertools import pairwise
 from lsmq.errors import DeliveriesAhead, InvalidRequest
 from lsmq_node.broker import BROKER_PRODUCERS
 
-from .delivery import Delivery
+from .delivery import TransactionDelivery
 
 LANE = "transaction-lane/"
 _EPOCH_BITS = 32
@@ -32,7 +32,7 @@ def producer_of(coordinator: int, number: int) -> tuple[int, int]:
     return BROKER_PRODUCERS | coordinator << 40 | number >> _EPOCH_BITS, number & ((1 << _EPOCH_BITS) - 1)
 
 
-def fresh_batches(shard: int, last: int, delivery: Delivery) -> list[tuple[int, int, str, bytes]]:
+def fresh_batches(shard: int, last: int, delivery: TransactionDelivery) -> list[tuple[int, int, str, bytes]]:
     """Those that ``shard`` has not had, which has had all up to ``last``.
 
     Numbers may be missing: of what was decided and lost. Raises ``DeliveriesAhead``, and ``InvalidRequest`` for numbers

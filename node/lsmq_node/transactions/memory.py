@@ -7,10 +7,21 @@ from collections.abc import Iterable
 import msgpack
 from sortedcontainers import SortedDict
 
-from .records import LANES, MEMBERS, SEQUENCES, TRANSACTIONS, Key, Member, Plan, Sequence, Transaction, split_key
+from .records import (
+    LANES,
+    MEMBERS,
+    SEQUENCES,
+    TRANSACTIONS,
+    BookChange,
+    Key,
+    MemberSequence,
+    ProducerMember,
+    TransactionRecord,
+    split_key,
+)
 
 
-class Lane:
+class DeliveryLane:
     """What one shard is to get from this coordinator, in order.
 
     ``next`` is the number of the next batch that is decided; the shard cannot have had one above ``limit``.
@@ -28,10 +39,10 @@ class Memory:
     """Loop thread only."""
 
     def __init__(self) -> None:
-        self.members: dict[Key, Member] = {}
-        self.transactions: dict[Key, Transaction] = {}
-        self.sequences: dict[Key, Sequence] = {}
-        self.lanes: dict[int, Lane] = {}
+        self.members: dict[Key, ProducerMember] = {}
+        self.transactions: dict[Key, TransactionRecord] = {}
+        self.sequences: dict[Key, MemberSequence] = {}
+        self.lanes: dict[int, DeliveryLane] = {}
         #: By group: its members, its transactions that are not finished, its sequences.
         self._members_of: dict[str, set[str]] = {}
         self._unfinished_of: dict[str, set[str]] = {}
@@ -45,28 +56,28 @@ class Memory:
 
     def load(self, documents: Iterable[tuple[str, bytes]], now: float) -> None:
         """Take what documents say, lanes first. Members and open transactions get all their time again."""
-        plan = Plan()
-        decided: list[Transaction] = []
+        plan = BookChange()
+        decided: list[TransactionRecord] = []
         for key, body in documents:
             if key.startswith(MEMBERS):
-                plan.members[split_key(key, MEMBERS)] = Member.decode(body, key)
+                plan.members[split_key(key, MEMBERS)] = ProducerMember.decode(body, key)
             elif key.startswith(TRANSACTIONS):
-                transaction = Transaction.decode(body, key)
+                transaction = TransactionRecord.decode(body, key)
                 if transaction.is_open:
                     plan.transactions[transaction.key] = transaction
                 else:
                     decided.append(transaction)
             elif key.startswith(SEQUENCES):
-                plan.sequences[split_key(key, SEQUENCES)] = Sequence.decode(body, key)
+                plan.sequences[split_key(key, SEQUENCES)] = MemberSequence.decode(body, key)
             elif key == LANES:
                 self.lanes = {
-                    shard: Lane(next_) for shard, next_ in msgpack.unpackb(body, strict_map_key=False).items()
+                    shard: DeliveryLane(next_) for shard, next_ in msgpack.unpackb(body, strict_map_key=False).items()
                 }
         for transaction in sorted(decided, key=lambda each: each.decided_ms):
             plan.transactions[transaction.key] = transaction
         self.apply(plan, now)
 
-    def apply(self, plan: Plan, now: float) -> None:
+    def apply(self, plan: BookChange, now: float) -> None:
         """The plan's documents are in line."""
         for key, member in plan.members.items():
             if member is not None:
@@ -76,7 +87,7 @@ class Memory:
             else:
                 self._drop_member(key, now)
         for number, next_ in plan.lanes.items():
-            self.lanes.setdefault(number, Lane()).next = next_
+            self.lanes.setdefault(number, DeliveryLane()).next = next_
         for key, transaction in plan.transactions.items():
             self._apply_transaction(key, transaction, now)
         for key, sequence in plan.sequences.items():
@@ -103,11 +114,11 @@ class Memory:
             if transaction.member == key[1]:
                 self._due[other] = now
 
-    def _open_of(self, group: str) -> list[tuple[Key, Transaction]]:
+    def _open_of(self, group: str) -> list[tuple[Key, TransactionRecord]]:
         keys = [(group, id) for id in self._unfinished_of.get(group, ())]
         return [(key, self.transactions[key]) for key in keys if self.transactions[key].is_open]
 
-    def _apply_transaction(self, key: Key, transaction: Transaction | None, now: float) -> None:
+    def _apply_transaction(self, key: Key, transaction: TransactionRecord | None, now: float) -> None:
         former = self.transactions.get(key)
         if former is not None:
             for shard, first in former.waiting.items():
@@ -136,7 +147,7 @@ class Memory:
         elif former is None or former.parts != transaction.parts:
             self._due[key] = now + transaction.check_after_ms / 1000
         for shard, first in transaction.waiting.items():
-            self.lanes.setdefault(shard, Lane()).waiting[first] = key
+            self.lanes.setdefault(shard, DeliveryLane()).waiting[first] = key
 
     # Looking
 

@@ -1,10 +1,10 @@
 """What a coordinator remembers of producer groups, and the documents it is kept in.
 
 ======================================== ===============================================================
-``producer/<group>/<member>``            :class:`Member`
-``transaction/<group>/<id>``             :class:`Transaction`
+``producer/<group>/<member>``            :class:`ProducerMember`
+``transaction/<group>/<id>``             :class:`TransactionRecord`
 ``transaction-part/<group>/<id>/<n>``    the batches of one part of it: ``[[shard, topic id, topic, batch], ...]``
-``sequence/<group>/<name>``              :class:`Sequence`
+``sequence/<group>/<name>``              :class:`MemberSequence`
 ``transaction-lanes``                    by shard, the number of the next batch that is sent there
 ======================================== ===============================================================
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import msgpack
 
@@ -34,16 +34,17 @@ _FORMAT = 1
 Key = tuple[str, str]
 
 
-class State(StrEnum):
+class TransactionState(StrEnum):
     OPEN = "open"
     COMMITTED = "committed"
     ROLLED_BACK = "rolled_back"
 
 
 class _Record:
-    """A frozen dataclass as a list of its fields."""
+    """A frozen dataclass as a list of its fields. ``what`` it is, for errors."""
 
     __slots__ = ()
+    what: ClassVar[str]
 
     def encode(self) -> bytes:
         values = [getattr(self, item.name) for item in fields(self)]  # type: ignore[arg-type]
@@ -52,11 +53,11 @@ class _Record:
     @classmethod
     def decode(cls, body: bytes, key: str) -> Self:
         """Raises ``CorruptFile`` naming the document, ``UnsupportedFormat`` where a newer version wrote it."""
-        return documents.decode(body, key, cls.__name__.lower(), _FORMAT, lambda fields: cls(*fields[1:]))
+        return documents.decode(body, key, cls.what, _FORMAT, lambda fields: cls(*fields[1:]))
 
 
 @dataclass(frozen=True, slots=True)
-class Member(_Record):
+class ProducerMember(_Record):
     """A producer of a group.
 
     Attributes:
@@ -65,6 +66,7 @@ class Member(_Record):
         checks: it may be asked about transactions of others.
     """
 
+    what: ClassVar[str] = "member"
     number: int
     missing: tuple[int, ...]
     session_ms: int
@@ -73,16 +75,17 @@ class Member(_Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence(_Record):
+class MemberSequence(_Record):
     """Work that members do one after the other. ``position`` is how far it is committed, in its members' words."""
 
+    what: ClassVar[str] = "sequence"
     epoch: int
     position: str | None
     member: str
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction(_Record):
+class TransactionRecord(_Record):
     """Attributes:
 
     member: who began it.
@@ -96,6 +99,7 @@ class Transaction(_Record):
     waiting: by shard that has not got its batches yet, the number of the first of them.
     """
 
+    what: ClassVar[str] = "transaction"
     group: str
     id: str
     member: str
@@ -106,7 +110,7 @@ class Transaction(_Record):
     check_after_ms: int
     check_every_ms: int
     max_checks: int
-    state: str = State.OPEN.value
+    state: str = TransactionState.OPEN.value
     parts: int = 0
     size_bytes: int = 0
     messages: Mapping[str, int] = field(default_factory=dict)
@@ -122,7 +126,7 @@ class Transaction(_Record):
 
     @property
     def is_open(self) -> bool:
-        return self.state == State.OPEN
+        return self.state == TransactionState.OPEN
 
     @property
     def is_finished(self) -> bool:
@@ -131,7 +135,7 @@ class Transaction(_Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TransactionPart:
     """Messages of a transaction that came in one request. ``body`` is the document."""
 
     body: bytes
@@ -140,13 +144,13 @@ class Part:
 
 
 @dataclass(slots=True)
-class Plan:
+class BookChange:
     """A change of what is remembered: all of it or nothing. None: forget it."""
 
-    members: dict[Key, Member | None] = field(default_factory=dict)
-    transactions: dict[Key, Transaction | None] = field(default_factory=dict)
+    members: dict[Key, ProducerMember | None] = field(default_factory=dict)
+    transactions: dict[Key, TransactionRecord | None] = field(default_factory=dict)
     parts: dict[str, bytes | None] = field(default_factory=dict)
-    sequences: dict[Key, Sequence | None] = field(default_factory=dict)
+    sequences: dict[Key, MemberSequence | None] = field(default_factory=dict)
     lanes: dict[int, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:

@@ -12,11 +12,11 @@ from lsmq.queue_names import SEPARATOR
 from lsmq.record_batch import RecordBatch
 from lsmq_node.broker import Broker, ShardPort, asked_shard
 from lsmq_node.machines import MachineService, Step, with_producer
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 from lsmq_node.storage.later_names import numbered
 
-from .coordinator import Counts, ShardTransactions
-from .delivery import OPERATION, TIMEOUT_S, Delivery, split_named
+from .coordinator import ShardTransactions, TransactionCounts
+from .delivery import OPERATION, TIMEOUT_S, TransactionDelivery, split_named
 from .lanes import fresh_batches, lane_key, producer_of
 
 
@@ -36,7 +36,7 @@ class TransactionService(MachineService[ShardTransactions]):
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker, partial(ShardTransactions, self))
-        self.counts = Counts()
+        self.counts = TransactionCounts()
         broker.topology.peers.answer(OPERATION, self._answer)
 
     # Shards
@@ -51,7 +51,7 @@ class TransactionService(MachineService[ShardTransactions]):
 
     # Deliveries
 
-    async def send(self, shard: int, delivery: Delivery) -> int:
+    async def send(self, shard: int, delivery: TransactionDelivery) -> int:
         """To the leader of ``shard``, wherever that is; how many batches were for topics that are gone."""
         topology = self.broker.topology
         if topology.leadership(shard).here:
@@ -62,7 +62,7 @@ class TransactionService(MachineService[ShardTransactions]):
     async def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """A delivery of another node."""
         shard = asked_shard(self.broker.topology, asked)
-        delivery = await asyncio.to_thread(Delivery.from_dict, asked, self.broker.topology.shard_count)
+        delivery = await asyncio.to_thread(TransactionDelivery.from_dict, asked, self.broker.topology.shard_count)
         return {"dropped": await self.receive(shard, delivery)}
 
     def _batch(self, port: ShardPort, topic_id: int, packed: bytes, *producer: int) -> RecordBatch:
@@ -77,14 +77,14 @@ class TransactionService(MachineService[ShardTransactions]):
             raise _NamesMissing(topic_id, names)
         return numbered(found, names, numbers)
 
-    async def receive(self, number: int, delivery: Delivery) -> int:
+    async def receive(self, number: int, delivery: TransactionDelivery) -> int:
         """Store what a coordinator has decided, unless it is here already. Durable, and visible, on return.
 
         Raises ``DeliveriesAhead``, ``NotLeader``, ``NotEnoughReplicas``, and what storing raises; all may pass.
         """
         shard = await self.shard(number)
         gone: set[int] = set()
-        topics: dict[int, Topic] = {}
+        topics: dict[int, StoredTopic] = {}
         for topic_id in {topic_id for _, topic_id, _, _ in delivery.batches}:
             try:
                 topics[topic_id] = topic = await self.broker.topic_by_id(topic_id)

@@ -8,13 +8,13 @@ from __future__ import annotations
 from lsmq.errors import DocumentsFull, TooManyTransactions
 from lsmq_node.broker import Made
 
-from .records import Key, Plan
+from .records import BookChange, Key
 
 #: Transactions of one address, in one shard, that are open or not delivered.
 MAX_UNFINISHED = 5_000
 
 
-class Shares:
+class AddressShares:
     """Loop thread only."""
 
     def __init__(self, share_bytes: int, made: Made | None = None) -> None:
@@ -52,7 +52,7 @@ class Shares:
             self._count[client] = self._count.get(client, 0) + 1
             self._bytes.setdefault(client, 0)
 
-    def follow(self, plan: Plan) -> None:
+    def follow(self, plan: BookChange) -> None:
         """What a plan changes is in line."""
         for key, transaction in plan.transactions.items():
             known = self._owner.get(key)

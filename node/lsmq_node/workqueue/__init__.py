@@ -5,7 +5,7 @@ and waits for them on a shard, :mod:`.burial` puts dead letters away; :class:`Wo
 """
 
 from .service import WorkService
-from .settings import Settings
+from .settings import WorkSettings
 from .tasks import Refusal
 
-__all__ = ["Refusal", "Settings", "WorkService"]
+__all__ = ["Refusal", "WorkSettings", "WorkService"]

@@ -17,11 +17,11 @@ import structlog
 from lsmq import runtime
 from lsmq.errors import LsmqError
 from lsmq.record_batch import BatchBuilder, RecordBatch
-from lsmq_node.broker import Broker, Start
+from lsmq_node.broker import Broker, StartTask
 from lsmq_node.broker.letter_targets import letter_limit, letter_queue, letter_topic
-from lsmq_node.letters import Record, add_letter, origin
+from lsmq_node.letters import LetterRecord, add_letter, origin
 from lsmq_node.machines import Step, documents
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
 from .chunks import BURIAL
 from .reading import Found, read_again
@@ -29,7 +29,7 @@ from .settings import VERSION
 
 if TYPE_CHECKING:
     from .shard_work import ShardWork
-    from .tasks import Task
+    from .tasks import OpenMessage
 
 _log = structlog.get_logger("lsmq.workqueue")
 
@@ -63,7 +63,7 @@ class Burial:
         return documents.decode(body, key, "list of dead letters", VERSION, build)
 
     @classmethod
-    def of(cls, tasks: Sequence[Task]) -> Burial:
+    def of(cls, tasks: Sequence[OpenMessage]) -> Burial:
         rows = tuple((task.queue, task.offset, task.count, task.reason) for task in tasks)
         return cls(runtime.random.getrandbits(62) + 1, rows)
 
@@ -75,7 +75,7 @@ class Burial:
 class Undertaker:
     """Puts away the dead letters of one work queue in one shard, a batch at a time."""
 
-    def __init__(self, work: ShardWork, broker: Broker, start: Start) -> None:
+    def __init__(self, work: ShardWork, broker: Broker, start: StartTask) -> None:
         self._work = work
         self._broker = broker
         self._start = start
@@ -136,7 +136,7 @@ class Undertaker:
         self._work.check()
         await self._work.durable(self._work.put(step))
 
-    async def _bury(self, burial: Burial, tasks: Sequence[Task]) -> None:
+    async def _bury(self, burial: Burial, tasks: Sequence[OpenMessage]) -> None:
         work, found = self._work, Found()
         topic = await letter_topic(self._broker, work.settings.dead_letter_topic(work.topic.name))
         queue = letter_queue(self._broker, topic, work.port.number, "dead_letter")
@@ -164,10 +164,10 @@ class Undertaker:
 
     def _pack(
         self,
-        topic: Topic,
+        topic: StoredTopic,
         queue: int,
         burial: Burial,
-        letters: Sequence[tuple[Record, tuple[int, int, int, str]]],
+        letters: Sequence[tuple[LetterRecord, tuple[int, int, int, str]]],
         names: Mapping[int, str],
     ) -> RecordBatch:
         builder, work = BatchBuilder(), self._work

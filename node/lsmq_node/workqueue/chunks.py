@@ -21,7 +21,7 @@ BURIAL = "burial"
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class FailedMessage:
     """A message whose deliveries have ended without acknowledgement ``count`` times; due again at ``due_ms``."""
 
     count: int
@@ -30,11 +30,11 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class SettledChunk:
     """``settled``: half-open ranges of offsets, sorted and disjoint. ``failed``: by offset."""
 
     settled: tuple[tuple[int, int], ...] = ()
-    failed: dict[int, Failed] = field(default_factory=dict)
+    failed: dict[int, FailedMessage] = field(default_factory=dict)
 
     def encode(self, number: int) -> bytes:
         """The document of chunk ``number``: ``[1, settled, failed]``, offsets counted from the chunk's first.
@@ -47,14 +47,16 @@ class Chunk:
         return documents.pack([VERSION, flat, rows])
 
     @classmethod
-    def decode(cls, body: bytes, number: int, key: str) -> Chunk:
+    def decode(cls, body: bytes, number: int, key: str) -> SettledChunk:
         """Raises ``UnsupportedFormat`` for a newer one, ``CorruptFile`` for what is none."""
         base = number * CHUNK_OFFSETS
 
-        def build(fields: Any) -> Chunk:
+        def build(fields: Any) -> SettledChunk:
             _, flat, rows = fields
             settled = tuple((base + flat[at], base + flat[at + 1]) for at in range(0, len(flat), 2))
-            return cls(settled, {base + offset: Failed(count, due, reason) for offset, count, due, reason in rows})
+            return cls(
+                settled, {base + offset: FailedMessage(count, due, reason) for offset, count, due, reason in rows}
+            )
 
         return documents.decode(body, key, "chunk of a work queue", VERSION, build)
 

@@ -8,16 +8,16 @@ Who picks gets messages from ``next`` on as well, *early*: those between stay fo
 
 With order by key, a message is open only while none before it in its queue has its key: until the one before is settled
 and that is stored, it waits in a line (:mod:`.window`). So whoever leads next finds an earlier one of a key open before
-any later one was handed out. What was stored is not opened by :meth:`Ledger.load` then, whose keys nobody knows: it is
-looked at once more, in order.
+any later one was handed out. What was stored is not opened by :meth:`WorkLedger.load` then, whose keys nobody knows: it
+is looked at once more, in order.
 
 Times are milliseconds since 1970 on a clock of the caller's that never goes back. A message is open in one of these
 states: ``READY`` to be delivered (again), ``TAKEN`` by somebody who reads it from the store, ``IN_FLIGHT`` until its
 visibility ends, ``WAITING`` until it is due, ``DEAD`` when it has failed for the last time and is to be put away.
 
-What is stored is in :class:`Changes`; it says nothing of deliveries in flight. So after :meth:`Ledger.load`, under
-another leader, these are ready, and a receipt that has not expired by its own date still counts as long as nobody else
-has got the message.
+What is stored is in :class:`WorkChanges`; it says nothing of deliveries in flight. So after :meth:`WorkLedger.load`,
+under another leader, these are ready, and a receipt that has not expired by its own date still counts as long as nobody
+else has got the message.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from .chunks import Chunk, Failed
+from .chunks import FailedMessage, SettledChunk
 from .open_messages import OpenMessages
-from .receipts import Receipt
-from .settings import MAX_DELAY_MS, Settings
-from .tasks import Counts, Refusal, State, Task
+from .receipts import DeliveryReceipt
+from .settings import MAX_DELAY_MS, WorkSettings
+from .tasks import DeliveryState, OpenMessage, Refusal, WorkCounts
 from .window import Window
 
 #: As a due time: it is not to be delivered again.
@@ -43,27 +43,27 @@ EXPIRED_REASON = "visibility timeout"
 NACKED_REASON = "negative acknowledgement"
 
 
-class Ledger(OpenMessages):
+class WorkLedger(OpenMessages):
     """See the module. ``start_of`` and ``end_of`` say of any queue where its unsettled messages begin, and its end."""
 
     def __init__(
         self,
-        settings: Settings,
+        settings: WorkSettings,
         leader: int,
         start_of: Callable[[int], int],
         end_of: Callable[[int], int],
-        counts: Counts | None = None,
+        counts: WorkCounts | None = None,
     ) -> None:
         """``leader``: 32 bits that no other ledger has; tells this one's receipts from those of earlier leaders."""
         super().__init__(settings, start_of, counts)
         self._leader = leader
         self._serials = itertools.count(1)
         self._end_of = end_of
-        self._timers: list[tuple[int, int, Task]] = []
+        self._timers: list[tuple[int, int, OpenMessage]] = []
 
     # What was stored
 
-    def load(self, queue: int, cursor: int, chunks: Mapping[int, Chunk], now: int) -> None:
+    def load(self, queue: int, cursor: int, chunks: Mapping[int, SettledChunk], now: int) -> None:
         """Take over a queue's documents, by number of the chunk."""
         window = self._windows[queue] = Window(queue, cursor, looks=self._looks)
         window.stored.update(chunks)
@@ -75,22 +75,22 @@ class Ledger(OpenMessages):
             window.failed.clear()
         self._note(window)  # documents below the cursor are left over from a crash
 
-    def _open_again(self, task: Task, fail: Failed | None, now: int) -> None:
+    def _open_again(self, task: OpenMessage, fail: FailedMessage | None, now: int) -> None:
         if fail is None:
-            self._set(task, State.READY)
+            self._set(task, DeliveryState.READY)
             return
         task.count, task.reason = fail.count, fail.reason
         task.at_ms = min(fail.due_ms, now + MAX_DELAY_MS)  # whatever the clock of the earlier leader said
         self._rest(task, now)
 
-    def deliveries(self) -> list[Receipt]:
+    def deliveries(self) -> list[DeliveryReceipt]:
         """Those in flight, and those that have settled what is not stored yet."""
         tasks = [task for changes in self._storing.values() for task in changes.settled] + self._settled
         for window in self._windows.values():
-            tasks += [task for task in window.open.values() if task.state is State.IN_FLIGHT]
-        return [Receipt(task.queue, task.offset, task.count, task.at_ms, task.token) for task in tasks]
+            tasks += [task for task in window.open.values() if task.state is DeliveryState.IN_FLIGHT]
+        return [DeliveryReceipt(task.queue, task.offset, task.count, task.at_ms, task.token) for task in tasks]
 
-    def carry_over(self, deliveries: Iterable[Receipt], now: int) -> None:
+    def carry_over(self, deliveries: Iterable[DeliveryReceipt], now: int) -> None:
         """Go on with these, of a ledger that could not store something and delivered last before this one."""
         for receipt in deliveries:
             self._find(receipt, now)
@@ -101,17 +101,17 @@ class Ledger(OpenMessages):
     def has_dead(self) -> bool:
         return bool(self._dead)
 
-    def take_ready(self, limit: int) -> list[Task]:
+    def take_ready(self, limit: int) -> list[OpenMessage]:
         """Messages whose turn it is, ``TAKEN`` until :meth:`deliver`, :meth:`give_back` or :meth:`gone`."""
         if self.looks_ahead and self.open_count >= MAX_OPEN:  # only what is open already
             taken = list(itertools.islice(self.ready(), limit))
             for task in taken:
-                self._set(task, State.TAKEN)
+                self._set(task, DeliveryState.TAKEN)
             return taken
         taken = []
         for lane, item, stored_ms in self._turns.take(limit):
-            if isinstance(item, Task):
-                self._set(item, State.TAKEN)
+            if isinstance(item, OpenMessage):
+                self._set(item, DeliveryState.TAKEN)
                 taken.append(item)
                 continue
             queue, offset = item
@@ -124,60 +124,60 @@ class Ledger(OpenMessages):
             self._resume(queue)
         return taken
 
-    def take(self, task: Task) -> bool:
+    def take(self, task: OpenMessage) -> bool:
         """One that is to be delivered again, out of its turn; whether it still is."""
-        if task.state is not State.READY:
+        if task.state is not DeliveryState.READY:
             return False
-        self._set(task, State.TAKEN)
+        self._set(task, DeliveryState.TAKEN)
         return True
 
-    def ready(self) -> Iterator[Task]:
+    def ready(self) -> Iterator[OpenMessage]:
         """All that are to be delivered again."""
         tasks = (task for window in self._windows.values() for task in window.open.values())
-        return (task for task in tasks if task.state is State.READY)
+        return (task for task in tasks if task.state is DeliveryState.READY)
 
-    def give_back(self, tasks: Iterable[Task]) -> None:
+    def give_back(self, tasks: Iterable[OpenMessage]) -> None:
         """They could not be read now."""
         for task in tasks:
-            if task.state is State.TAKEN:
-                self._set(task, State.READY)
+            if task.state is DeliveryState.TAKEN:
+                self._set(task, DeliveryState.READY)
 
-    def postpone(self, tasks: Iterable[Task], at_ms: int) -> None:
+    def postpone(self, tasks: Iterable[OpenMessage], at_ms: int) -> None:
         """They cannot be read before then."""
         for task in tasks:
-            if task.state is State.TAKEN:
+            if task.state is DeliveryState.TAKEN:
                 task.at_ms = at_ms
-                self._set(task, State.WAITING)
+                self._set(task, DeliveryState.WAITING)
                 self._time(task)
 
-    def gone(self, tasks: Iterable[Task], now: int) -> None:
+    def gone(self, tasks: Iterable[OpenMessage], now: int) -> None:
         """Their messages were deleted, expired or fell to retention: nothing is left to be done.
 
         The next of their keys come at once: whoever leads next cannot hand these out before them.
         """
         for task in tasks:
-            if task.state is State.TAKEN:
+            if task.state is DeliveryState.TAKEN:
                 key, task.key = task.key, 0
                 self._settle(task)
                 if key:
                     self._free(task.queue, key, now)
 
-    def deliver(self, task: Task, now: int, visibility_ms: int) -> Receipt | None:
+    def deliver(self, task: OpenMessage, now: int, visibility_ms: int) -> DeliveryReceipt | None:
         """Hand out what was taken; None when it was settled or adopted meanwhile."""
-        if task.state is not State.TAKEN:
+        if task.state is not DeliveryState.TAKEN:
             return None
         task.count += 1
         task.token = self._leader << 32 | next(self._serials) & 0xFFFFFFFF
         task.at_ms = now + visibility_ms
-        self._set(task, State.IN_FLIGHT)
+        self._set(task, DeliveryState.IN_FLIGHT)
         self._time(task)
         self.counts.delivered += 1
         self.counts.redelivered += task.count > 1
-        return Receipt(task.queue, task.offset, task.count, task.at_ms, task.token)
+        return DeliveryReceipt(task.queue, task.offset, task.count, task.at_ms, task.token)
 
     def deliver_fresh(
         self, queue: int, offsets: Sequence[int], end: int, now: int, visibility_ms: int
-    ) -> list[Receipt | None]:
+    ) -> list[DeliveryReceipt | None]:
         """Hand out messages of ``[next_of(queue), end)``; offsets in between that are not named have no message.
 
         One receipt for each of ``offsets``; None for one that is known by now.
@@ -185,7 +185,7 @@ class Ledger(OpenMessages):
         window = self._window(queue)
         if window.knows_ahead:
             return self._deliver_between(window, offsets, end, now, visibility_ms)
-        receipts: list[Receipt | None] = []
+        receipts: list[DeliveryReceipt | None] = []
         for offset in offsets:
             if offset < window.next:
                 receipts.append(None)
@@ -201,9 +201,9 @@ class Ledger(OpenMessages):
 
     def _deliver_between(
         self, window: Window, offsets: Sequence[int], end: int, now: int, visibility_ms: int
-    ) -> list[Receipt | None]:
+    ) -> list[DeliveryReceipt | None]:
         """Hand out those of which nothing is known yet."""
-        receipts: list[Receipt | None] = [None] * len(offsets)
+        receipts: list[DeliveryReceipt | None] = [None] * len(offsets)
         for offset, _, place in self._unknown(window, offsets, offsets, end):
             if not window.take_place(offset, 0):
                 window.mark(offset)
@@ -213,7 +213,9 @@ class Ledger(OpenMessages):
         self._note(window)
         return receipts
 
-    def deliver_picked(self, queue: int, offsets: Sequence[int], now: int, visibility_ms: int) -> list[Receipt | None]:
+    def deliver_picked(
+        self, queue: int, offsets: Sequence[int], now: int, visibility_ms: int
+    ) -> list[DeliveryReceipt | None]:
         """Hand out messages from ``next_of(queue)`` on whose turn has not come: those between stay for others.
 
         One receipt for each of ``offsets``, ascending; None for one that is known by now.
@@ -222,7 +224,7 @@ class Ledger(OpenMessages):
             return []  # a window that knows nothing would stay
         window = self._window(queue)
         window.know_ahead()
-        receipts: list[Receipt | None] = []
+        receipts: list[DeliveryReceipt | None] = []
         for offset in offsets:
             if offset < window.next or window.is_known_ahead(offset):
                 receipts.append(None)
@@ -237,14 +239,14 @@ class Ledger(OpenMessages):
 
     def line_up(
         self, queue: int, offsets: Sequence[int], keys: Sequence[int], end: int, limit: int, now: int
-    ) -> list[Task | None]:
+    ) -> list[OpenMessage | None]:
         """Look at messages of ``[next_of(queue), end)`` and their keys; offsets that are not named have no message.
 
         Those before which none of their key is open are ``TAKEN``, up to ``limit``, and returned in the places of their
         offsets. The others wait for their keys. Where one more would be taken, or there is no room to wait, it ends.
         """
         window = self._window(queue)
-        found: list[Task | None] = [None] * len(offsets)
+        found: list[OpenMessage | None] = [None] * len(offsets)
         for offset, key, place in self._unknown(window, offsets, keys, end):
             if window.take_place(offset, key):
                 pass
@@ -258,7 +260,7 @@ class Ledger(OpenMessages):
             else:
                 window.hold(offset, key)
                 task = self._open_in_turn(window, offset, key, now)
-                if task.state is State.TAKEN:
+                if task.state is DeliveryState.TAKEN:
                     found[place] = task
                     limit -= 1
             window.pass_by(offset)
@@ -321,13 +323,13 @@ class Ledger(OpenMessages):
                 continue
             yield offset, column, place
 
-    def _open_in_turn(self, window: Window, offset: int, key: int, now: int) -> Task:
+    def _open_in_turn(self, window: Window, offset: int, key: int, now: int) -> OpenMessage:
         task = self._new_task(window, offset, key=key)
         fail = window.failed.pop(offset, None)
         if fail is not None:
             self._open_again(task, fail, now)
-            if task.state is State.READY:
-                self._set(task, State.TAKEN)
+            if task.state is DeliveryState.READY:
+                self._set(task, DeliveryState.TAKEN)
         return task
 
     def _free(self, queue: int, key: int, now: int) -> None:
@@ -343,10 +345,10 @@ class Ledger(OpenMessages):
 
     # Settling
 
-    def ack(self, receipt: Receipt, now: int) -> Refusal | None:
+    def ack(self, receipt: DeliveryReceipt, now: int) -> Refusal | None:
         """The message is done."""
         found = self._find(receipt, now)
-        if isinstance(found, Task):
+        if isinstance(found, OpenMessage):
             self.counts.acked += 1
             self._settle(found, found.token)
             return None
@@ -355,11 +357,11 @@ class Ledger(OpenMessages):
         return self._refuse(found)
 
     def nack(
-        self, receipt: Receipt, now: int, *, delay_ms: int | None = None, reason: str = "", bury: bool = False
+        self, receipt: DeliveryReceipt, now: int, *, delay_ms: int | None = None, reason: str = "", bury: bool = False
     ) -> Refusal | None:
         """The message is to be delivered again: after ``delay_ms``, or by the settings; or never, with ``bury``."""
         found = self._find(receipt, now)
-        if not isinstance(found, Task):
+        if not isinstance(found, OpenMessage):
             known = self._open(receipt)
             if known is not None and known.nacked and known.token == receipt.token and known.count == receipt.count:
                 return None  # sent again
@@ -370,19 +372,19 @@ class Ledger(OpenMessages):
         self._end(found, now, due_ms, f"{NACKED_REASON}: {reason}" if reason else NACKED_REASON, nacked=True)
         return None
 
-    def release(self, receipt: Receipt, now: int) -> Refusal | None:
+    def release(self, receipt: DeliveryReceipt, now: int) -> Refusal | None:
         """The message was not looked at: as if it had not been delivered."""
         found = self._find(receipt, now)
-        if not isinstance(found, Task):
+        if not isinstance(found, OpenMessage):
             return self._refuse(found or Refusal.EXPIRED)
         found.count -= 1
-        self._set(found, State.READY)
+        self._set(found, DeliveryState.READY)
         return None
 
-    def extend(self, receipt: Receipt, now: int, visibility_ms: int) -> Refusal | None:
+    def extend(self, receipt: DeliveryReceipt, now: int, visibility_ms: int) -> Refusal | None:
         """Hide the message for so long from now on."""
         found = self._find(receipt, now)
-        if not isinstance(found, Task):
+        if not isinstance(found, OpenMessage):
             return self._refuse(found or Refusal.EXPIRED)
         found.at_ms = now + visibility_ms
         self._time(found)
@@ -392,11 +394,11 @@ class Ledger(OpenMessages):
         self.counts.refused += 1
         return refusal
 
-    def _open(self, receipt: Receipt) -> Task | None:
+    def _open(self, receipt: DeliveryReceipt) -> OpenMessage | None:
         window = self._windows.get(receipt.queue)
         return None if window is None else window.open.get(receipt.offset)
 
-    def _find(self, receipt: Receipt, now: int) -> Task | Refusal | None:
+    def _find(self, receipt: DeliveryReceipt, now: int) -> OpenMessage | Refusal | None:
         """The delivery in flight; None when its message is settled, and by no other delivery as far as is known."""
         ours = receipt.token >> 32 == self._leader
         if receipt.offset >= self.next_of(receipt.queue) and not self._is_known_ahead(receipt):
@@ -408,7 +410,7 @@ class Ledger(OpenMessages):
         if task is None:
             settled_by = self._recent.get((receipt.queue, receipt.offset), receipt.token)
             return None if settled_by == receipt.token else Refusal.EXPIRED
-        if task.state is State.IN_FLIGHT:
+        if task.state is DeliveryState.IN_FLIGHT:
             return task if task.token == receipt.token and now < task.at_ms else Refusal.EXPIRED
         given_up = ours or task.token == receipt.token  # in this ledger's time
         if given_up or now >= receipt.expires_ms or task.count >= receipt.count:
@@ -416,11 +418,11 @@ class Ledger(OpenMessages):
         self._adopt(task, receipt)
         return task
 
-    def _is_known_ahead(self, receipt: Receipt) -> bool:
+    def _is_known_ahead(self, receipt: DeliveryReceipt) -> bool:
         window = self._windows.get(receipt.queue)
         return window is not None and window.is_known_ahead(receipt.offset)
 
-    def _open_for(self, receipt: Receipt) -> bool:
+    def _open_for(self, receipt: DeliveryReceipt) -> bool:
         """An earlier leader has delivered further than is known here."""
         window = self._window(receipt.queue)
         fail = window.failed.get(receipt.offset)
@@ -429,7 +431,7 @@ class Ledger(OpenMessages):
         self._open_early(window, receipt.offset)
         return True
 
-    def _open_early(self, window: Window, offset: int) -> Task:
+    def _open_early(self, window: Window, offset: int) -> OpenMessage:
         """Before anybody looked at it in its turn, and so without its key."""
         window.know_ahead()
         window.early.add(offset)
@@ -437,13 +439,13 @@ class Ledger(OpenMessages):
         fail = window.failed.pop(offset, None)
         if fail is not None:
             task.count, task.reason = fail.count, fail.reason
-        self._set(task, State.READY)
+        self._set(task, DeliveryState.READY)
         return task
 
-    def _adopt(self, task: Task, receipt: Receipt) -> None:
+    def _adopt(self, task: OpenMessage, receipt: DeliveryReceipt) -> None:
         """An earlier leader has delivered it, and nobody else has it since."""
         task.count, task.token, task.at_ms = receipt.count, receipt.token, receipt.expires_ms
-        self._set(task, State.IN_FLIGHT)
+        self._set(task, DeliveryState.IN_FLIGHT)
         self._time(task)
 
     # Time
@@ -461,10 +463,10 @@ class Ledger(OpenMessages):
         return timers[0][0] if timers else None
 
     @staticmethod
-    def _is_timed(at_ms: int, task: Task) -> bool:
-        return task.at_ms == at_ms and task.state in (State.IN_FLIGHT, State.WAITING)
+    def _is_timed(at_ms: int, task: OpenMessage) -> bool:
+        return task.at_ms == at_ms and task.state in (DeliveryState.IN_FLIGHT, DeliveryState.WAITING)
 
-    def _time(self, task: Task) -> None:
+    def _time(self, task: OpenMessage) -> None:
         timers = self._timers
         heapq.heappush(timers, (task.at_ms, next(self._serials), task))
         if len(timers) > 2 * self.open_count + _SPARE_TIMERS:  # most are of messages settled long before
@@ -478,13 +480,13 @@ class Ledger(OpenMessages):
             self._unpark(tenant)
         while (at_ms := self._next_timer()) is not None and at_ms <= now:
             _, _, task = heapq.heappop(self._timers)
-            if task.state is State.IN_FLIGHT:
+            if task.state is DeliveryState.IN_FLIGHT:
                 self.counts.expired += 1
                 self._end(task, now, now, EXPIRED_REASON, nacked=False)
             else:
                 self._rest(task, now)
 
-    def _end(self, task: Task, now: int, due_ms: int, reason: str, *, nacked: bool) -> None:
+    def _end(self, task: OpenMessage, now: int, due_ms: int, reason: str, *, nacked: bool) -> None:
         """A delivery has failed."""
         task.nacked, task.reason = nacked, reason
         task.at_ms = due_ms
@@ -493,46 +495,46 @@ class Ledger(OpenMessages):
         window.touch(task.offset)
         self._note(window)
 
-    def _rest(self, task: Task, now: int) -> None:
+    def _rest(self, task: OpenMessage, now: int) -> None:
         if task.count >= self.settings.max_deliveries or task.at_ms == NEVER:
-            self._set(task, State.DEAD)
+            self._set(task, DeliveryState.DEAD)
         elif task.at_ms <= now:
-            self._set(task, State.READY)
+            self._set(task, DeliveryState.READY)
         else:
-            self._set(task, State.WAITING)
+            self._set(task, DeliveryState.WAITING)
             self._time(task)
 
     # Dead letters
 
-    def take_dead(self, limit: int) -> list[Task]:
+    def take_dead(self, limit: int) -> list[OpenMessage]:
         """Those to be put away: :meth:`settle_dead` when that is done, :meth:`give_back_dead` when it cannot be."""
-        taken: list[Task] = []
+        taken: list[OpenMessage] = []
         while self._dead and len(taken) < limit:
             task = self._dead.popleft()
-            if task.state is State.DEAD:
+            if task.state is DeliveryState.DEAD:
                 taken.append(task)
         return taken
 
-    def give_back_dead(self, tasks: Iterable[Task]) -> None:
+    def give_back_dead(self, tasks: Iterable[OpenMessage]) -> None:
         self._dead.extend(tasks)
 
-    def settle_dead(self, tasks: Iterable[Task]) -> None:
+    def settle_dead(self, tasks: Iterable[OpenMessage]) -> None:
         """They are among the dead letters, durably."""
         for task in tasks:
-            if task.state is State.DEAD:
+            if task.state is DeliveryState.DEAD:
                 self.counts.dead += 1
                 self._settle(task)
 
-    def dead_at(self, places: Iterable[tuple[int, int]]) -> list[Task]:
+    def dead_at(self, places: Iterable[tuple[int, int]]) -> list[OpenMessage]:
         """Those of these queues and offsets that are open, taken as :meth:`take_dead` does, whatever their state."""
-        found: list[Task] = []
+        found: list[OpenMessage] = []
         for queue, offset in places:
             window = self._windows.get(queue)
             task = None if window is None else window.open.get(offset)
             if task is None and window is not None and offset in window.failed:
                 task = self._open_early(window, offset)
             if task is not None:
-                self._set(task, State.DEAD, listed=False)
+                self._set(task, DeliveryState.DEAD, listed=False)
                 found.append(task)
         self._dead = deque(task for task in self._dead if task not in found)
         return found

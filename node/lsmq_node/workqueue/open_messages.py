@@ -7,10 +7,10 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 
 from . import chunks as chunk_documents
-from .pace import Pace
-from .settings import Order, Settings
-from .tasks import Changes, Counts, State, Task
-from .turns import Turns
+from .pace import TenantPace
+from .settings import Order, WorkSettings
+from .tasks import DeliveryState, OpenMessage, WorkChanges, WorkCounts
+from .turns import TenantTurns
 from .window import Window
 
 #: Receipts of settled messages that are remembered, so that an acknowledgement can be sent again.
@@ -20,37 +20,41 @@ REMEMBERED = 65_536
 MAX_BLOCKED = 1 << 21
 #: A key or tag that has messages counts as so many of them: it takes some hundred bytes.
 LANE_COST = 32
-_FLYING = (State.IN_FLIGHT, State.TAKEN)
+_FLYING = (DeliveryState.IN_FLIGHT, DeliveryState.TAKEN)
 
 
 class OpenMessages(ABC):
     """What :class:`.ledger.Ledger` stands on, which says what happens to them."""
 
-    def __init__(self, settings: Settings, start_of: Callable[[int], int], counts: Counts | None) -> None:
+    def __init__(self, settings: WorkSettings, start_of: Callable[[int], int], counts: WorkCounts | None) -> None:
         self.settings = settings
-        self.counts = Counts() if counts is None else counts
-        self.states: Counter[State] = Counter()
+        self.counts = WorkCounts() if counts is None else counts
+        self.states: Counter[DeliveryState] = Counter()
         self.blocked = 0  # messages that wait for their key
         self.lined = 0  # messages that were looked at, and whose turn has not come
         self._by_key = settings.order is Order.KEY
         self._looks = self._by_key or settings.looks_ahead
         self._cap = settings.max_in_flight_per
-        self._pace = None if settings.max_rate_per is None else Pace(settings.max_rate_per)
+        self._pace = None if settings.max_rate_per is None else TenantPace(settings.max_rate_per)
         self._is_metered = self._cap is not None or self._pace is not None
         self._now = 0  # as it was told last
         self._flying: Counter[int] = Counter()  # by tenant, where these are counted
         self._parked: set[int] = set()  # queues that may not have more now
         self._weights = settings.tenant_weights()
-        self._turns = Turns(self._weights, self.room_of if self._is_metered else None, settings.priority_ageing_ms)
+        self._turns = TenantTurns(
+            self._weights, self.room_of if self._is_metered else None, settings.priority_ageing_ms
+        )
         self._start_of = start_of
         self._windows: dict[int, Window] = {}
         self._dirty: set[int] = set()  # queues
-        self._dead: deque[Task] = deque()
+        self._dead: deque[OpenMessage] = deque()
         self._recent: OrderedDict[tuple[int, int], int] = OrderedDict()  # tokens of what was settled
-        self.on_ready: Callable[[Task], None] | None = None  # told of each that is to be delivered again
-        self._settled: list[Task] = []  # since changes were taken last
-        self._storing: dict[int, Changes] = {}  # by identity: taken, and not stored yet
-        self._freed: list[Task] = []  # settled since changes were taken last, which their windows are to be told of
+        self.on_ready: Callable[[OpenMessage], None] | None = None  # told of each that is to be delivered again
+        self._settled: list[OpenMessage] = []  # since changes were taken last
+        self._storing: dict[int, WorkChanges] = {}  # by identity: taken, and not stored yet
+        self._freed: list[
+            OpenMessage
+        ] = []  # settled since changes were taken last, which their windows are to be told of
         self._stalled: OrderedDict[int, None] = OrderedDict()  # queues that may not look further ahead
         self._resumed: list[int] = []
 
@@ -126,23 +130,23 @@ class OpenMessages(ABC):
 
     # States
 
-    def _set(self, task: Task, state: State, *, listed: bool = True) -> None:
+    def _set(self, task: OpenMessage, state: DeliveryState, *, listed: bool = True) -> None:
         before = task.state
         self.states[before] -= 1
         task.state = state
         self.states[state] += 1
-        if state is State.READY:
+        if state is DeliveryState.READY:
             self._turns.lane(task.level, task.tenant).add_again(task)
             if self.on_ready is not None:
                 self.on_ready(task)
-        elif state is State.DEAD and listed:
+        elif state is DeliveryState.DEAD and listed:
             self._dead.append(task)
         if self._is_metered and (before in _FLYING) is not (state in _FLYING):
-            if before is State.TAKEN:
+            if before is DeliveryState.TAKEN:
                 self._refund(task)
             self._fly(task.tenant, 1 if state in _FLYING else -1)
 
-    def _refund(self, task: Task) -> None:
+    def _refund(self, task: OpenMessage) -> None:
         """It was taken, and is not delivered: that counts for no rate."""
         if self._pace is not None:
             self._pace.spend(task.tenant, self._now, -1)
@@ -166,15 +170,15 @@ class OpenMessages(ABC):
 
     def _new_task(
         self, window: Window, offset: int, *, tenant: int | None = None, level: int = 0, key: int = 0
-    ) -> Task:
+    ) -> OpenMessage:
         tenant = window.queue if tenant is None else tenant
-        task = window.open[offset] = Task(window.queue, offset, tenant, level=level, key=key)
+        task = window.open[offset] = OpenMessage(window.queue, offset, tenant, level=level, key=key)
         self.states[task.state] += 1
         if self._is_metered:
             self._fly(tenant, 1)
         return task
 
-    def _place(self, task: Task, tenant: int, level: int, stored_ms: int) -> None:
+    def _place(self, task: OpenMessage, tenant: int, level: int, stored_ms: int) -> None:
         """Whose it is, which was not known before."""
         flies = self._is_metered and task.state in _FLYING
         if flies:
@@ -182,10 +186,10 @@ class OpenMessages(ABC):
         task.tenant, task.level, task.stored_ms = tenant, level, stored_ms
         if flies:
             self._fly(tenant, 1)
-        if task.state is State.READY:
+        if task.state is DeliveryState.READY:
             self._turns.lane(level, tenant).add_again(task)
 
-    def _settle(self, task: Task, token: int = 0) -> None:
+    def _settle(self, task: OpenMessage, token: int = 0) -> None:
         """``token``: of the delivery that did it, where one did."""
         window = self._windows[task.queue]
         window.unmark(task.offset)
@@ -194,10 +198,10 @@ class OpenMessages(ABC):
             self._freed.append(task)
         self.states[task.state] -= 1
         if self._is_metered and task.state in _FLYING:
-            if task.state is State.TAKEN:
+            if task.state is DeliveryState.TAKEN:
                 self._refund(task)
             self._fly(task.tenant, -1)
-        task.state = State.SETTLED
+        task.state = DeliveryState.SETTLED
         self._recent[task.queue, task.offset] = token
         if token:
             self._settled.append(task)
@@ -217,9 +221,9 @@ class OpenMessages(ABC):
 
     # Storing
 
-    def take_changes(self) -> Changes:
+    def take_changes(self) -> WorkChanges:
         """What is to be stored now; then :meth:`stored`. If it cannot be, the ledger is of no use any more."""
-        changes, size = Changes(), chunk_documents.CHUNK_OFFSETS
+        changes, size = WorkChanges(), chunk_documents.CHUNK_OFFSETS
         for queue in self._dirty:
             window = self._windows[queue]
             cursor = window.cursor
@@ -246,7 +250,7 @@ class OpenMessages(ABC):
         self._storing[id(changes)] = changes
         return changes
 
-    def _store_chunk(self, window: Window, number: int, cursor: int, changes: Changes) -> None:
+    def _store_chunk(self, window: Window, number: int, cursor: int, changes: WorkChanges) -> None:
         chunk = window.chunk(number, cursor)
         if chunk.settled or chunk.failed:
             changes.documents[window.queue, number] = chunk.encode(number)
@@ -255,7 +259,7 @@ class OpenMessages(ABC):
             changes.documents[window.queue, number] = None
             window.stored.discard(number)
 
-    def stored(self, changes: Changes, now: int) -> None:
+    def stored(self, changes: WorkChanges, now: int) -> None:
         """They are committed. What waits for keys comes; queues with nothing left to know are forgotten."""
         self._storing.pop(id(changes), None)
         for task in changes.freed:

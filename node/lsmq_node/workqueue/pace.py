@@ -12,7 +12,7 @@ _SWEEP_AT = 1_024
 _EPSILON = 1e-6
 
 
-class Pace:
+class TenantPace:
     """Times are milliseconds on the ledger's clock."""
 
     def __init__(self, per_s: float) -> None:

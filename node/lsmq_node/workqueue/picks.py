@@ -1,8 +1,8 @@
 """Pops that pick: what each filter has looked at, so that it looks at no message twice and leaves all others alone.
 
-A :class:`Pick` is one filter's view of the new messages: up to where it has looked in each queue, from where the ledger
-is on. What it wants is handed out there, early; what it does not want costs nothing, and stays. Of messages that are to
-be delivered again it is told as they come.
+A :class:`FilterPick` is one filter's view of the new messages: up to where it has looked in each queue, from where the
+ledger is on. What it wants is handed out there, early; what it does not want costs nothing, and stays. Of messages that
+are to be delivered again it is told as they come.
 
 Nothing of this is stored. Whoever leads next looks once more; what is settled and held the ledger knows.
 """
@@ -19,18 +19,18 @@ from lsmq.errors import InvalidRequest, LsmqError, TooManyFilters
 from lsmq.filters import MessageFilter
 from lsmq.messages import RecordHeader
 from lsmq.record_batch import decode_header
-from lsmq_node.letters import Record
+from lsmq_node.letters import LetterRecord
 from lsmq_node.storage.sieve import Picked
 
 from .ledger import MAX_OPEN
-from .queue_turns import QueueTurns, Turn
+from .queue_turns import QueueTurn, QueueTurns
 from .reading import Found, read_again, read_fresh
-from .settings import Order, Settings
-from .tasks import State, Task
+from .settings import Order, WorkSettings
+from .tasks import DeliveryState, OpenMessage
 from .turns import still_ready
 
 if TYPE_CHECKING:
-    from .shard_work import Delivery, ShardWork
+    from .shard_work import ShardWork, WorkDelivery
 
 #: Filters of a group on a topic in a shard, that were used within ``_UNUSED_S``.
 MAX_FILTERS = 16
@@ -45,14 +45,14 @@ _MAX_SEEN = 65_536
 _SPARE_AGAIN = 1_024
 
 
-class Pick:
+class FilterPick:
     """See the module."""
 
     def __init__(self, work: ShardWork, wanted: MessageFilter) -> None:
         self.wanted = wanted
         self.picked = Picked(wanted, exact=True)
         self.turns = QueueTurns(work, self._next_of, unknown=True)
-        self.again: deque[Task] = deque(work.ledger.ready())
+        self.again: deque[OpenMessage] = deque(work.ledger.ready())
         self.used_at = 0.0
         self._work = work
         self._seen: dict[int, int] = {}
@@ -74,23 +74,23 @@ class Pick:
             if len(self._seen) > _MAX_SEEN:
                 del self._seen[next(iter(self._seen))]
 
-    def ready(self, task: Task) -> None:
+    def ready(self, task: OpenMessage) -> None:
         """It is to be delivered again."""
         self.again.append(task)
         if len(self.again) >= self._compact_at:
             self.again = still_ready(self.again)
             self._compact_at = _SPARE_AGAIN + 2 * len(self.again)
 
-    def take_again(self, limit: int) -> list[Task]:
+    def take_again(self, limit: int) -> list[OpenMessage]:
         """Those that may be wanted, of messages to be delivered again. Nobody holds them yet."""
-        found: list[Task] = []
+        found: list[OpenMessage] = []
         while self.again and len(found) < limit:
             task = self.again.popleft()
-            if task.state is State.READY:
+            if task.state is DeliveryState.READY:
                 found.append(task)
         return found
 
-    def takes(self, record: Record) -> bool:
+    def takes(self, record: LetterRecord) -> bool:
         """Whether it is wanted."""
         try:
             header = decode_header(record.header)
@@ -105,17 +105,17 @@ class Picks:
     def __init__(self, work: ShardWork) -> None:
         self._work = work
         self._loop = asyncio.get_running_loop()
-        self._picks: dict[MessageFilter, Pick] = {}
+        self._picks: dict[MessageFilter, FilterPick] = {}
 
-    def __iter__(self) -> Iterator[Pick]:
+    def __iter__(self) -> Iterator[FilterPick]:
         return iter(self._picks.values())
 
-    def ready(self, task: Task) -> None:
+    def ready(self, task: OpenMessage) -> None:
         """It is to be delivered again."""
         for pick in self._picks.values():
             pick.ready(task)
 
-    def of(self, wanted: MessageFilter) -> Pick:
+    def of(self, wanted: MessageFilter) -> FilterPick:
         """Raises ``InvalidRequest`` where the work queue has an order or limits, ``TooManyFilters``."""
         if (reason := _does_not_go_with(self._work.settings)) is not None:
             raise InvalidRequest(
@@ -129,7 +129,7 @@ class Picks:
         pick = self._picks.get(wanted)
         if pick is None:
             self._make_room(now)
-            pick = self._picks[wanted] = Pick(self._work, wanted)
+            pick = self._picks[wanted] = FilterPick(self._work, wanted)
         pick.used_at = now
         return pick
 
@@ -153,13 +153,13 @@ class Picks:
 
     async def take(
         self, wanted: MessageFilter, limit: int, max_bytes: int, visibility_ms: int, gone: Callable[[], bool]
-    ) -> list[Delivery]:
+    ) -> list[WorkDelivery]:
         """Deliver up to ``limit`` messages that are wanted; none where a bounded look finds none.
 
         Raises as :meth:`of` and ``ShardWork.check``.
         """
         work, pick = self._work, self.of(wanted)
-        delivered: list[Delivery] = []
+        delivered: list[WorkDelivery] = []
         for look in (limit, *_ROUNDS):
             room, bytes_room = limit - len(delivered), max_bytes - sum(each.record.size_bytes for each in delivered)
             if room <= 0 or bytes_room <= 0 or gone():
@@ -181,8 +181,8 @@ class Picks:
         return delivered
 
     async def _take_once(
-        self, pick: Pick, limit: int, look: int, max_bytes: int, visibility_ms: int, gone: Callable[[], bool]
-    ) -> list[Delivery]:
+        self, pick: FilterPick, limit: int, look: int, max_bytes: int, visibility_ms: int, gone: Callable[[], bool]
+    ) -> list[WorkDelivery]:
         work = self._work
         again = pick.take_again(_AGAIN)
         turn = pick.turns.next(max(0, min(limit, MAX_OPEN - work.ledger.open_count)))
@@ -196,8 +196,8 @@ class Picks:
             if wanted:
                 read_fresh(store, topic_id, wanted, limit, max_bytes, fresh, pick.picked)
 
-        delivered: list[Delivery] = []
-        left: list[Task] = again
+        delivered: list[WorkDelivery] = []
+        left: list[OpenMessage] = again
         served: dict[int, object] = {}
         try:
             await work.in_readers(read)
@@ -215,15 +215,15 @@ class Picks:
 
     def _deliver_again(
         self,
-        pick: Pick,
-        again: Sequence[Task],
+        pick: FilterPick,
+        again: Sequence[OpenMessage],
         found: Found,
         limit: int,
         visibility_ms: int,
-        delivered: list[Delivery],
-    ) -> list[Task]:
+        delivered: list[WorkDelivery],
+    ) -> list[OpenMessage]:
         """Those that are wanted, up to ``limit``. What it returns was not looked at."""
-        work, left = self._work, list[Task]()
+        work, left = self._work, list[OpenMessage]()
         now = work.now_ms()
         for task in again:
             place = task.queue, task.offset
@@ -244,7 +244,13 @@ class Picks:
         return left
 
     def _deliver_fresh(
-        self, pick: Pick, turn: Turn, found: Found, limit: int, visibility_ms: int, delivered: list[Delivery]
+        self,
+        pick: FilterPick,
+        turn: QueueTurn,
+        found: Found,
+        limit: int,
+        visibility_ms: int,
+        delivered: list[WorkDelivery],
     ) -> None:
         work, starts = self._work, dict(zip(turn.queues, turn.starts, strict=True))
         for queue, fresh in found.fresh.items():
@@ -258,7 +264,7 @@ class Picks:
             work.damaged(())
 
 
-def _does_not_go_with(settings: Settings) -> str | None:
+def _does_not_go_with(settings: WorkSettings) -> str | None:
     if settings.order is not Order.NONE:
         return f"order {settings.order.value!r}"
     if settings.looks_ahead:

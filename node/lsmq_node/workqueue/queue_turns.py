@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class QueueTurn:
     """Queues in turn, where they begin, and how many messages of each are wanted. ``last`` of them was served last, and
     is ``owed`` some."""
 
@@ -44,7 +44,7 @@ class QueueTurns:
         if not self._work.ledger.is_stalled(queue):
             self.waiting.add(queue)
 
-    def next(self, room: int) -> Turn:
+    def next(self, room: int) -> QueueTurn:
         """Queues with messages to deliver, in turn, and how many of each, up to ``room`` together."""
         ledger = self._work.ledger
         picked: dict[int, tuple[int, int, int, int]] = {}
@@ -65,12 +65,12 @@ class QueueTurns:
             picked[queue] = start, backlog, turn, weight
             count += min(turn, backlog)
         if not picked:
-            return Turn()
+            return QueueTurn()
         starts, backlogs, turns, weights = zip(*picked.values(), strict=True)
         given, last, owed = quotas(backlogs, turns, weights, room)
-        return Turn(list(picked), list(starts), given, last, owed)
+        return QueueTurn(list(picked), list(starts), given, last, owed)
 
-    def after(self, turn: Turn, served: Collection[int], damaged: Collection[int]) -> None:
+    def after(self, turn: QueueTurn, served: Collection[int], damaged: Collection[int]) -> None:
         """Queues that still have messages wait for their next turn; those that were not served, for this one."""
         left: dict[int, None] = {}
         for queue in turn.queues:

@@ -13,7 +13,7 @@ import numpy as np
 
 from lsmq.errors import CorruptFile, OffsetOutOfRange
 from lsmq.record_batch import Column
-from lsmq_node.letters import Record, records_of
+from lsmq_node.letters import LetterRecord, records_of
 from lsmq_node.storage import ShardStore, Slice
 from lsmq_node.storage.sieve import Picked
 
@@ -22,7 +22,7 @@ from lsmq_node.storage.sieve import Picked
 class Fresh:
     """Of one queue: messages, and up to where there are no others."""
 
-    records: list[Record] = field(default_factory=list)
+    records: list[LetterRecord] = field(default_factory=list)
     end: int = 0
 
 
@@ -35,7 +35,7 @@ class Found:
     damaged, damaged_queues: what the disk gave wrong, of those asked for by offset and of the queues.
     """
 
-    again: dict[tuple[int, int], Record] = field(default_factory=dict)
+    again: dict[tuple[int, int], LetterRecord] = field(default_factory=dict)
     gone: set[tuple[int, int]] = field(default_factory=set)
     fresh: dict[int, Fresh] = field(default_factory=dict)
     damaged: set[tuple[int, int]] = field(default_factory=set)
@@ -208,6 +208,6 @@ def _next_offset(part: Slice, queue: int, start: int) -> int:
     return start
 
 
-def _records(part: Slice) -> Iterable[Record]:
+def _records(part: Slice) -> Iterable[LetterRecord]:
     for batch in part.batches():
         yield from records_of(batch)

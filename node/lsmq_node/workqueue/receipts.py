@@ -33,7 +33,7 @@ _MAX_COUNT = 0xFFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class DeliveryReceipt:
     """One delivery of one message."""
 
     queue: int
@@ -48,14 +48,14 @@ def group_hash(group: str) -> int:
     return xxhash.xxh3_64_intdigest(group.encode()) & 0xFFFFFFFF
 
 
-def encode_receipt(receipt: Receipt, group: int, topic_id: int) -> str:
+def encode_receipt(receipt: DeliveryReceipt, group: int, topic_id: int) -> str:
     """``group`` is a :func:`group_hash`."""
     count = min(receipt.count, _MAX_COUNT)
     body = _BODY.pack(VERSION, group, topic_id, receipt.queue, receipt.offset, count, receipt.expires_ms, receipt.token)
     return base64.urlsafe_b64encode(body + _CRC.pack(crc32c.crc32c(body))).rstrip(b"=").decode()
 
 
-def decode_receipt(text: str, group: int, topic_id: int) -> Receipt | None:
+def decode_receipt(text: str, group: int, topic_id: int) -> DeliveryReceipt | None:
     """None for what is no receipt of this group and topic."""
     if len(text) != TEXT_LENGTH:
         return None
@@ -68,4 +68,4 @@ def decode_receipt(text: str, group: int, topic_id: int) -> Receipt | None:
     version, owner, topic, queue, offset, count, expires_ms, token = _BODY.unpack_from(packed)
     if version != VERSION or owner != group or topic != topic_id:
         return None
-    return Receipt(queue, offset, count, expires_ms, token)
+    return DeliveryReceipt(queue, offset, count, expires_ms, token)

@@ -15,13 +15,13 @@ from lsmq_node.broker.placement import number_end
 from lsmq_node.broker.stages import count_messages
 from lsmq_node.groups import GroupService
 from lsmq_node.machines import MachineService
-from lsmq_node.storage import Topic
+from lsmq_node.storage import StoredTopic
 
 from .chunks import SETTINGS, prefix
-from .receipts import Receipt, decode_receipt, group_hash
-from .settings import FairBy, Order, Settings
-from .shard_work import Delivery, ShardWork, delete_documents
-from .tasks import Counts, Refusal
+from .receipts import DeliveryReceipt, decode_receipt, group_hash
+from .settings import FairBy, Order, WorkSettings
+from .shard_work import ShardWork, WorkDelivery, delete_documents
+from .tasks import Refusal, WorkCounts
 
 #: Groups by topics and shards, that were used lately.
 _MAX_WORKS = 5_000
@@ -34,13 +34,13 @@ class WorkService(MachineService[ShardWork]):
 
     def __init__(self, broker: Broker, groups: GroupService) -> None:
         super().__init__(broker, None)
-        self.counts = Counts()
+        self.counts = WorkCounts()
         self.declare = groups.declare_anywhere
         self._turn = 0
 
     # Shards
 
-    async def work(self, group: str, topic: Topic, shard: int) -> ShardWork:
+    async def work(self, group: str, topic: StoredTopic, shard: int) -> ShardWork:
         """The work queue in a shard that this node leads. Makes it, where it is new.
 
         Raises ``NotLeader``, ``GroupModeMismatch``, ``TooManyGroups`` where all there may be are busy, and what reading
@@ -58,7 +58,7 @@ class WorkService(MachineService[ShardWork]):
             work.topic = topic
         return work
 
-    def wanted(self, topic: Topic, asked: Sequence[int] | None) -> list[int]:
+    def wanted(self, topic: StoredTopic, asked: Sequence[int] | None) -> list[int]:
         """Those of the topic among the shards asked for; those led here, where none are named.
 
         Raises ``NotLeader``, or ``InvalidRequest`` where the topic has none of the shards.
@@ -84,7 +84,7 @@ class WorkService(MachineService[ShardWork]):
             )
         return led
 
-    def is_work_queue(self, group: str, topic: Topic) -> bool:
+    def is_work_queue(self, group: str, topic: StoredTopic) -> bool:
         """Whether a shard at this node has the group's work on the topic."""
         key = prefix(group, topic.id) + SETTINGS
         return any(port.store.document(key) is not None for port in self.broker.topology.ports())
@@ -102,7 +102,7 @@ class WorkService(MachineService[ShardWork]):
     async def pop(
         self,
         group: str,
-        topic: Topic,
+        topic: StoredTopic,
         shards: Sequence[int],
         *,
         limit: int,
@@ -113,7 +113,7 @@ class WorkService(MachineService[ShardWork]):
         wanted: MessageFilter | None,
         gone: Callable[[], bool],
         hold: Hold,
-    ) -> list[Delivery]:
+    ) -> list[WorkDelivery]:
         """Up to ``limit`` messages of these shards that are ``wanted``, waiting up to ``wait_ms`` for the first.
 
         Nothing is delivered to whom is ``gone``. ``hold`` reserves memory for what is read. ``order``: what the caller
@@ -147,8 +147,8 @@ class WorkService(MachineService[ShardWork]):
         wanted: MessageFilter | None,
         gone: Callable[[], bool],
         hold: Hold,
-    ) -> list[Delivery]:
-        found: list[Delivery] = []
+    ) -> list[WorkDelivery]:
+        found: list[WorkDelivery] = []
         size_bytes = 0
         self._turn += 1
         turn = self._turn % len(works) if works else 0
@@ -186,9 +186,9 @@ class WorkService(MachineService[ShardWork]):
     async def settle(
         self,
         group: str,
-        topic: Topic,
+        topic: StoredTopic,
         texts: Sequence[str],
-        how: Callable[[ShardWork], Callable[[Receipt, int], Refusal | None]],
+        how: Callable[[ShardWork], Callable[[DeliveryReceipt, int], Refusal | None]],
     ) -> list[Refusal | None]:
         """What became of each receipt; durable on return. ``how`` chooses what is done with one.
 
@@ -212,11 +212,11 @@ class WorkService(MachineService[ShardWork]):
     # Settings
 
     async def configure(
-        self, group: str, topic: Topic, shards: Sequence[int], given: Mapping[str, Any]
+        self, group: str, topic: StoredTopic, shards: Sequence[int], given: Mapping[str, Any]
     ) -> list[ShardWork]:
         """Set how the work queue behaves in these shards. Raises ``InvalidRequest`` for a topic of dead letters that
         has too few queues, and for settings that do not go together."""
-        settings = Settings.of(given)
+        settings = WorkSettings.of(given)
         settings.check()
         if topic.named and settings.weights and settings.fair_by is FairBy.QUEUE:
             raise InvalidRequest(

@@ -46,7 +46,7 @@ class FairBy(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WorkSettings:
     """Attributes:
     max_deliveries: a message that was delivered so often and not acknowledged becomes a dead letter.
     visibility_ms: how long a delivery hides its message from others, unless the pop says otherwise.
@@ -145,7 +145,7 @@ class Settings:
         return self.dead_letter or topic[: MAX_TOPIC_NAME - len(DEAD_LETTER_SUFFIX)] + DEAD_LETTER_SUFFIX
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Settings:
+    def of(cls, given: Mapping[str, Any]) -> WorkSettings:
         """``given`` over the defaults; what a newer release knows is passed over."""
         known = {item.name for item in fields(cls)}
         own = {name: value for name, value in given.items() if name in known}

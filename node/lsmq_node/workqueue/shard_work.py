@@ -1,4 +1,4 @@
-"""The work queue of one group on one topic in one shard, while this node leads it: the shell around :class:`.Ledger`.
+"""The work queue of one group on one topic in one shard, while this node leads it: the shell of a :class:`.WorkLedger`.
 
 Queues with messages to deliver are known without looking at the others: all are compared once, when it is built, and
 from then on commits say which queues they touched.
@@ -22,19 +22,19 @@ from lsmq.record_batch import Column
 from lsmq_node.broker import Ack, ShardPort
 from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.groups import Mode
-from lsmq_node.letters import Record
-from lsmq_node.machines import Offsets, ShardMachine, Step
-from lsmq_node.storage import Topic
+from lsmq_node.letters import LetterRecord
+from lsmq_node.machines import ShardMachine, Step, StepOffsets
+from lsmq_node.storage import StoredTopic
 
 from .burial import Burial, Undertaker
-from .chunks import BURIAL, SETTINGS, Chunk, prefix
-from .ledger import MAX_OPEN, Ledger
+from .chunks import BURIAL, SETTINGS, SettledChunk, prefix
+from .ledger import MAX_OPEN, WorkLedger
 from .picks import Picks
-from .queue_turns import QueueTurns, Turn
+from .queue_turns import QueueTurn, QueueTurns
 from .reading import Found, Fresh, Seen, Wanted, look, read_again, read_fresh
-from .receipts import Receipt
-from .settings import FairBy, Order, Settings, decode_settings, encode_settings
-from .tasks import Changes, Refusal, State, Task
+from .receipts import DeliveryReceipt
+from .settings import FairBy, Order, WorkSettings, decode_settings, encode_settings
+from .tasks import DeliveryState, OpenMessage, Refusal, WorkChanges
 
 if TYPE_CHECKING:
     from .service import WorkService
@@ -61,11 +61,11 @@ _DAMAGED_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class WorkDelivery:
     """A message and the receipt that goes with it."""
 
-    record: Record
-    receipt: Receipt
+    record: LetterRecord
+    receipt: DeliveryReceipt
     visibility_ms: int
     shard: int
 
@@ -76,7 +76,7 @@ class ShardWork(ShardMachine):
     subject = "the work queue"
     details: ClassVar[Mapping[str, Any]] = {"sent": False}
 
-    def __init__(self, service: WorkService, group: str, topic: Topic, port: ShardPort) -> None:
+    def __init__(self, service: WorkService, group: str, topic: StoredTopic, port: ShardPort) -> None:
         super().__init__(service, port, (group, topic.id))
         self.topic = topic  # may be renewed: it grows
         self.group = group
@@ -95,14 +95,14 @@ class ShardWork(ShardMachine):
         self._undertaker = Undertaker(self, service.broker, self._start)
         self.ledger = self._new_ledger()
 
-    def _new_ledger(self) -> Ledger:
-        ledger = Ledger(self.settings, runtime.random.getrandbits(32), self._start_of, self._end_of, self._counts)
+    def _new_ledger(self) -> WorkLedger:
+        ledger = WorkLedger(self.settings, runtime.random.getrandbits(32), self._start_of, self._end_of, self._counts)
         ledger.on_ready = self._picks.ready
         return ledger
 
     @property
-    def settings(self) -> Settings:
-        return Settings.of(self.given)
+    def settings(self) -> WorkSettings:
+        return WorkSettings.of(self.given)
 
     def key_of(self, *rest: object) -> str:
         """Of a document of this work queue."""
@@ -110,7 +110,7 @@ class ShardWork(ShardMachine):
 
     # Building
 
-    async def load(self, left: Sequence[Receipt] | None) -> None:
+    async def load(self, left: Sequence[DeliveryReceipt] | None) -> None:
         """A shard that has no settings for it is told that the group is a work queue.
 
         ``left``: deliveries of the one before, which could not store something. They stay in flight.
@@ -120,7 +120,7 @@ class ShardWork(ShardMachine):
             await self._declare(self.group, Mode.WORK_QUEUE)
         self._broker.waiters.watch(self.topic.id, self)  # before looking: nothing comes unseen
         await self.barrier()
-        chunks: dict[int, dict[int, Chunk]] = {}
+        chunks: dict[int, dict[int, SettledChunk]] = {}
         burial: Burial | None = None
         is_new = True
         for key, body in self.store.documents(self._prefix):
@@ -130,7 +130,7 @@ class ShardWork(ShardMachine):
             elif name == BURIAL:
                 burial = Burial.decode(body, key)
             else:
-                chunks.setdefault(int(name), {})[int(number)] = Chunk.decode(body, int(number), key)
+                chunks.setdefault(int(name), {})[int(number)] = SettledChunk.decode(body, int(number), key)
         self.ledger = self._new_ledger()
         now = self.now_ms()
         for queue, own in chunks.items():
@@ -155,7 +155,7 @@ class ShardWork(ShardMachine):
             if not self.store.has_topic(int(key.removeprefix(start).partition("/")[0]))
         ]
 
-    def leaves(self) -> Sequence[Receipt]:
+    def leaves(self) -> Sequence[DeliveryReceipt]:
         """Deliveries in flight, and those that have settled what may not be stored."""
         return self.ledger.deliveries()
 
@@ -276,7 +276,7 @@ class ShardWork(ShardMachine):
         visibility_ms: int,
         gone: Callable[[], bool],
         wanted: MessageFilter | None = None,
-    ) -> list[Delivery]:
+    ) -> list[WorkDelivery]:
         """Deliver up to ``limit`` messages and about ``max_bytes``; none where there are none. Only those ``wanted``.
 
         Half are those that were delivered before, where there are enough of both. Nothing is delivered to whom is
@@ -298,7 +298,7 @@ class ShardWork(ShardMachine):
 
     async def _take_once(
         self, limit: int, ahead: int, max_bytes: int, visibility_ms: int, gone: Callable[[], bool]
-    ) -> tuple[list[Delivery], bool]:
+    ) -> tuple[list[WorkDelivery], bool]:
         """And whether something new was looked at. ``ahead``: how much, where keys decide what is delivered."""
         if self._turns.waiting.needs_look:
             await self.find_waiting(self._turns)
@@ -322,7 +322,7 @@ class ShardWork(ShardMachine):
                 room, bytes_room = ahead - found.count, max_bytes - found.size_bytes
                 read_fresh(self.store, self.topic.id, wanted, room, bytes_room, found)
 
-        delivered: list[Delivery] = []
+        delivered: list[WorkDelivery] = []
         try:
             await self._broker.in_readers(read)
             self.check()
@@ -362,19 +362,19 @@ class ShardWork(ShardMachine):
                 self._turns.after(turn, seen, damaged)
         return self._have_moved(wanted)
 
-    def _choose(self, limit: int) -> tuple[list[Task], Turn]:
+    def _choose(self, limit: int) -> tuple[list[OpenMessage], QueueTurn]:
         """Messages that are open, and queues with new ones: half of each where there are enough of both."""
         ledger = self.ledger
         if ledger.looks_ahead:
-            return ledger.take_ready(limit), Turn()
+            return ledger.take_ready(limit), QueueTurn()
         again = ledger.take_ready(max(1, limit // 2) if self._turns.waiting else limit)
         turn = self._turns.next(max(0, min(limit - len(again), MAX_OPEN - ledger.open_count)))
         return again + ledger.take_ready(limit - len(again) - sum(turn.counts)), turn
 
     def _deliver(
-        self, again: Sequence[Task], turn: Turn, found: Found, limit: int, now: int, visibility_ms: int
-    ) -> list[Delivery]:
-        delivered: list[Delivery] = []
+        self, again: Sequence[OpenMessage], turn: QueueTurn, found: Found, limit: int, now: int, visibility_ms: int
+    ) -> list[WorkDelivery]:
+        delivered: list[WorkDelivery] = []
         self.ledger.gone([task for task in again if (task.queue, task.offset) in found.gone], now)
         damaged = [task for task in again if (task.queue, task.offset) in found.damaged]
         if damaged or found.damaged_queues:
@@ -390,22 +390,24 @@ class ShardWork(ShardMachine):
             delivered += self.hand_over(fresh.records, receipts, visibility_ms)
         return delivered
 
-    def damaged(self, taken: Sequence[Task]) -> None:
+    def damaged(self, taken: Sequence[OpenMessage]) -> None:
         """Something could not be read; of messages that were ``taken`` that is tried again later."""
         self.ledger.postpone(taken, self.now_ms() + round(1000 * _DAMAGED_S))
         _log.error("work_damaged", group=self.group, topic=self.topic.name, shard=self.port.number)
 
     def hand_over(
-        self, records: Sequence[Record], receipts: Sequence[Receipt | None], visibility_ms: int
-    ) -> list[Delivery]:
+        self, records: Sequence[LetterRecord], receipts: Sequence[DeliveryReceipt | None], visibility_ms: int
+    ) -> list[WorkDelivery]:
         """Those that have a receipt."""
         return [
-            Delivery(record, receipt, visibility_ms, self.port.number)
+            WorkDelivery(record, receipt, visibility_ms, self.port.number)
             for record, receipt in zip(records, receipts, strict=True)
             if receipt is not None
         ]
 
-    def _hand_out(self, queue: int, fresh: Fresh, room: int, now: int, visibility_ms: int) -> Sequence[Receipt | None]:
+    def _hand_out(
+        self, queue: int, fresh: Fresh, room: int, now: int, visibility_ms: int
+    ) -> Sequence[DeliveryReceipt | None]:
         """A receipt for each of the queue's records that is delivered now."""
         ledger, offsets = self.ledger, [record.offset for record in fresh.records]
         if not ledger.is_by_key:
@@ -417,7 +419,7 @@ class ShardWork(ShardMachine):
     # Settling
 
     async def settle(
-        self, receipts: Sequence[Receipt], how: Callable[[Receipt, int], Refusal | None]
+        self, receipts: Sequence[DeliveryReceipt], how: Callable[[DeliveryReceipt, int], Refusal | None]
     ) -> list[Refusal | None]:
         """Apply ``how``, a method of the ledger, to each receipt; what it changes is durable on return.
 
@@ -464,7 +466,7 @@ class ShardWork(ShardMachine):
         if self._flushing is future:
             self._flushing = None
 
-    def _step(self, changes: Changes) -> Step:
+    def _step(self, changes: WorkChanges) -> Step:
         def stored() -> None:
             self.ledger.stored(changes, self.now_ms())
             if changes.freed and self.is_current:
@@ -473,10 +475,10 @@ class ShardWork(ShardMachine):
                 self._trim(changes)
 
         documents = {self.key_of(queue, number): body for (queue, number), body in changes.documents.items()}
-        offsets = Offsets(self.group, self.topic.id, changes.queues, changes.cursors) if changes.queues else None
+        offsets = StepOffsets(self.group, self.topic.id, changes.queues, changes.cursors) if changes.queues else None
         return Step(documents, offsets, stored=stored)
 
-    def _trim(self, changes: Changes) -> None:
+    def _trim(self, changes: WorkChanges) -> None:
         """Delete what is settled for good; in line, not waited for: the next one goes further."""
         try:
             self.port.check_writable(Ack.QUORUM)
@@ -487,7 +489,7 @@ class ShardWork(ShardMachine):
         except LsmqError as error:
             _log.info("work_not_trimmed", group=self.group, topic=self.topic.name, code=error.code)
 
-    async def bury(self, tasks: Sequence[Task]) -> None:
+    async def bury(self, tasks: Sequence[OpenMessage]) -> None:
         """Their dead letters are stored. Settled, durably, on return."""
         self.check()
         self.ledger.settle_dead(tasks)
@@ -545,11 +547,11 @@ class ShardWork(ShardMachine):
         """How many messages are in which state."""
         states = self.ledger.states
         return {
-            "in_flight": states[State.IN_FLIGHT] + states[State.TAKEN],
-            "waiting": states[State.WAITING],
-            "ready": states[State.READY],
+            "in_flight": states[DeliveryState.IN_FLIGHT] + states[DeliveryState.TAKEN],
+            "waiting": states[DeliveryState.WAITING],
+            "ready": states[DeliveryState.READY],
             "blocked": self.ledger.blocked,
-            "dead": states[State.DEAD],
+            "dead": states[DeliveryState.DEAD],
         }
 
 

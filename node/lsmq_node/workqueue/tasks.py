@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 
-class State(StrEnum):
+class DeliveryState(StrEnum):
     READY = "ready"
     TAKEN = "taken"
     IN_FLIGHT = "in_flight"
@@ -22,7 +22,7 @@ class Refusal(StrEnum):
     UNKNOWN = "unknown_receipt"
 
 
-class Task:
+class OpenMessage:
     """An open message. ``count`` deliveries have begun; ``at_ms`` is when the state ends by itself."""
 
     __slots__ = (
@@ -48,7 +48,7 @@ class Task:
         self.stored_ms = 0  # where it counts for turns
         self.key = key  # its hash, where messages of a key wait for each other; 0: for nobody
         self.count = 0
-        self.state = State.TAKEN
+        self.state = DeliveryState.TAKEN
         self.at_ms = 0
         self.token = 0
         self.nacked = False  # how the last delivery ended
@@ -57,11 +57,11 @@ class Task:
     @property
     def ended(self) -> int:
         """Deliveries that have failed."""
-        return self.count - (self.state is State.IN_FLIGHT)
+        return self.count - (self.state is DeliveryState.IN_FLIGHT)
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class WorkChanges:
     """To be stored as one. ``documents`` by queue and number of the chunk; None deletes. ``settled``: by deliveries.
 
     ``freed``: the next messages of their keys may come when this is stored.
@@ -71,15 +71,15 @@ class Changes:
     cursors: list[int] = field(default_factory=list)
     documents: dict[tuple[int, int], bytes | None] = field(default_factory=dict)
     windows: list[int] = field(default_factory=list)
-    settled: list[Task] = field(default_factory=list)
-    freed: list[Task] = field(default_factory=list)
+    settled: list[OpenMessage] = field(default_factory=list)
+    freed: list[OpenMessage] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.queues or self.documents)
 
 
 @dataclass(slots=True)
-class Counts:
+class WorkCounts:
     """What has happened, over all ledgers that share it."""
 
     delivered: int = 0

@@ -15,7 +15,7 @@ from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from .tasks import State, Task
+from .tasks import DeliveryState, OpenMessage
 
 _COMPACT_AT = 512
 
@@ -23,7 +23,7 @@ Place = tuple[int, int]
 """Queue and offset of a message that was not delivered yet."""
 
 
-class Lane:
+class TenantLane:
     """What a tenant has at a level: messages to be delivered again, and new ones at 12 bytes each; with ageing 20."""
 
     __slots__ = (
@@ -43,7 +43,7 @@ class Lane:
         self.level = level
         self.tenant = tenant
         self.credit = 0
-        self.again: deque[Task] | None = None
+        self.again: deque[OpenMessage] | None = None
         self._compact_at = _COMPACT_AT
         self._queues = array("I")
         self._offsets = array("Q")
@@ -52,11 +52,11 @@ class Lane:
         self._turn = False
 
     def __bool__(self) -> bool:
-        while self.again and self.again[0].state is not State.READY:  # it was adopted, or settled
+        while self.again and self.again[0].state is not DeliveryState.READY:  # it was adopted, or settled
             self.again.popleft()
         return bool(self.again) or self._first < len(self._offsets)
 
-    def add_again(self, task: Task) -> None:
+    def add_again(self, task: OpenMessage) -> None:
         if self.again is None:
             self.again = deque()
         self.again.append(task)
@@ -84,7 +84,7 @@ class Lane:
             return self.again[0].stored_ms
         return 0 if self._times is None else self._times[self._first]
 
-    def pop(self) -> Task | Place:
+    def pop(self) -> OpenMessage | Place:
         """The next one of a lane that has one: half of those to be delivered again, while there are new ones."""
         if self._gives_again:
             assert self.again
@@ -101,12 +101,12 @@ class Lane:
         return place
 
 
-def still_ready(tasks: Iterable[Task]) -> deque[Task]:
+def still_ready(tasks: Iterable[OpenMessage]) -> deque[OpenMessage]:
     """Those that are to be delivered, each once, in their order."""
-    return deque(dict.fromkeys(task for task in tasks if task.state is State.READY))
+    return deque(dict.fromkeys(task for task in tasks if task.state is DeliveryState.READY))
 
 
-class Turns:
+class TenantTurns:
     """``weights``: of tenants that have another one than 1. ``room_of``: how many more a tenant may take now.
     ``ageing_ms``: see the module."""
 
@@ -120,15 +120,15 @@ class Turns:
         self._ageing_ms = ageing_ms
         self._room_of = room_of
         self._levels: list[int] = []  # negated, so that the highest is the first
-        self._rings: dict[int, OrderedDict[int, Lane]] = {}
-        self._parked: dict[int, dict[int, Lane]] = {}  # by tenant and level
+        self._rings: dict[int, OrderedDict[int, TenantLane]] = {}
+        self._parked: dict[int, dict[int, TenantLane]] = {}  # by tenant and level
         self.lane_count = 0
 
     def __bool__(self) -> bool:
         """Whether there is something to take, as far as is known."""
         return bool(self._rings)
 
-    def lane(self, level: int, tenant: int) -> Lane:
+    def lane(self, level: int, tenant: int) -> TenantLane:
         """The tenant's, whose turn comes; to add to it at once."""
         parked = self._parked.get(tenant)
         if parked is not None and level in parked:
@@ -139,11 +139,11 @@ class Turns:
             insort(self._levels, -level)
         lane = ring.get(tenant)
         if lane is None:
-            lane = ring[tenant] = Lane(level, tenant)
+            lane = ring[tenant] = TenantLane(level, tenant)
             self.lane_count += 1
         return lane
 
-    def take(self, limit: int) -> Iterator[tuple[Lane, Task | Place, int]]:
+    def take(self, limit: int) -> Iterator[tuple[TenantLane, OpenMessage | Place, int]]:
         """Up to ``limit``, in the order in which they are to go, with their time where messages age.
 
         Each counts as in flight before the next is taken.
@@ -168,7 +168,9 @@ class Turns:
                 found, least = -negative, rank
         return found
 
-    def _take_turn(self, ring: OrderedDict[int, Lane], limit: int) -> Iterator[tuple[Lane, Task | Place, int]]:
+    def _take_turn(
+        self, ring: OrderedDict[int, TenantLane], limit: int
+    ) -> Iterator[tuple[TenantLane, OpenMessage | Place, int]]:
         tenant, lane = next(iter(ring.items()))
         lane.credit = lane.credit or self._weights.get(tenant, 1)
         while lane and lane.credit and limit > 0:

@@ -2,7 +2,7 @@
 
 Offsets of ``[cursor, next)`` were looked at; those of them that are not settled have their bit in ``unsettled``, a mask
 for each chunk of offsets. A message that waits behind another of its key is nothing but that bit and eight bytes in the
-:class:`Line` of its key, so that very many may wait.
+:class:`KeyLine` of its key, so that very many may wait.
 
 From ``next`` on nobody has looked in turn. Something is known of it all the same where it begins anew from what is
 stored, and where consumers pick messages: which are settled (``ahead``), which have failed (``failed``), and which
@@ -17,19 +17,19 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from . import chunks
-from .chunks import Chunk, Failed
-from .tasks import State, Task
+from .chunks import FailedMessage, SettledChunk
+from .tasks import DeliveryState, OpenMessage
 
 _COMPACT_AT = 512
 #: Shared by windows that have none of these, which are made for each queue that has a message.
-_NO_KEYS: Final[dict[int, Line | None]] = {}
+_NO_KEYS: Final[dict[int, KeyLine | None]] = {}
 _NO_MASKS: Final[dict[int, int]] = {}
 _NO_OFFSETS: Final[set[int]] = set()
-_NO_TASKS: Final[dict[int, Task]] = {}
-_NO_FAILURES: Final[dict[int, Failed]] = {}
+_NO_TASKS: Final[dict[int, OpenMessage]] = {}
+_NO_FAILURES: Final[dict[int, FailedMessage]] = {}
 
 
-class Line:
+class KeyLine:
     """Offsets that wait for their key, ascending: eight bytes each."""
 
     __slots__ = ("_first", "_offsets")
@@ -78,18 +78,18 @@ class Window:
         """``looks``: whether messages are looked at before they are delivered. Else nothing is known ahead at first."""
         self.queue = queue
         self.next = cursor
-        self.open: dict[int, Task] = {}
+        self.open: dict[int, OpenMessage] = {}
         self.unsettled: OrderedDict[int, int] = OrderedDict()  # by chunk, ascending; no mask is 0
         self.logged = cursor  # the cursor that was put in the log, or was read from there
         self.stored: set[int] = set()  # chunks that have a document
         self.dirty: set[int] = set()  # chunks that have changed
         self.unlogged = 0  # changes under way to the log
-        self.held: dict[int, Line | None] = {} if looks else _NO_KEYS
+        self.held: dict[int, KeyLine | None] = {} if looks else _NO_KEYS
         self.blocked = 0  # in all lines, and those whose turn has not come
         self.ahead: dict[int, int] = _NO_MASKS  # settled offsets from ``next`` on, a mask for each chunk
         self.early: set[int] = _NO_OFFSETS  # open, though they were not looked at in their turn
-        self.settling: dict[int, Task] = _NO_TASKS  # so were these, and are settled; that is not stored yet
-        self.failed: dict[int, Failed] = _NO_FAILURES  # of messages that were not opened yet
+        self.settling: dict[int, OpenMessage] = _NO_TASKS  # so were these, and are settled; that is not stored yet
+        self.failed: dict[int, FailedMessage] = _NO_FAILURES  # of messages that were not opened yet
         if looks:
             self.know_ahead()
 
@@ -172,7 +172,7 @@ class Window:
             task.key = key
         return task is not None
 
-    def settled(self, task: Task) -> bool:
+    def settled(self, task: OpenMessage) -> bool:
         """That it is settled is stored. Whether it was not looked at in its turn yet."""
         if self.settling.pop(task.offset, None) is None or task.offset < self.next:
             return False
@@ -184,7 +184,7 @@ class Window:
         """It waits for its key, which is held."""
         line = self.held[key]
         if line is None:
-            line = self.held[key] = Line()
+            line = self.held[key] = KeyLine()
         line.append(offset)
         self.mark(offset)
         self.blocked += 1
@@ -236,7 +236,7 @@ class Window:
 
     # What is stored
 
-    def take_over(self, documents: Iterable[Chunk]) -> None:
+    def take_over(self, documents: Iterable[SettledChunk]) -> None:
         """What they say lies ahead: it is looked at in order, when somebody asks for messages."""
         self.know_ahead()
         for chunk in documents:
@@ -253,7 +253,7 @@ class Window:
             self.ahead[number] = self.ahead.get(number, 0) | ((1 << count) - 1) << place
             first += count
 
-    def chunk(self, number: int, cursor: int) -> Chunk:
+    def chunk(self, number: int, cursor: int) -> SettledChunk:
         """What is to be stored of a chunk: of its offsets from ``cursor`` on."""
         if not (self.unsettled or self.ahead or self.settling or self.early or self.failed):
             return _EMPTY
@@ -266,14 +266,14 @@ class Window:
             if base <= offset < end:
                 ahead |= 1 << offset - base
         settled = (~unsettled & looked | ahead & ~looked) >> (first - base) << (first - base)
-        failed: dict[int, Failed] = {}
+        failed: dict[int, FailedMessage] = {}
         if self.failed:
             failed.update(item for item in self.failed.items() if first <= item[0] < end)
         for offset in self._open_in(base, unsettled & looked, first, end):
             task = self.open[offset]
             if task.ended:
-                failed[offset] = Failed(task.ended, _due(task), task.reason)
-        return Chunk(tuple(_ranges(base, settled)), dict(sorted(failed.items())))
+                failed[offset] = FailedMessage(task.ended, _due(task), task.reason)
+        return SettledChunk(tuple(_ranges(base, settled)), dict(sorted(failed.items())))
 
     def _open_in(self, base: int, unsettled: int, first: int, end: int) -> Iterator[int]:
         """Offsets of open messages in ``[first, end)``; costs the lesser of these and the chunk's."""
@@ -288,11 +288,11 @@ class Window:
                 yield offset
 
 
-_EMPTY: Final = Chunk()
+_EMPTY: Final = SettledChunk()
 
 
-def _due(task: Task) -> int:
-    return task.at_ms if task.state in (State.WAITING, State.DEAD) else 0
+def _due(task: OpenMessage) -> int:
+    return task.at_ms if task.state in (DeliveryState.WAITING, DeliveryState.DEAD) else 0
 
 
 def _ranges(base: int, mask: int) -> Iterator[tuple[int, int]]:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lsmq_pipeline.cluster import Cluster
-from lsmq_pipeline.jobs.archives import Archive, Manifest, as_offsets, total
-from lsmq_pipeline.jobs.report import Progress, Quiet, Report, reader_options
+from lsmq_pipeline.cluster import BlockingClient
+from lsmq_pipeline.jobs.archives import Archive, ArchiveManifest, as_offsets, total
+from lsmq_pipeline.jobs.report import JobProgress, JobReport, Quiet, reader_options
 from lsmq_pipeline.offsets import TopicOffsets, to_document
 from lsmq_pipeline.options import read_options
 from lsmq_pipeline.resolve import admit, check_loss, same_topic
@@ -34,8 +34,8 @@ def archive(
     *,
     messages_per_run: int = 10_000_000,
     fail_on_data_loss: bool = True,
-    progress: Progress | None = None,
-) -> Report:
+    progress: JobProgress | None = None,
+) -> JobReport:
     """Archive what the topics hold by now. ``connection`` are options of the data source: ``url``, ``zookeeper``.
 
     Raises ``DataLoss`` when retention took messages that were not archived yet, unless told to go on.
@@ -43,7 +43,7 @@ def archive(
     shown = progress or Quiet()
     place = Archive(spark, path)
     options = read_options(reader_options(connection, topic=",".join(topics)))
-    with Cluster(options.connection) as cluster:
+    with BlockingClient(options.connection) as cluster:
         found = cluster.topics(options.topics, None)
         goal = {topic.name: TopicOffsets(topic.name, topic.id, cluster.bounds(topic).latest) for topic in found}
         begun = {topic.name: _start(cluster, topic, place.ends(), fail_on_data_loss) for topic in found}
@@ -68,7 +68,7 @@ def archive(
         )
         with shown.step(f"archiving run {run}, {left:,} messages left"):
             count = place.write(frame.load(), run)
-        place.add(Manifest(run, "archive", count, start_document, end_document))
+        place.add(ArchiveManifest(run, "archive", count, start_document, end_document))
         shown.note(f"run {run}: {count:,} messages")
         messages += count
         left -= count
@@ -80,10 +80,10 @@ def archive(
         "messages": messages,
         "messages_in_archive": total(place.manifests()),
     }
-    return Report("archive", facts)
+    return JobReport("archive", facts)
 
 
-def _start(cluster: Cluster, topic: Topic, ends: Mapping[str, TopicOffsets], fail: bool) -> TopicOffsets:
+def _start(cluster: BlockingClient, topic: Topic, ends: Mapping[str, TopicOffsets], fail: bool) -> TopicOffsets:
     """Where the archive goes on with a topic; at the earliest with one it does not know."""
     earliest = cluster.bounds(topic).earliest
     known = ends.get(topic.name)

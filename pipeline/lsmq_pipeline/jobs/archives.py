@@ -35,7 +35,7 @@ VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class ArchiveManifest:
     """One run of an archive."""
 
     run: int
@@ -58,7 +58,7 @@ class Manifest:
         return json.dumps(fields, indent=1) + "\n"
 
     @classmethod
-    def from_text(cls, text: str, source: str) -> Manifest:
+    def from_text(cls, text: str, source: str) -> ArchiveManifest:
         """Raises ``JobFailed`` naming ``source``."""
         try:
             fields = json.loads(text)
@@ -91,7 +91,7 @@ class Archive:
     def _path(self, *parts: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path("/".join((self.path, *parts)))
 
-    def manifests(self) -> list[Manifest]:
+    def manifests(self) -> list[ArchiveManifest]:
         """All runs that count, in order."""
         if not self._files.exists(self._path("manifests")):
             return []
@@ -99,10 +99,10 @@ class Archive:
         for status in self._files.listStatus(self._path("manifests")):
             name = str(status.getPath().getName())
             if name.endswith(".json") and not name.startswith((".", "_")):
-                found.append(Manifest.from_text(self._read(status.getPath()), f"{self.path}/manifests/{name}"))
+                found.append(ArchiveManifest.from_text(self._read(status.getPath()), f"{self.path}/manifests/{name}"))
         return sorted(found, key=lambda manifest: manifest.run)
 
-    def must_exist(self) -> list[Manifest]:
+    def must_exist(self) -> list[ArchiveManifest]:
         """:meth:`manifests`; raises ``JobFailed`` when there are none."""
         found = self.manifests()
         if not found:
@@ -143,7 +143,7 @@ class Archive:
             return 0  # No partition: no rows, and nothing whose schema Spark could read.
         return int(self._spark.read.parquet(target).count())
 
-    def add(self, manifest: Manifest) -> None:
+    def add(self, manifest: ArchiveManifest) -> None:
         """Make a run count."""
         name = f"{manifest.run:06d}.json"
         hidden, final = self._path("manifests", f"_{name}"), self._path("manifests", name)
@@ -175,7 +175,7 @@ def stored_between(frame: DataFrame, since_ms: int | None, until_ms: int | None)
     return frame
 
 
-def total(manifests: list[Manifest]) -> int:
+def total(manifests: list[ArchiveManifest]) -> int:
     """Messages of all runs."""
     return sum(manifest.messages for manifest in manifests)
 

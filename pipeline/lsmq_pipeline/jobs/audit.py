@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lsmq.admin import ClusterInfo
-from lsmq_pipeline.cluster import Bounds, Cluster
+from lsmq_pipeline.cluster import BlockingClient, Bounds
 from lsmq_pipeline.jobs.archives import as_offsets
-from lsmq_pipeline.jobs.report import Progress, Quiet, Report, Sheet, reader_options
+from lsmq_pipeline.jobs.report import JobProgress, JobReport, Quiet, Sheet, reader_options
 from lsmq_pipeline.offsets import TopicOffsets, to_document
 from lsmq_pipeline.options import read_options
 from lsmq_pipeline.schema import whole_schema
@@ -40,12 +40,12 @@ def audit(
     connection: Mapping[str, Any],
     topic_name: str,
     *,
-    progress: Progress | None = None,
-) -> Report:
+    progress: JobProgress | None = None,
+) -> JobReport:
     """Audit one topic. The report's problems say everything that is not as it should be."""
     shown = progress or Quiet()
     options = read_options(reader_options(connection, topic=topic_name))
-    with Cluster(options.connection) as cluster:
+    with BlockingClient(options.connection) as cluster:
         topic = cluster.topic(topic_name)
         bounds = cluster.bounds(topic)
         replicas, problems = _replicas(cluster, topic)
@@ -81,10 +81,10 @@ def audit(
         "replicas_read": len(replicas),
         "all_replicas": all_replicas,
     }
-    return Report("audit", facts, Sheet(("replica", "messages", "queues", "bytes", "checksum"), rows), problems)
+    return JobReport("audit", facts, Sheet(("replica", "messages", "queues", "bytes", "checksum"), rows), problems)
 
 
-def _replicas(cluster: Cluster, topic: Topic) -> tuple[list[_Replica], list[str]]:
+def _replicas(cluster: BlockingClient, topic: Topic) -> tuple[list[_Replica], list[str]]:
     """The leaders as one, and each node with what it has, where nodes let others than the leader be read.
 
     Nodes that are down cannot be read, which is a problem: what they hold is not proven.

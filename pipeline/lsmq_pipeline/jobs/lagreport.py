@@ -14,9 +14,9 @@ import numpy as np
 
 from lsmq.record_batch import Column, split_batches
 from lsmq.topics import Topic
-from lsmq_pipeline.cluster import Bounds, Cluster, Want
+from lsmq_pipeline.cluster import BlockingClient, Bounds, Want
 from lsmq_pipeline.decode import column, positions
-from lsmq_pipeline.jobs.report import Progress, Quiet, Report, Sheet, reader_options
+from lsmq_pipeline.jobs.report import JobProgress, JobReport, Quiet, Sheet, reader_options
 from lsmq_pipeline.options import read_options
 
 LOOKED_AT = 64  # queues of a group and topic whose oldest unread message is looked at
@@ -28,13 +28,13 @@ def lagreport(
     topics: Sequence[str] | None = None,
     *,
     plot: str | None = None,
-    progress: Progress | None = None,
-) -> Report:
+    progress: JobProgress | None = None,
+) -> JobReport:
     """Lag of every group in these topics, all when none are named. Needs no Spark."""
     shown = progress or Quiet()
     options = read_options(reader_options(connection, topicPattern=".*"))
     rows: list[tuple[Any, ...]] = []
-    with Cluster(options.connection) as cluster:
+    with BlockingClient(options.connection) as cluster:
         found = cluster.topics(topics, None) if topics else cluster.topics((), ".*")
         groups = cluster.groups()
         for topic in found:
@@ -48,10 +48,10 @@ def lagreport(
     if plot:
         _plot(rows, plot)
     facts = {"groups": len({row[0] for row in rows}), "topics": len(found), "lag": sum(row[4] for row in rows)}
-    return Report("lagreport", facts, Sheet(COLUMNS, rows))
+    return JobReport("lagreport", facts, Sheet(COLUMNS, rows))
 
 
-def _row(cluster: Cluster, group: str, topic: Topic, bounds: Bounds) -> tuple[Any, ...] | None:
+def _row(cluster: BlockingClient, group: str, topic: Topic, bounds: Bounds) -> tuple[Any, ...] | None:
     committed = cluster.committed(group, topic.name)
     if not committed:
         return None
@@ -75,7 +75,7 @@ def _row(cluster: Cluster, group: str, topic: Topic, bounds: Bounds) -> tuple[An
     )
 
 
-def _named_row(cluster: Cluster, group: str, topic: Topic) -> tuple[Any, ...] | None:
+def _named_row(cluster: BlockingClient, group: str, topic: Topic) -> tuple[Any, ...] | None:
     """Of a topic whose queues have names: counted where the queues are, without saying which is the worst."""
     lag = cluster.lag(group, topic)
     if lag.uncommitted == lag.queues:
@@ -83,7 +83,7 @@ def _named_row(cluster: Cluster, group: str, topic: Topic) -> tuple[Any, ...] | 
     return group, topic.name, lag.queues - lag.uncommitted, lag.behind, lag.lag, lag.largest, None, None
 
 
-def _oldest_ms(cluster: Cluster, topic: Topic, queues: Any, offsets: Any) -> int | None:
+def _oldest_ms(cluster: BlockingClient, topic: Topic, queues: Any, offsets: Any) -> int | None:
     """When the oldest of the messages at these places was stored."""
     oldest: int | None = None
     for route in topic.routes:

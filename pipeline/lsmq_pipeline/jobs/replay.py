@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lsmq_pipeline.cluster import Cluster
+from lsmq_pipeline.cluster import BlockingClient
 from lsmq_pipeline.errors import JobFailed
 from lsmq_pipeline.jobs.archives import Archive, stored_between
-from lsmq_pipeline.jobs.report import Progress, Quiet, Report, reader_options
+from lsmq_pipeline.jobs.report import JobProgress, JobReport, Quiet, reader_options
 from lsmq_pipeline.options import write_options
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def replay(
     since_ms: int | None = None,
     until_ms: int | None = None,
     create: bool = False,
-    progress: Progress | None = None,
-) -> Report:
+    progress: JobProgress | None = None,
+) -> JobReport:
     """Write the archived messages of topic ``source`` stored in ``[since_ms, until_ms)`` to topic ``target``.
 
     Every message goes to the queue it was in. ``name`` is this replay's: the same name again, with the same archive,
@@ -51,11 +51,13 @@ def replay(
     if not found.messages:
         raise JobFailed(f"the archive at {path} has no messages of topic {source!r} in that time")
     options = reader_options(connection, topic=target, queryId=f"replay:{name}")
-    with Cluster(write_options(options).connection) as cluster:
+    with BlockingClient(write_options(options).connection) as cluster:
         topic = cluster.create_topic(target, found.queue + 1) if create else cluster.topic(target)
     if topic.queues <= found.queue:
         raise JobFailed(f"topic {target!r} has {topic.queues} queues; the archive has messages of queue {found.queue}")
     ordered = frame.repartition(PARTITIONS, "queue").sortWithinPartitions("queue", "run", "offset").select(*WRITTEN)
     with shown.step(f"replaying {found.messages:,} messages into {target}"):
         ordered.write.format("lsmq").options(**options).mode("append").save()
-    return Report("replay", {"archive": path, "from": source, "to": target, "messages": found.messages, "name": name})
+    return JobReport(
+        "replay", {"archive": path, "from": source, "to": target, "messages": found.messages, "name": name}
+    )

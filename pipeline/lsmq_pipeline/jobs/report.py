@@ -23,7 +23,7 @@ class Sheet:
 
 
 @dataclass(slots=True)
-class Report:
+class JobReport:
     """The outcome of a job. ``facts`` are plain data; ``problems`` is empty when all is well."""
 
     job: str
@@ -39,7 +39,7 @@ class Report:
         return {"job": self.job, **self.facts, "rows": rows, "problems": self.problems}
 
 
-class Progress(Protocol):
+class JobProgress(Protocol):
     """Shows what a job is doing: ``step`` names it, and is left when that is done."""
 
     def step(self, title: str) -> AbstractContextManager[None]: ...
@@ -58,7 +58,7 @@ class Quiet:
         pass
 
 
-class Shown:
+class JobProgressBar:
     """A bar on standard error with the tasks of all running stages, and a line for each note."""
 
     def __init__(self, spark: SparkSession) -> None:
@@ -112,7 +112,7 @@ def sheet_of(frame: DataFrame, limit: int = 100_000) -> Sheet:
     return Sheet(tuple(frame.columns), [tuple(row) for row in rows])
 
 
-def lines_of(report: Report) -> Iterator[tuple[str, Any]]:
+def lines_of(report: JobReport) -> Iterator[tuple[str, Any]]:
     """The facts as pairs to print."""
     for name, value in report.facts.items():
         yield name.replace("_", " "), value

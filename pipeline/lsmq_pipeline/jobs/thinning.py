@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lsmq_pipeline.errors import JobFailed
-from lsmq_pipeline.jobs.archives import Archive, Manifest, total
-from lsmq_pipeline.jobs.report import Progress, Quiet, Report
+from lsmq_pipeline.jobs.archives import Archive, ArchiveManifest, total
+from lsmq_pipeline.jobs.report import JobProgress, JobReport, Quiet
 from lsmq_pipeline.offsets import to_document
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ MESSAGES_PER_FILE = 1_000_000
 
 
 def dedupe(
-    spark: SparkSession, path: str, target: str, *, by: str = "body", progress: Progress | None = None
-) -> Report:
+    spark: SparkSession, path: str, target: str, *, by: str = "body", progress: JobProgress | None = None
+) -> JobReport:
     """Write the archive at ``path`` to ``target`` without repeats; ``by`` is one of ``ALIKE``.
 
     Messages without a key are no repeats of each other when it goes by key.
@@ -34,7 +34,7 @@ def dedupe(
     return _thin(spark, path, target, "dedupe", ALIKE[by], newest=False, keyed=by == "key", progress=progress)
 
 
-def compact(spark: SparkSession, path: str, target: str, *, progress: Progress | None = None) -> Report:
+def compact(spark: SparkSession, path: str, target: str, *, progress: JobProgress | None = None) -> JobReport:
     """Write the archive at ``path`` to ``target`` with the last message of each topic and key."""
     return _thin(spark, path, target, "compact", ALIKE["key"], newest=True, keyed=True, progress=progress)
 
@@ -48,8 +48,8 @@ def _thin(
     *,
     newest: bool,
     keyed: bool,
-    progress: Progress | None,
-) -> Report:
+    progress: JobProgress | None,
+) -> JobReport:
     from pyspark.sql import functions as F
     from pyspark.sql.window import Window
 
@@ -74,6 +74,6 @@ def _thin(
     with shown.step(f"{kind} of {before:,} messages"):
         count = place.write(ordered, 1)
     ends = to_document(source.ends())
-    place.add(Manifest(1, kind, count, None, ends, source.path))
+    place.add(ArchiveManifest(1, kind, count, None, ends, source.path))
     facts = {"archive": source.path, "target": place.path, "messages": before, "kept": count, "dropped": before - count}
-    return Report(kind, facts)
+    return JobReport(kind, facts)

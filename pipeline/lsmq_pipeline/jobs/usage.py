@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lsmq_pipeline.errors import JobFailed
 from lsmq_pipeline.jobs.archives import Archive, stored_between
-from lsmq_pipeline.jobs.report import Progress, Quiet, Report, Sheet, reader_options, sheet_of
+from lsmq_pipeline.jobs.report import JobProgress, JobReport, Quiet, Sheet, reader_options, sheet_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,8 +33,8 @@ def usage(
     since_ms: int | None = None,
     until_ms: int | None = None,
     plot: str | None = None,
-    progress: Progress | None = None,
-) -> Report:
+    progress: JobProgress | None = None,
+) -> JobReport:
     """Usage of topics, or of what an archive has of them (all, when none are named)."""
     from pyspark.sql import functions as F
 
@@ -59,7 +59,7 @@ def usage(
     if plot:
         _plot(sheet, plot)
     messages, size_bytes = (sum(row[place] for row in sheet.rows) for place in (3, 4))
-    return Report("usage", {"messages": messages, "bytes": size_bytes, "rows": len(sheet.rows)}, sheet)
+    return JobReport("usage", {"messages": messages, "bytes": size_bytes, "rows": len(sheet.rows)}, sheet)
 
 
 def usage_by_hour(frame: DataFrame, tenant_property: str, sent_property: str) -> DataFrame:

@@ -12,7 +12,7 @@ from ..callable import CallableBench
 from ..engines import ROCKSDB, ROCKSDB_REMEDY
 from ..environment import describe
 from ..isolate import scratch
-from ..report import QUICK, BenchFailed, Option, Progress, Report, Table
+from ..report import QUICK, BenchFailed, BenchReport, Option, Progress, TextTable
 from .limits import describe_limits, measure_limits
 from .page import draw_page
 from .rounds import measure_row
@@ -34,7 +34,7 @@ OPTIONS = (
 )
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> Report:
+def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
     """Measure the rows that are asked for, each with the machine's limits beside it."""
     rows = [_row(name) for name in values["only"].split(",") if name] or list(ROWS.values())
     sizes = _sizes(values["sizes"], rows)
@@ -57,7 +57,7 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
         result["rows"] = sorted([*kept, found], key=lambda each: list(ROWS).index(each["row"]))
         _write(place, result)  # What was measured is kept, whatever becomes of the rows after it.
     tables = [_table(ROWS[each["row"]], each) for each in result["rows"] if ROWS[each["row"]] in rows]
-    return Report(result, tables, _notes(result, rows))
+    return BenchReport(result, tables, _notes(result, rows))
 
 
 def _row(name: str) -> Row:
@@ -129,9 +129,9 @@ def _write(place: Path | None, result: Mapping[str, Any]) -> None:
         fresh.rename(place / name)
 
 
-def _table(row: Row, found: Mapping[str, Any]) -> Table:
+def _table(row: Row, found: Mapping[str, Any]) -> TextTable:
     shown = [column for column in row.columns if any(column.figure in each["figures"] for each in found["cases"])]
-    table = Table(f"{row.name}: {row.title}", ("", *(column.title for column in shown)), [])
+    table = TextTable(f"{row.name}: {row.title}", ("", *(column.title for column in shown)), [])
     for each in found["cases"]:
         figures = (figure_text(each["figures"].get(column.figure), column.unit) for column in shown)
         table.rows.append((each["case"], *figures))

@@ -11,7 +11,7 @@ from typing import Any
 from ..isolate import scratch
 from ..report import BenchFailed, Progress, spread
 from .limits import ceilings
-from .row import LSMQ, Case, Medians, Row, Target, Values
+from .row import LSMQ, Case, FigureTarget, Medians, Row, Values
 
 #: What a peer that does not come up, or breaks, may raise.
 _PEER_FAILURES = (BenchFailed, OSError, subprocess.SubprocessError)
@@ -77,7 +77,7 @@ def _case(case: Case, runs: list[dict[str, float]], facts: Mapping[str, Any], me
     }
 
 
-def _target(target: Target, medians: Medians, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _target(target: FigureTarget, medians: Medians, cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     value = target.value(medians)
     reached = None if value is None else target.reached(value)
     limit = target.because

@@ -34,7 +34,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class FigureColumn:
     """A figure that is shown: its name in a case, a title, and a unit of :data:`UNITS`."""
 
     figure: str
@@ -58,7 +58,7 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class FigureTarget:
     """A figure to reach: at least ``goal``, or at most. ``value`` is None where what it is made of was not measured."""
 
     text: str
@@ -85,9 +85,9 @@ class Row:
     work: str
     options: tuple[Option, ...]
     cases: Callable[[Values, tuple[str, ...]], list[Case]]
-    columns: tuple[Column, ...]
+    columns: tuple[FigureColumn, ...]
     #: For given values: what is to be reached depends on the sizes that were chosen.
-    targets: Callable[[Values], list[Target]] = field(default=lambda values: [])
+    targets: Callable[[Values], list[FigureTarget]] = field(default=lambda values: [])
     plots: tuple[Plot, ...] = ()
     #: The peers that have a case in it.
     peers: tuple[str, ...] = ()

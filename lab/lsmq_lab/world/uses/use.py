@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from lsmq import Client, Consumer, Message
 
-from ..cluster import Cluster
+from ..cluster import SimulatedCluster
 
 DEADLINE_MS = 3_000
 #: Options of topics by name.
@@ -16,10 +16,10 @@ Topics = Mapping[str, Mapping[str, Any]]
 Role = tuple[str, Callable[[Client], Awaitable[None]]]
 
 
-class Load(Protocol):
+class RunningUses(Protocol):
     """Who runs it."""
 
-    cluster: Cluster
+    cluster: SimulatedCluster
     random: Random
     stopping: bool
 
@@ -38,7 +38,7 @@ class Use:
     #: Replicas may show other messages of them, each by its clock.
     expires = False
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: RunningUses) -> None:
         self.load = load
         self.random = Random(load.random.getrandbits(64))
         self.counted = 0

@@ -10,9 +10,9 @@ Not supported: taking messages of a damaged block from log segments that were fl
 """
 
 from .findings import (
-    Book,
     Damage,
     Finding,
+    FindingsBook,
     Loss,
     Remark,
     Renamed,
@@ -27,7 +27,7 @@ from .shard import Advance, ShardRepair
 from .store import empty_directory, is_shard, repair_store, spool, unusable, write_empty
 
 __all__ = [
-    "Book",
+    "FindingsBook",
     "Damage",
     "Finding",
     "Loss",

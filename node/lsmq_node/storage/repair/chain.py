@@ -20,12 +20,12 @@ from lsmq.errors import CorruptFile
 
 from ..checkpoint import CATALOG, DOCUMENT, OFFSETS, IncrementMeta, erase, page_key, page_size, restore_item, topic_of
 from ..disk import Disk, File
-from ..epochs import EpochStart
+from ..epochs import StoredEpochStart
 from ..keyed_file import BLOCK, FOOTER, HEAD, MAGIC, Item, KeyedFile
 from ..pages import PAGE_BITS
 from ..producers import KIND as PRODUCER
-from .findings import Book, Unknown
-from .known import Known
+from .findings import FindingsBook, Unknown
+from .known import KnownShard
 
 _FRAME = b"\x28\xb5\x2f\xfd"  # what a zstd frame begins with
 _MAX_BLOCK_BYTES = 64 << 20
@@ -75,7 +75,9 @@ class Increment:
 class Chain:
     """The files of a checkpoint, the oldest first."""
 
-    def __init__(self, disk: Disk, directory: Path, metas: tuple[IncrementMeta, ...] | None, book: Book) -> None:
+    def __init__(
+        self, disk: Disk, directory: Path, metas: tuple[IncrementMeta, ...] | None, book: FindingsBook
+    ) -> None:
         """``metas``: as the manifest has them; without it what lies in the directory is put together."""
         self._disk = disk
         self._book = book
@@ -200,7 +202,7 @@ class Chain:
 
     # -- the state ---------------------------------------------------------------------------------------
 
-    def load(self, known: Known, count: int) -> None:
+    def load(self, known: KnownShard, count: int) -> None:
         """Put what the ``count`` oldest files say into ``known``, all but the producers."""
         state = known.state
         newest: dict[bytes, int] = {}  # of each page of queues, the newest file that has it
@@ -213,7 +215,7 @@ class Chain:
                     newest[key] = at
             properties = increment.properties
             if properties:
-                state.epochs = [EpochStart(*epoch) for epoch in properties["epochs"]]
+                state.epochs = [StoredEpochStart(*epoch) for epoch in properties["epochs"]]
                 state.next_topic_id = max(state.next_topic_id, properties["next_topic_id"])
                 state.time_ms = max(state.time_ms, properties["time_ms"])
         lost = [(at, keys) for at, found in enumerate(self.increments[:count]) for keys in found.lost]
@@ -221,7 +223,7 @@ class Chain:
         self._doubt(known, [(at, keys) for at, keys in lost if CATALOG in keys.kinds()], newest)
         state.restored(self.increments[count - 1].end_lsn if count else 0, state.time_ms)
 
-    def _restore(self, known: Known, key: bytes, value: bytes | None) -> None:
+    def _restore(self, known: KnownShard, key: bytes, value: bytes | None) -> None:
         topic_id = topic_of(key)
         if topic_id is not None:
             if topic_id not in known.state.topics:
@@ -234,7 +236,7 @@ class Chain:
         if key[:1] == CATALOG and len(key) == 5:
             known.learned(int.from_bytes(key[1:5], "big"))
 
-    def _doubt(self, known: Known, lost: list[tuple[int, LostKeys]], newest: dict[bytes, int]) -> None:
+    def _doubt(self, known: KnownShard, lost: list[tuple[int, LostKeys]], newest: dict[bytes, int]) -> None:
         """Of pages that may have been in a file in which they are lost, nothing is sure."""
         if not lost:
             return

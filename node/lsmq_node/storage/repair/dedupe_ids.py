@@ -14,7 +14,7 @@ from ..dedupe_chain import joined
 from ..dedupe_file import BLOCK_BYTES, HEAD, MAGIC, VERSION, IdFile, IdFileMeta, newest_of
 from ..dedupe_layer import ROW, IdLayer, Rows
 from ..disk import Disk
-from .findings import Book, Unknown
+from .findings import FindingsBook, Unknown
 
 _LOST = "deduplication ids: messages that are sent again may be stored twice"
 
@@ -22,7 +22,7 @@ _LOST = "deduplication ids: messages that are sent again may be stored twice"
 class LeftIds:
     """The ids of one shard. ``metas`` None: the manifest is lost, and whatever files there are count."""
 
-    def __init__(self, disk: Disk, directory: Path, metas: tuple[IdFileMeta, ...] | None, book: Book) -> None:
+    def __init__(self, disk: Disk, directory: Path, metas: tuple[IdFileMeta, ...] | None, book: FindingsBook) -> None:
         self._disk = disk
         self._directory = directory
         self._book = book

@@ -108,7 +108,7 @@ class Summary:
         return bool(self.damages or self.lost or self.unknown)
 
 
-class Book:
+class FindingsBook:
     """Passes findings on, and counts them. One of a shard."""
 
     def __init__(self, root: Path, tell: Tell, summary: Summary, where: str = "") -> None:

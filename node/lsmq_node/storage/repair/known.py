@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lsmq.queue_names import SLOTS
 
 from ..columns import I64
-from ..state import NAMES_TOPIC, ShardState, Topic, TopicState
+from ..state import NAMES_TOPIC, ShardState, StoredTopic, TopicState
 from ..topic_options import TopicOptions
 
 
@@ -23,12 +23,12 @@ from ..topic_options import TopicOptions
 class TopicHint:
     """What others know of a topic: the queues ``[first, end)`` of it are of this shard."""
 
-    topic: Topic
+    topic: StoredTopic
     first: int
     end: int
 
 
-class Known:
+class KnownShard:
     """A shard's state as far as it is known. One thread."""
 
     def __init__(self, hints: Mapping[int, TopicHint]) -> None:
@@ -59,7 +59,7 @@ class Known:
         hint = hint or self._hints.get(topic_id)
         if hint is None:
             self.nameless.add(topic_id)
-            hint = TopicHint(Topic(topic_id, self.free_name(f"lost-found-{topic_id}"), 1), 0, 1)
+            hint = TopicHint(StoredTopic(topic_id, self.free_name(f"lost-found-{topic_id}"), 1), 0, 1)
         self.state.put_topic(hint.topic, hint.first, hint.end)
         self.set_unsure(topic_id, 0, hint.end - hint.first)
         return self.state.topics[topic_id]
@@ -70,7 +70,7 @@ class Known:
             return None
         self.nameless.add(topic_id)
         options = TopicOptions(named=True)
-        return TopicHint(Topic(topic_id, self.free_name(f"lost-found-{topic_id}"), SLOTS, options), 0, 0)
+        return TopicHint(StoredTopic(topic_id, self.free_name(f"lost-found-{topic_id}"), SLOTS, options), 0, 0)
 
     def free_name(self, name: str) -> str:
         """``name``, or one like it that no topic has."""
@@ -90,7 +90,7 @@ class Known:
             self.nameless.remove(topic_id)
             self.state.by_name = {item.topic.name: item for item in self.state.topics.values()}
 
-    def name_as(self, topic: Topic) -> None:
+    def name_as(self, topic: StoredTopic) -> None:
         """Others know the nameless topic."""
         item = self.state.topics[topic.id]
         item.topic = topic if topic.named else replace(topic, queues=max(topic.queues, item.topic.queues))

@@ -18,8 +18,8 @@ from ..delayed import HAND, Hand, is_delayed, live_from
 from ..deletions import Deletions
 from ..sorted_records import SHADOW, SortedRecords, select
 from ..state import TopicState
-from .findings import Book, Loss
-from .known import Known
+from .findings import FindingsBook, Loss
+from .known import KnownShard
 from .table_scan import Gaps, joined
 
 #: Topic, row, and the offsets ``[first, end)``.
@@ -34,10 +34,12 @@ class _Seen:
         self.end: I64 = np.zeros(count, np.int64)
 
 
-class Ledger:
+class LossLedger:
     """Takes messages in key order, with the tombstones of their place; tells what is lost."""
 
-    def __init__(self, known: Known, gaps: Gaps, book: Book, name_of: Callable[[TopicState, int], str | None]) -> None:
+    def __init__(
+        self, known: KnownShard, gaps: Gaps, book: FindingsBook, name_of: Callable[[TopicState, int], str | None]
+    ) -> None:
         """``name_of`` a topic's queue, where queues have names."""
         self._known = known
         self._name_of = name_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lsmq.errors import CorruptFile
 
-from ..wal import BLOCK_BYTES, FRAGMENT_BYTES, Entry, Fragment, decode_entry
+from ..wal import BLOCK_BYTES, FRAGMENT_BYTES, Fragment, LogEntry, decode_entry
 from ..wal_reader import SHORT, LogReader
 
 _BEGINS = (Fragment.FULL, Fragment.FIRST)
@@ -44,7 +44,7 @@ class LogScan:
         self.end_lsn = 0
         self.reason = ""
 
-    def found(self, lsn: int) -> Iterator[Entry | Hole]:
+    def found(self, lsn: int) -> Iterator[LogEntry | Hole]:
         """From ``lsn``, where an entry begins or the log is missing. Raises ``UnsupportedFormat``."""
         entry_lsn = lsn
         parts: list[memoryview] = []

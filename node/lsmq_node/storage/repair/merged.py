@@ -40,7 +40,7 @@ def runs_of(sources: Sequence[TableSource]) -> list[list[TableSource]]:
     return runs
 
 
-class Held:
+class HeldRecords:
     """What is held of a run of tables, or of any other records in order."""
 
     def __init__(self, pieces: Iterator[tuple[int, SortedRecords]]) -> None:
@@ -105,8 +105,8 @@ def merged(
     def pieces(source: TableSource) -> Iterator[tuple[int, SortedRecords]]:
         return ((ranks[source], records) for records in scan(source, first, last))
 
-    runs = [Held(chain.from_iterable(map(pieces, run))) for run in runs_of(sources)]
-    runs.append(Held((-1, records) for records in others))
+    runs = [HeldRecords(chain.from_iterable(map(pieces, run))) for run in runs_of(sources)]
+    runs.append(HeldRecords((-1, records) for records in others))
     while True:
         runs = [run for run in runs if run.fill()]
         if not runs:

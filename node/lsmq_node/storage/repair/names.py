@@ -17,15 +17,15 @@ from ..columns import Columns, gather
 from ..queue_writer import MAX_NAME_BYTES, MESSAGES, NAMES
 from ..sorted_records import SortedRecords
 from ..state import TopicState
-from .findings import Book, Renamed
-from .known import Known
+from .findings import FindingsBook, Renamed
+from .known import KnownShard
 from .table_scan import LAST, Place
 
 PREFIX = "lost+found/"
 _AT_A_TIME = 10_000
 
 
-class QueueNames:
+class RepairedNames:
     """Which numbers have a name. One queue store."""
 
     def __init__(self, names: TopicState, messages: TopicState) -> None:
@@ -36,7 +36,7 @@ class QueueNames:
         self._all: queue_names.QueueNames | None = None
 
     @classmethod
-    def of(cls, known: Known) -> QueueNames | None:
+    def of(cls, known: KnownShard) -> RepairedNames | None:
         """The names of a queue store; None where the store is none. Topics of which the name is lost are recognised."""
         names, messages = known.state.by_name.get(NAMES), known.state.by_name.get(MESSAGES)
         nameless = sorted(known.nameless)
@@ -89,7 +89,7 @@ class QueueNames:
         for at in long[(heads == prefix).all(axis=1)].tolist():
             self._taken.add(records.payload[starts[at] : starts[at] + lengths[at]].tobytes())
 
-    def settle(self, known: Known) -> None:
+    def settle(self, known: KnownShard) -> None:
         """As many names as queues, all of them there."""
         used = np.flatnonzero(self.messages.next[: self.messages.end])
         noted = np.flatnonzero(self._has)
@@ -110,7 +110,7 @@ class QueueNames:
                 self._all.load(part.payload, part.columns[Column.LENGTH].astype(np.int64))
         return self._all.name(number)
 
-    def missing(self, book: Book | None) -> Iterator[SortedRecords]:
+    def missing(self, book: FindingsBook | None) -> Iterator[SortedRecords]:
         """Records of names for the numbers that have none; ``book`` is told of each."""
         numbers = np.flatnonzero(~self._has)
         for first in range(0, len(numbers), _AT_A_TIME):

@@ -25,9 +25,9 @@ from ..producers import Layer
 from ..sstable import TableWriter, stored_batch, table_name
 from ..state import TopicState
 from ..stats import Counters
-from ..wal import Entry, EntryKind, segment_name
-from .findings import Book, Remark, Unknown, Unplaced
-from .known import Known
+from ..wal import EntryKind, LogEntry, segment_name
+from .findings import FindingsBook, Remark, Unknown, Unplaced
+from .known import KnownShard
 from .log_scan import Hole, LogScan
 from .placing import ends_before
 from .table_scan import TableSource, listed
@@ -72,18 +72,18 @@ class Spool:
         self.tables.append(listed(self._directory, writer.finish(memtable.first_lsn, self.applied_lsn, 0)))
 
 
-class Replay:
+class RepairReplay:
     """Applies what is left of a log to what is known."""
 
     def __init__(
         self,
-        known: Known,
+        known: KnownShard,
         spool: Spool,
         directory: Path,
         segment_bytes: int,
         in_tables_lsn: int,
         keep: Keep,
-        book: Book,
+        book: FindingsBook,
     ) -> None:
         """``in_tables_lsn``: records before it are in tables, with their offsets."""
         self._known = known
@@ -108,9 +108,9 @@ class Replay:
                 case Hole():
                     self._tell_end(found)
                     cut_short = True
-                case Entry() if not cut_short:
+                case LogEntry() if not cut_short:
                     self._entry(found)
-                case Entry(kind=EntryKind.RECORDS):
+                case LogEntry(kind=EntryKind.RECORDS):
                     self._keep_aside(found)
         self._spool.flush()
         self.layers.append(self._known.state.producers.freeze())
@@ -149,12 +149,12 @@ class Replay:
             )
         )
 
-    def _keep_aside(self, entry: Entry) -> None:
+    def _keep_aside(self, entry: LogEntry) -> None:
         name = self._keep(entry.topic_id, entry.body)
         place = entry.lsn % self._segment_bytes
         self._book.add(Unplaced(name, place, entry.lsn, entry.topic_id, entry.count))
 
-    def _entry(self, entry: Entry) -> None:
+    def _entry(self, entry: LogEntry) -> None:
         try:
             if entry.kind == EntryKind.RECORDS:
                 self._records(entry)
@@ -165,7 +165,7 @@ class Replay:
 
     # -- records -----------------------------------------------------------------------------------------
 
-    def _records(self, entry: Entry) -> None:
+    def _records(self, entry: LogEntry) -> None:
         known = self._known
         item = known.state.topics.get(entry.topic_id)
         if item is None and not known.catalog_whole:
@@ -200,7 +200,7 @@ class Replay:
         sure[rows] = True
         self._applier.replay(entry)
 
-    def _unplaced(self, entry: Entry, item: TopicState, rows: I64, counts: I64) -> None:
+    def _unplaced(self, entry: LogEntry, item: TopicState, rows: I64, counts: I64) -> None:
         known = self._known
         known.whole = False
         self._keep_aside(entry)
@@ -210,7 +210,7 @@ class Replay:
         known.raise_ends(item, rows, item.next[rows] + counts)
         known.sure(item)[rows] = False
 
-    def _note_producer(self, entry: Entry) -> None:
+    def _note_producer(self, entry: LogEntry) -> None:
         """A producer's batches need not follow one another here: what came before a gap is a layer of its own."""
         batch = stored_batch(entry.body, str(self._directory), entry.lsn, "log entry")
         key = batch_key(batch, entry.topic_id)
@@ -221,7 +221,7 @@ class Replay:
 
     # -- everything else ---------------------------------------------------------------------------------
 
-    def _other(self, entry: Entry) -> None:
+    def _other(self, entry: LogEntry) -> None:
         known = self._known
         if entry.kind in _POSITIONS:
             self._learn_ends(entry)
@@ -233,7 +233,7 @@ class Replay:
             return
         self._applier.apply_entry(entry)
 
-    def _learn_ends(self, entry: Entry) -> None:
+    def _learn_ends(self, entry: LogEntry) -> None:
         """What an entry names was there, so the queues are so long at least."""
         known = self._known
         body = msgpack.unpackb(entry.body)[1] if entry.kind == EntryKind.OFFSETS else entry.body

@@ -33,14 +33,14 @@ from ..wal import BLOCK_BYTES, FRAGMENT_BYTES, MAGIC, SEGMENT_HEADER, segment_na
 from ..wal_reader import LogFloor, LogReader
 from .chain import Chain
 from .dedupe_ids import LeftIds
-from .findings import Book, Remark, Renamed, Unknown
-from .known import Known, TopicHint
-from .ledger import Ledger
+from .findings import FindingsBook, Remark, Renamed, Unknown
+from .known import KnownShard, TopicHint
+from .ledger import LossLedger
 from .log_scan import LogScan
-from .merged import GRAVES, LAST_MESSAGE, Held, merged
-from .names import QueueNames
+from .merged import GRAVES, LAST_MESSAGE, HeldRecords, merged
+from .names import RepairedNames
 from .output import UNPLACED_DIRECTORY, Output, joined_producers
-from .replay import Replay, Spool
+from .replay import RepairReplay, Spool
 from .sources import found_tables
 from .table_scan import FIRST, LAST, Gap, Gaps, Place, TableScan, TableSource, last_of, listed
 
@@ -51,7 +51,7 @@ _LOOKED_AT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ReplayStart:
     """Where the log is applied from.
 
     Attributes:
@@ -70,7 +70,7 @@ class ShardRepair:
     """One shard. :meth:`read` it, and :meth:`save` it once."""
 
     def __init__(
-        self, disk: Disk, path: Path, out: Path | None, spool_directory: Path, book: Book, *, queue_store: bool
+        self, disk: Disk, path: Path, out: Path | None, spool_directory: Path, book: FindingsBook, *, queue_store: bool
     ) -> None:
         """Args:
         out: where what is whole is saved; None only examines.
@@ -91,10 +91,10 @@ class ShardRepair:
         self._mark = self._load_mark()
         self._segments = self._find_segments()
         self.segment_bytes = self._find_segment_bytes()
-        self.known: Known
+        self.known: KnownShard
         self._chain: Chain
-        self._start: Start
-        self._replay: Replay
+        self._start: ReplayStart
+        self._replay: RepairReplay
         self._sources: list[TableSource] = []
         self._spooled: list[TableSource] = []
         self._end_lsn = 0
@@ -171,7 +171,7 @@ class ShardRepair:
         else:
             self._sources = [listed(self._tables, meta) for meta in manifest.tables()]
             self._tell_others(manifest)
-        self.known = known = Known(hints)
+        self.known = known = KnownShard(hints)
         self._start = start = self._find_start()
         self._chain.load(known, start.files)
         self._chain.tell(start.files)
@@ -189,7 +189,7 @@ class ShardRepair:
             )
             known.hole()
         spool = Spool(self._disk, self._spool_directory, start.lsn)
-        self._replay = Replay(
+        self._replay = RepairReplay(
             known,
             spool,
             self._log,
@@ -218,7 +218,7 @@ class ShardRepair:
             self._mark,
         )
 
-    def _find_start(self) -> Start:
+    def _find_start(self) -> ReplayStart:
         chain = self._chain
         in_tables = max([chain.end_lsn, *(source.end_lsn for source in self._sources)])
         if self._manifest is not None:
@@ -226,10 +226,10 @@ class ShardRepair:
         whole, count = chain.whole_until(), len(chain.increments)
         lsn = chain.increments[whole - 1].end_lsn if whole else 0
         if lsn == in_tables:
-            return Start(lsn, whole, in_tables, True)
+            return ReplayStart(lsn, whole, in_tables, True)
         if self._reaches(lsn, in_tables):
-            return Start(lsn, whole, in_tables, True)
-        return Start(in_tables if self._manifest is not None else chain.end_lsn, count, in_tables, False)
+            return ReplayStart(lsn, whole, in_tables, True)
+        return ReplayStart(in_tables if self._manifest is not None else chain.end_lsn, count, in_tables, False)
 
     def _reaches(self, lsn: int, end_lsn: int) -> bool:
         """Whether the log is whole from an LSN to another."""
@@ -286,7 +286,7 @@ class ShardRepair:
     def save(self, advance: Advance) -> None:
         """Go through all messages, and write those that are whole, if there is where to."""
         known, book = self.known, self._book
-        names = QueueNames.of(known) if self._may_be_queue_store else None
+        names = RepairedNames.of(known) if self._may_be_queue_store else None
         for topic_id in sorted(known.nameless):
             book.add(Renamed(topic_id, None, known.state.topics[topic_id].topic.name))
         sources = [*self._sources, *self._spooled]
@@ -301,7 +301,7 @@ class ShardRepair:
             def name_of(item: TopicState, row: int) -> str | None:
                 return names.name(row, all_names) if names is not None and item is names.messages else None
 
-            ledger = Ledger(known, self._gaps, book, name_of)
+            ledger = LossLedger(known, self._gaps, book, name_of)
             others: Iterator[SortedRecords] = iter(())
             if names is not None:
                 for records in merged(sources, self._scan, names.first, names.last):
@@ -321,9 +321,9 @@ class ShardRepair:
             raise
 
     def _readable(
-        self, ledger: Ledger, sources: list[TableSource], others: Iterator[SortedRecords], advance: Advance
+        self, ledger: LossLedger, sources: list[TableSource], others: Iterator[SortedRecords], advance: Advance
     ) -> Iterator[SortedRecords]:
-        graves = Held((0, records) for records in merged(sources, self._scan, GRAVES, LAST))
+        graves = HeldRecords((0, records) for records in merged(sources, self._scan, GRAVES, LAST))
         for records in merged(sources, self._scan, FIRST, LAST_MESSAGE, others):
             key, offset = last_of(records)
             kept = ledger.take(records, graves.take_all((key | GRAVES[0], offset)))

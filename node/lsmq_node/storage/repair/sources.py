@@ -17,7 +17,7 @@ from lsmq.errors import CorruptFile
 from ..disk import Disk
 from ..manifest import LISTS, TABLE_FIELDS
 from ..sstable import TableMeta, check_properties, read_footer
-from .findings import Book, Summary
+from .findings import FindingsBook, Summary
 from .table_scan import FIRST, LAST, Gaps, Place, TableScan, TableSource, first_of, last_of
 
 
@@ -35,9 +35,9 @@ def _found(disk: Disk, path: Path) -> TableSource:
         return TableSource(path, number, first, last, meta.first_lsn, meta.end_lsn, meta)
     unknown = TableSource(path, number, FIRST, LAST, 0, 0, None)
     bounds: tuple[Place, Place] | None = None
-    for records in TableScan(disk, unknown, Book(directory_of(path), lambda _: None, Summary()), Gaps()).records(
-        FIRST, LAST
-    ):
+    for records in TableScan(
+        disk, unknown, FindingsBook(directory_of(path), lambda _: None, Summary()), Gaps()
+    ).records(FIRST, LAST):
         bounds = first_of(records) if bounds is None else bounds[0], last_of(records)
     return unknown if bounds is None else replace(unknown, last=bounds[1])
 

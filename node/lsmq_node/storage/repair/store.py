@@ -13,8 +13,8 @@ from lsmq.record_batch import Codec
 
 from ..disk import Disk, OsDisk
 from ..lock import unused_directory
-from .findings import Book, Summary, Tell
-from .known import Known, TopicHint
+from .findings import FindingsBook, Summary, Tell
+from .known import KnownShard, TopicHint
 from .output import Output
 from .shard import Advance, ShardRepair
 
@@ -44,7 +44,7 @@ def repair_store(
     summary = Summary()
     with unused_directory(source), empty_directory(source, target), spool(target) as spool_directory:
         try:
-            book, queue_store = Book(source, tell, summary), not is_shard(source)
+            book, queue_store = FindingsBook(source, tell, summary), not is_shard(source)
             shard = ShardRepair(disk or OsDisk(), source, target, spool_directory, book, queue_store=queue_store)
             shard.read({})
             shard.save(begin(shard.table_bytes))
@@ -61,7 +61,7 @@ def is_shard(path: Path) -> bool:
 
 def write_empty(disk: Disk, path: Path, topics: Iterable[TopicHint], segment_bytes: int) -> None:
     """A store without messages, in place of one that is gone; with these topics. Durable on return."""
-    known = Known({hint.topic.id: hint for hint in topics})
+    known = KnownShard({hint.topic.id: hint for hint in topics})
     for hint in topics:
         known.adopt(hint.topic.id)
     Output(disk, path, Codec.NONE).finish(known.state.take_whole(segment_bytes), iter(()), segment_bytes)

@@ -22,7 +22,7 @@ from ..disk import Disk, File
 from ..index import IndexColumn, IndexPage
 from ..sorted_records import SortedRecords, select
 from ..sstable import FOOTER_BYTES, TableMeta, check_properties, decode_footer
-from .findings import Book
+from .findings import FindingsBook
 
 Place = tuple[int, int]
 FIRST: Place = (0, -1)
@@ -70,7 +70,7 @@ def listed(directory: Path, meta: TableMeta) -> TableSource:
 class TableScan:
     """Goes through one table. Its file is open while it does."""
 
-    def __init__(self, disk: Disk, source: TableSource, book: Book, gaps: Gaps) -> None:
+    def __init__(self, disk: Disk, source: TableSource, book: FindingsBook, gaps: Gaps) -> None:
         self._disk = disk
         self._source = source
         self._book = book

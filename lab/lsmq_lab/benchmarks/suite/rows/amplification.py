@@ -15,7 +15,7 @@ from lsmq_node.storage import QueueStore, StoreOptions
 from ...engines import LSMQ, ROCKSDB
 from ...isolate import run_case
 from ...report import Option
-from ..row import Case, Column, Plot, Row, Values
+from ..row import Case, FigureColumn, Plot, Row, Values
 from ..systems.system import written_bytes
 
 _BODY_BYTES = 200
@@ -141,10 +141,10 @@ ROW = Row(
     ),
     cases=_cases,
     columns=(
-        Column("written_over_put", "written", "x"),
-        Column("log_over_put", "of it log", "x"),
-        Column("flushed_over_put", "flushed", "x"),
-        Column("merged_over_put", "merged", "x"),
+        FigureColumn("written_over_put", "written", "x"),
+        FigureColumn("log_over_put", "of it log", "x"),
+        FigureColumn("flushed_over_put", "flushed", "x"),
+        FigureColumn("merged_over_put", "merged", "x"),
     ),
     plots=(Plot("written_over_put", "bytes written for a byte put", "x", "memtables"),),
     peers=(ROCKSDB,),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ...report import Option
 from ..page_files import forget, read_through
-from ..row import LSMQ, Case, Column, Plot, Row, Target, Values, figure
+from ..row import LSMQ, Case, FigureColumn, FigureTarget, Plot, Row, Values, figure
 from ..systems import system
-from ..systems.system import WRITE, Load, Running, System, measure, readers
+from ..systems.system import WRITE, ClientLoad, Running, System, measure, readers
 
 _MIB = 1 << 20
 _QUEUES = 10
@@ -28,7 +28,7 @@ def run(place: Path, measured: System, message_bytes: int, values: Values) -> di
     with measured.running(place / "server") as server:
         measured.prepare(server.address, _QUEUES, 0)
         in_flight = max(100, _IN_FLIGHT_BYTES // message_bytes)
-        load = Load(measured.module, server.address, WRITE, messages, message_bytes, _QUEUES, in_flight)
+        load = ClientLoad(measured.module, server.address, WRITE, messages, message_bytes, _QUEUES, in_flight)
         filled = measure(server, [load])
         found = {"fill_mib_s": filled["per_s"] * message_bytes / _MIB}
         forget(server.directory)
@@ -48,7 +48,7 @@ def run(place: Path, measured: System, message_bytes: int, values: Values) -> di
     return {**found, "per_s": found["read_1_per_s"], "processor_us": read["processor_us"], "is_remote": 1.0}
 
 
-def _batches(measured: System, loads: list[Load]) -> list[Load]:
+def _batches(measured: System, loads: list[ClientLoad]) -> list[ClientLoad]:
     """By the columns of whole batches, where a client has that way."""
     if "read_batches" not in measured.kinds:
         return loads
@@ -56,7 +56,7 @@ def _batches(measured: System, loads: list[Load]) -> list[Load]:
 
 
 def _writes(measured: System, server: Running, values: Values, message_bytes: int) -> float:
-    load = Load(measured.module, server.address, WRITE, values["live_messages"], message_bytes, _QUEUES, 200)
+    load = ClientLoad(measured.module, server.address, WRITE, values["live_messages"], message_bytes, _QUEUES, 200)
     return measure(server, [load])["per_s"]
 
 
@@ -72,14 +72,16 @@ def _cases(values: Values, peers: tuple[str, ...]) -> list[Case]:
     ]
 
 
-def _targets(values: Values) -> list[Target]:
+def _targets(values: Values) -> list[FigureTarget]:
     found = []
     for each in _SIZES:
         case = f"{LSMQ}, {each // 1024} KiB"
         for name, count in (("read_1_over_disk", "one reader"), ("read_5_over_disk", "five readers")):
-            found.append(Target(f"{case}: {count} over what the disk reads", figure(case, name), _OF_DISK, case=case))
+            found.append(
+                FigureTarget(f"{case}: {count} over what the disk reads", figure(case, name), _OF_DISK, case=case)
+            )
         text, because = f"{case}: writes beside a reader, alone = 1", "reader, writer and node share the cores"
-        found.append(Target(text, figure(case, "writes_beside"), _WRITES_BESIDE, because=because))
+        found.append(FigureTarget(text, figure(case, "writes_beside"), _WRITES_BESIDE, because=because))
     return found
 
 
@@ -94,12 +96,12 @@ ROW = Row(
     ),
     cases=_cases,
     columns=(
-        Column("fill_mib_s", "filled", "MiB/s"),
-        Column("disk_mib_s", "the disk", "MiB/s"),
-        Column("read_1_mib_s", "one reader", "MiB/s"),
-        Column("read_5_mib_s", "five readers", "MiB/s"),
-        Column("read_1_per_s", "one reader", "/s"),
-        Column("writes_beside", "writes beside, alone = 1", "x"),
+        FigureColumn("fill_mib_s", "filled", "MiB/s"),
+        FigureColumn("disk_mib_s", "the disk", "MiB/s"),
+        FigureColumn("read_1_mib_s", "one reader", "MiB/s"),
+        FigureColumn("read_5_mib_s", "five readers", "MiB/s"),
+        FigureColumn("read_1_per_s", "one reader", "/s"),
+        FigureColumn("writes_beside", "writes beside, alone = 1", "x"),
     ),
     targets=_targets,
     plots=(Plot("read_1_mib_s", "one reader, MiB a second", "MiB/s"),),

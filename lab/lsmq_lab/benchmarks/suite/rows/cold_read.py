@@ -12,7 +12,7 @@ from ...engines import LSMQ, ROCKSDB, LsmqEngine, open_engine, prepare
 from ...isolate import run_case
 from ...report import Option
 from ..page_files import forget
-from ..row import Case, Column, Plot, Row, Target, Values
+from ..row import Case, FigureColumn, FigureTarget, Plot, Row, Values
 
 _READS = 20
 _BODY_BYTES = 100
@@ -79,7 +79,7 @@ def _flushes(values: Values) -> list[int]:
     return [count for count in (1, 4, 16, 64, 256) if count <= values["most_flushes"]]
 
 
-def _targets(values: Values) -> list[Target]:
+def _targets(values: Values) -> list[FigureTarget]:
     most = _flushes(values)[-1]
     logarithm = max(1, most.bit_length())
 
@@ -87,7 +87,7 @@ def _targets(values: Values) -> list[Target]:
         return lambda found: None if name not in found else found[name]["reads"] / logarithm
 
     name = f"{LSMQ}, {most} flushes"
-    return [Target(f"reads over log2 of {most} tables", a_level(name), _MOST_READS_A_LEVEL, at_most=True)]
+    return [FigureTarget(f"reads over log2 of {most} tables", a_level(name), _MOST_READS_A_LEVEL, at_most=True)]
 
 
 ROW = Row(
@@ -101,10 +101,10 @@ ROW = Row(
     ),
     cases=_cases,
     columns=(
-        Column("reads", "reads, median", ""),
-        Column("most_reads", "most reads", ""),
-        Column("ms", "time", "ms"),
-        Column("runs", "runs at the time", ""),
+        FigureColumn("reads", "reads, median", ""),
+        FigureColumn("most_reads", "most reads", ""),
+        FigureColumn("ms", "time", "ms"),
+        FigureColumn("runs", "runs at the time", ""),
     ),
     targets=_targets,
     plots=(Plot("reads", "system calls that read, a message", "", "flushes"),),

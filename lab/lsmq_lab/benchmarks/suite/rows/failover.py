@@ -11,7 +11,7 @@ from ....drills import DRILLS
 from ....drills.harness import has_tls, run_local
 from ...report import BenchFailed, Option
 from ..kafka_failover import BEST, kill_leaders
-from ..row import LSMQ, Case, Column, Plot, Row, Target, Values, figure
+from ..row import LSMQ, Case, FigureColumn, FigureTarget, Plot, Row, Values, figure
 
 _DRILLS = {"kill -9": "kill-leader", "pause": "pause-leader", "cut off": "partition-leader"}
 KAFKA = "kafka"
@@ -49,10 +49,10 @@ def _cases(values: Values, peers: tuple[str, ...]) -> list[Case]:
     return found
 
 
-def _targets(values: Values) -> list[Target]:
+def _targets(values: Values) -> list[FigureTarget]:
     silence = "a node that is silent has the time of its lease before another may lead"
     return [
-        Target(
+        FigureTarget(
             f"{name}: {part} without an acknowledgement",
             figure(f"{LSMQ}, {name}", f"{part}_ms"),
             goal,
@@ -74,12 +74,12 @@ ROW = Row(
     options=(Option("failovers", 100, "Rounds of each fault.", quick=1),),
     cases=_cases,
     columns=(
-        Column("p50_ms", "p50", "ms"),
-        Column("p90_ms", "p90", "ms"),
-        Column("p99_ms", "p99", "ms"),
-        Column("p100_ms", "most", "ms"),
-        Column("count", "shards hit", ""),
-        Column("lost", "messages lost", ""),
+        FigureColumn("p50_ms", "p50", "ms"),
+        FigureColumn("p90_ms", "p90", "ms"),
+        FigureColumn("p99_ms", "p99", "ms"),
+        FigureColumn("p100_ms", "most", "ms"),
+        FigureColumn("count", "shards hit", ""),
+        FigureColumn("lost", "messages lost", ""),
     ),
     targets=_targets,
     plots=(

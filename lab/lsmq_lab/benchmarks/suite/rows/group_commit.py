@@ -9,7 +9,7 @@ from lsmq_node.storage import QueueStore
 
 from ...isolate import run_case
 from ...report import Option, percentile_ms
-from ..row import LSMQ, Case, Column, Plot, Row, Target, Values, over
+from ..row import LSMQ, Case, FigureColumn, FigureTarget, Plot, Row, Values, over
 from ..systems.system import written_bytes
 
 _MODES = ("sync", "async")
@@ -76,9 +76,9 @@ def _writers(values: Values) -> list[int]:
     return [count for count in (1, 4, 16, 64, 256) if count <= values["most_writers"]]
 
 
-def _targets(values: Values) -> list[Target]:
+def _targets(values: Values) -> list[FigureTarget]:
     return [
-        Target(
+        FigureTarget(
             f"sync over async, {writers} writers",
             over(f"{LSMQ} sync, {writers} writers", f"{LSMQ} async, {writers} writers", "per_s"),
             0.9,
@@ -100,11 +100,11 @@ ROW = Row(
     ),
     cases=_cases,
     columns=(
-        Column("per_s", "put", "/s"),
-        Column("p50_ms", "p50", "ms"),
-        Column("p99_ms", "p99", "ms"),
-        Column("messages_a_commit", "messages a commit", ""),
-        Column("processor_us", "processor a message", "us"),
+        FigureColumn("per_s", "put", "/s"),
+        FigureColumn("p50_ms", "p50", "ms"),
+        FigureColumn("p99_ms", "p99", "ms"),
+        FigureColumn("messages_a_commit", "messages a commit", ""),
+        FigureColumn("processor_us", "processor a message", "us"),
     ),
     targets=_targets,
     plots=(Plot("per_s", "single messages a second", "/s", "writers"), Plot("p99_ms", "p99", "ms", "writers")),

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from ...report import Option
-from ..row import LSMQ, Case, Column, Plot, Row, Target, Values, least_over_greatest
+from ..row import LSMQ, Case, FigureColumn, FigureTarget, Plot, Row, Values, least_over_greatest
 from ..systems import PEERS, system
-from ..systems.system import READ, WRITE, Load, System, measure, readers, split
+from ..systems.system import READ, WRITE, ClientLoad, System, measure, readers, split
 
 _THREE = "lsmq3"
 _COUNTS = (1, 1_000, 100_000, 1_000_000)
@@ -21,13 +21,13 @@ def run(place: Path, measured: System, queues: int, values: Values) -> dict[str,
     messages, clients = max(values["messages"], queues), values["clients"]
     with measured.running(place / "server") as server:
         measured.prepare(server.address, queues, 0)
-        whole = Load(
+        whole = ClientLoad(
             measured.module, server.address, WRITE, messages, values["message_bytes"], queues, values["in_flight"]
         )
         starts = [queues * part // clients for part in range(clients)]
         shares = split(messages, clients)
         loads = [
-            Load(whole.module, whole.address, WRITE, count, whole.message_bytes, queues, whole.in_flight, first)
+            ClientLoad(whole.module, whole.address, WRITE, count, whole.message_bytes, queues, whole.in_flight, first)
             for count, first in zip(shares, starts, strict=True)
         ]
         found = measure(server, loads)
@@ -62,7 +62,7 @@ def _counts(values: Values) -> list[int]:
     return [count for count in _COUNTS if count <= values["most_queues"]]
 
 
-def _targets(values: Values) -> list[Target]:
+def _targets(values: Values) -> list[FigureTarget]:
     found = []
     for label in (LSMQ, "lsmq, three nodes"):
         cases = [f"{label}, {count:,} queues" for count in _counts(values)]
@@ -70,7 +70,7 @@ def _targets(values: Values) -> list[Target]:
             value = least_over_greatest(cases, figure)
             # What is known of the processor is that of writing.
             case = cases[-1] if figure == "per_s" else ""
-            found.append(Target(f"{label}: {what}, slowest over fastest", value, _FLAT, case=case))
+            found.append(FigureTarget(f"{label}: {what}, slowest over fastest", value, _FLAT, case=case))
     return found
 
 
@@ -95,11 +95,11 @@ ROW = Row(
     ),
     cases=_cases,
     columns=(
-        Column("per_s", "write", "/s"),
-        Column("read_per_s", "read", "/s"),
-        Column("processor_us", "processor a write", "us"),
-        Column("read_processor_us", "processor a read", "us"),
-        Column("peak_mib", "server's peak memory", "MiB"),
+        FigureColumn("per_s", "write", "/s"),
+        FigureColumn("read_per_s", "read", "/s"),
+        FigureColumn("processor_us", "processor a write", "us"),
+        FigureColumn("read_processor_us", "processor a read", "us"),
+        FigureColumn("peak_mib", "server's peak memory", "MiB"),
     ),
     targets=_targets,
     plots=(

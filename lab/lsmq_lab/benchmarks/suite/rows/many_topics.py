@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from ...report import Option
-from ..row import LSMQ, Case, Column, Plot, Row, Target, Values, over
+from ..row import LSMQ, Case, FigureColumn, FigureTarget, Plot, Row, Values, over
 from ..systems import system
-from ..systems.system import LOOP, Load, System, measure
+from ..systems.system import LOOP, ClientLoad, System, measure
 
 _COUNTS = (16, 32, 64, 128, 256)
 _AHEAD_FROM = 32
@@ -20,7 +20,7 @@ def run(place: Path, measured: System, topics: int, values: Values) -> dict[str,
     """One client with a task a topic."""
     with measured.running(place / "server") as server:
         measured.prepare(server.address, 1, topics)
-        load = Load(
+        load = ClientLoad(
             measured.module,
             server.address,
             LOOP,
@@ -52,9 +52,9 @@ def _counts(values: Values) -> list[int]:
     return [count for count in _COUNTS if count <= values["most_topics"]]
 
 
-def _targets(values: Values) -> list[Target]:
+def _targets(values: Values) -> list[FigureTarget]:
     return [
-        Target(
+        FigureTarget(
             f"{figure.removesuffix('_ms')} of {topics} topics over {peer}'s",
             over(f"{LSMQ}, {topics} topics", f"{peer}, {topics} topics", figure),
             1.0,
@@ -80,10 +80,10 @@ ROW = Row(
     ),
     cases=_cases,
     columns=(
-        Column("per_s", "writes", "/s"),
-        Column("p50_ms", "p50", "ms"),
-        Column("p99_ms", "p99", "ms"),
-        Column("processor_us", "processor a message", "us"),
+        FigureColumn("per_s", "writes", "/s"),
+        FigureColumn("p50_ms", "p50", "ms"),
+        FigureColumn("p99_ms", "p99", "ms"),
+        FigureColumn("processor_us", "processor a message", "us"),
     ),
     targets=_targets,
     plots=(

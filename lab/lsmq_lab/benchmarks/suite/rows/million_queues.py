@@ -16,8 +16,8 @@ from ...engines import ROCKSDB, Engine, open_engine, prepare
 from ...environment import peak_resident_bytes, warm_memory
 from ...isolate import run_case
 from ...report import Option
-from ...workload import SEED, Contents, Workload, queue_of
-from ..row import LSMQ, Case, Column, Plot, Row, Target, Values, figure, over
+from ...workload import SEED, Contents, PutWorkload, queue_of
+from ..row import LSMQ, Case, FigureColumn, FigureTarget, Plot, Row, Values, figure, over
 from ..systems.system import written_bytes
 
 _MESSAGE_BYTES = 58
@@ -35,7 +35,7 @@ def puts(
 
     ``mode``: ``single``, a put a message from each thread; ``batches``, lists of pairs from each.
     """
-    workload = Workload(messages, queues, batch, _MESSAGE_BYTES)
+    workload = PutWorkload(messages, queues, batch, _MESSAGE_BYTES)
     cycle = [(chosen, _with_large(bodies)) for chosen, bodies in workload.cycle()]
     warm_memory(messages * _WARM_BYTES)
     store = open_engine(engine, Path(path), "async", queues)
@@ -168,20 +168,20 @@ def _each_case(values: Values, peers: tuple[str, ...]) -> Iterator[Case]:
         yield case("rocksdb, batches", ROCKSDB, "batches", threads=1)
 
 
-def _targets(values: Values) -> list[Target]:
+def _targets(values: Values) -> list[FigureTarget]:
     threads = f"single puts of {values['threads']} threads together"
     return [
-        Target(threads, figure(_SINGLE, "per_s"), 1e6, "/s", case=_SINGLE),
-        Target("batches, names and last flush inside", figure(_BATCHES, "per_s"), 3e6, "/s", case=_BATCHES),
-        Target("all queues over one queue", over(_BATCHES, _ONE_QUEUE, "per_s"), 0.8, case=_BATCHES),
-        Target(
+        FigureTarget(threads, figure(_SINGLE, "per_s"), 1e6, "/s", case=_SINGLE),
+        FigureTarget("batches, names and last flush inside", figure(_BATCHES, "per_s"), 3e6, "/s", case=_BATCHES),
+        FigureTarget("all queues over one queue", over(_BATCHES, _ONE_QUEUE, "per_s"), 0.8, case=_BATCHES),
+        FigureTarget(
             "the longer read phase over the put",
             figure(_BATCHES, "read_over_put"),
             1.0,
             at_most=True,
             because="all reads are calls of one thread, one after another",
         ),
-        Target("peak memory", figure(_BATCHES, "peak_mib"), 4096.0, "MiB", at_most=True),
+        FigureTarget("peak memory", figure(_BATCHES, "peak_mib"), 4096.0, "MiB", at_most=True),
     ]
 
 
@@ -201,12 +201,12 @@ ROW = Row(
     ),
     cases=_cases,
     columns=(
-        Column("per_s", "put", "/s"),
-        Column("processor_us", "processor a message", "us"),
-        Column("put_s", "put", "s"),
-        Column("check_s", "random check", "s"),
-        Column("read_s", "read of 20 %", "s"),
-        Column("peak_mib", "peak memory", "MiB"),
+        FigureColumn("per_s", "put", "/s"),
+        FigureColumn("processor_us", "processor a message", "us"),
+        FigureColumn("put_s", "put", "s"),
+        FigureColumn("check_s", "random check", "s"),
+        FigureColumn("read_s", "read of 20 %", "s"),
+        FigureColumn("peak_mib", "peak memory", "MiB"),
     ),
     targets=_targets,
     plots=(Plot("per_s", "puts a second", "/s"),),

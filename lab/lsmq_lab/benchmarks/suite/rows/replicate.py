@@ -8,10 +8,10 @@ from pathlib import Path
 from ... import cluster
 from ...page_cache import page_cache
 from ...report import Option
-from ..row import LSMQ, Case, Column, Plot, Row, Target, Values, over
+from ..row import LSMQ, Case, FigureColumn, FigureTarget, Plot, Row, Values, over
 
 
-def run(place: Path, case: cluster.Case, values: Values) -> dict[str, float]:
+def run(place: Path, case: cluster.ClusterCase, values: Values) -> dict[str, float]:
     """Write with one client and with several, and read."""
     with page_cache(place) as cache, cluster.running_case(case, place / "servers") as servers:
         found = cluster.measure(values, case, servers, cache)
@@ -22,11 +22,11 @@ def _cases(values: Values, peers: tuple[str, ...]) -> list[Case]:
     return [Case(str(case), LSMQ, partial(run, case=case, values=values)) for case in cluster.CASES]
 
 
-def _targets(values: Values) -> list[Target]:
+def _targets(values: Values) -> list[FigureTarget]:
     one, quorum, _ = map(str, cluster.CASES)
     because = f"{cluster.NODES} nodes and all clients share the cores and the disk of one machine"
     return [
-        Target(f"quorum of three over one node, {clients}", over(quorum, one, name), 0.8, because=because)
+        FigureTarget(f"quorum of three over one node, {clients}", over(quorum, one, name), 0.8, because=because)
         for name, clients in (("write_1", "one client"), ("write_n", f"{values['writers']} clients"))
     ]
 
@@ -46,10 +46,10 @@ ROW = Row(
     ),
     cases=_cases,
     columns=(
-        Column("write_1", "write, one client", "/s"),
-        Column("write_n", "write, several", "/s"),
-        Column("read_n", "read, several", "/s"),
-        Column("peak_mib", "a node's peak memory", "MiB"),
+        FigureColumn("write_1", "write, one client", "/s"),
+        FigureColumn("write_n", "write, several", "/s"),
+        FigureColumn("read_n", "read, several", "/s"),
+        FigureColumn("peak_mib", "a node's peak memory", "MiB"),
     ),
     targets=_targets,
     plots=(Plot("write_n", "writes a second, several clients", "/s"),),

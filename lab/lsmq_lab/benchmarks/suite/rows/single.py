@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from ...report import BenchFailed, Option, percentile_ms
-from ..row import LSMQ, Case, Column, Plot, Row, Target, Values, figure, over
+from ..row import LSMQ, Case, FigureColumn, FigureTarget, Plot, Row, Values, figure, over
 from ..systems import PEERS, system
-from ..systems.system import LOOP, TOPIC, Load, System, measure
+from ..systems.system import LOOP, TOPIC, ClientLoad, System, measure
 
 _QUEUES = 16
 _COUNTS = (1, 10, 100, 1_000)
@@ -26,7 +26,7 @@ def run(place: Path, measured: System, clients: int, values: Values) -> dict[str
     messages = max(values["messages"], 4 * clients)
     with measured.running(place / "server") as server:
         measured.prepare(server.address, _QUEUES, 0)
-        load = Load(
+        load = ClientLoad(
             measured.module, server.address, LOOP, messages, values["message_bytes"], _QUEUES, in_flight=clients
         )
         return measure(server, [load])
@@ -86,13 +86,13 @@ def _counts(values: Values) -> list[int]:
     return [count for count in _COUNTS if count <= values["most_clients"]]
 
 
-def _targets(values: Values) -> list[Target]:
+def _targets(values: Values) -> list[FigureTarget]:
     ours = f"{LSMQ}, 1 clients"
-    found = [Target("p50 of one client", figure(ours, "p50_ms"), _P50_MS, "ms", at_most=True, case=ours)]
+    found = [FigureTarget("p50 of one client", figure(ours, "p50_ms"), _P50_MS, "ms", at_most=True, case=ours)]
     for clients in _counts(values):
         mine = f"{LSMQ}, {clients:,} clients"
         found += [
-            Target(
+            FigureTarget(
                 f"p99 of {clients:,} clients over {peer}'s",
                 over(mine, f"{peer}, {clients:,} clients", "p99_ms"),
                 1.0,
@@ -116,11 +116,11 @@ ROW = Row(
     ),
     cases=_cases,
     columns=(
-        Column("p50_ms", "p50", "ms"),
-        Column("p99_ms", "p99", "ms"),
-        Column("per_s", "messages", "/s"),
-        Column("processor_us", "processor a message", "us"),
-        Column("client_us", "of it the client", "us"),
+        FigureColumn("p50_ms", "p50", "ms"),
+        FigureColumn("p99_ms", "p99", "ms"),
+        FigureColumn("per_s", "messages", "/s"),
+        FigureColumn("processor_us", "processor a message", "us"),
+        FigureColumn("client_us", "of it the client", "us"),
     ),
     targets=_targets,
     plots=(

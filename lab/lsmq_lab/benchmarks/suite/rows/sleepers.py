@@ -15,7 +15,7 @@ from lsmq import Client
 from ...environment import cpu_seconds, resident_bytes
 from ...node_servers import LSMQ, Setup, running
 from ...report import BenchFailed, Option
-from ..row import Case, Column, Plot, Row, Target, Values, figure
+from ..row import Case, FigureColumn, FigureTarget, Plot, Row, Values, figure
 
 _TOPIC, _GROUP = "sleepers", "sleeper"
 #: Connections from one address of the loopback network: it has about 28,000 ports to call from.
@@ -122,9 +122,9 @@ def _cases(values: Values, peers: tuple[str, ...]) -> list[Case]:
     ]
 
 
-def _targets(values: Values) -> list[Target]:
+def _targets(values: Values) -> list[FigureTarget]:
     asleep = figure(_ALL, "processor_percent")
-    return [Target("processor of an idle node", asleep, _MOST_PERCENT, "%", at_most=True)]
+    return [FigureTarget("processor of an idle node", asleep, _MOST_PERCENT, "%", at_most=True)]
 
 
 ROW = Row(
@@ -140,9 +140,9 @@ ROW = Row(
     ),
     cases=_cases,
     columns=(
-        Column("processor_percent", "processor", "%"),
-        Column("memory_mib", "memory", "MiB"),
-        Column("grown_mib", "beyond an empty node", "MiB"),
+        FigureColumn("processor_percent", "processor", "%"),
+        FigureColumn("memory_mib", "memory", "MiB"),
+        FigureColumn("grown_mib", "beyond an empty node", "MiB"),
     ),
     targets=_targets,
     plots=(Plot("grown_mib", "memory beyond that of an empty node", "MiB"),),

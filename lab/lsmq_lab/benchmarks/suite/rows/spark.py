@@ -8,7 +8,7 @@ from typing import Any
 
 from ... import spark
 from ...report import Option
-from ..row import LSMQ, Case, Column, Plot, Row, Target, Values, over
+from ..row import LSMQ, Case, FigureColumn, FigureTarget, Plot, Row, Values, over
 
 
 def run(place: Path, system: str, values: Values) -> dict[str, float]:
@@ -26,9 +26,11 @@ def _cases(values: Values, peers: tuple[str, ...]) -> list[Case]:
     return [Case(name, name, partial(run, system=name, values=values)) for name in (LSMQ, *peers, "parquet")]
 
 
-def _targets(values: Values) -> list[Target]:
+def _targets(values: Values) -> list[FigureTarget]:
     return [
-        Target(f"{name} over Kafka's source, on {values['cores']} core", over(LSMQ, "kafka", f"{name}_per_s"), 1.0)
+        FigureTarget(
+            f"{name} over Kafka's source, on {values['cores']} core", over(LSMQ, "kafka", f"{name}_per_s"), 1.0
+        )
         for name in ("write", "read")
     ]
 
@@ -45,10 +47,10 @@ ROW = Row(
     ),
     cases=_cases,
     columns=(
-        Column("write_per_s", "write", "/s"),
-        Column("read_per_s", "read", "/s"),
-        Column("write_us", "Spark's processor a write", "us"),
-        Column("read_us", "Spark's processor a read", "us"),
+        FigureColumn("write_per_s", "write", "/s"),
+        FigureColumn("read_per_s", "read", "/s"),
+        FigureColumn("write_us", "Spark's processor a write", "us"),
+        FigureColumn("read_us", "Spark's processor a read", "us"),
     ),
     targets=_targets,
     plots=(Plot("read_per_s", "messages read a second", "/s"),),

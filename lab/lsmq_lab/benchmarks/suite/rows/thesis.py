@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from ...report import Option
-from ..row import LSMQ, Case, Column, Plot, Row, Target, Values, figure, over
+from ..row import LSMQ, Case, FigureColumn, FigureTarget, Plot, Row, Values, figure, over
 from ..systems import system
-from ..systems.system import WRITE, Load, System, measure, readers
+from ..systems.system import WRITE, ClientLoad, System, measure, readers
 
 _READERS = 5
 _WAITING = 200_000
@@ -24,7 +24,7 @@ def run(place: Path, measured: System, messages: int, values: Values) -> dict[st
     with measured.running(place / "server") as server:
         measured.prepare(server.address, _READERS, 0)
         before_bytes = server.resident_bytes()
-        load = Load(measured.module, server.address, WRITE, messages, each, _READERS, values["in_flight"])
+        load = ClientLoad(measured.module, server.address, WRITE, messages, each, _READERS, values["in_flight"])
         wrote = measure(server, [load])
         grown_bytes, disk_bytes = server.resident_bytes() - before_bytes, server.disk_bytes()
         read = measure(server, readers(load, _READERS))
@@ -57,19 +57,19 @@ def _counts(values: Values) -> list[int]:
     return [count for count in (10_000, 100_000, _WAITING, 1_000_000) if count <= values["most_messages"]]
 
 
-def _targets(values: Values) -> list[Target]:
+def _targets(values: Values) -> list[FigureTarget]:
     most = _counts(values)[-1]
     ours, redis = f"{LSMQ}, {most:,} messages", f"redis, {most:,} messages"
     waiting = f"{LSMQ}, {_WAITING:,} messages"
     return [
-        Target(f"write of {most:,} messages over Redis's", over(ours, redis, "per_s"), 1.0, case=ours),
-        Target(
+        FigureTarget(f"write of {most:,} messages over Redis's", over(ours, redis, "per_s"), 1.0, case=ours),
+        FigureTarget(
             f"read of {most:,} messages over Redis's",
             over(ours, redis, "read_per_s"),
             1.0,
             because="Redis hands out a thousand messages of a list in one command, and its client is C inside",
         ),
-        Target(
+        FigureTarget(
             f"memory that {_WAITING:,} waiting messages take",
             figure(waiting, "grown_mib"),
             _MOST_GROWN_MIB,
@@ -77,7 +77,7 @@ def _targets(values: Values) -> list[Target]:
             at_most=True,
             because="they are in the memtable until it is full (memtable_bytes)",
         ),
-        Target(
+        FigureTarget(
             f"disk over the bytes of {_WAITING:,} waiting messages",
             figure(waiting, "disk_over_raw"),
             _RAW_AND_TEN_PERCENT,
@@ -99,12 +99,12 @@ ROW = Row(
     ),
     cases=_cases,
     columns=(
-        Column("per_s", "write", "/s"),
-        Column("read_per_s", "read", "/s"),
-        Column("grown_mib", "memory they take", "MiB"),
-        Column("disk_mib", "disk", "MiB"),
-        Column("disk_over_raw", "disk over raw", "x"),
-        Column("processor_us", "processor a write", "us"),
+        FigureColumn("per_s", "write", "/s"),
+        FigureColumn("read_per_s", "read", "/s"),
+        FigureColumn("grown_mib", "memory they take", "MiB"),
+        FigureColumn("disk_mib", "disk", "MiB"),
+        FigureColumn("disk_over_raw", "disk over raw", "x"),
+        FigureColumn("processor_us", "processor a write", "us"),
     ),
     targets=_targets,
     plots=(

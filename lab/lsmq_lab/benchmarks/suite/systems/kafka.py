@@ -14,7 +14,7 @@ from typing import Any
 from ...maven import Jars, java
 from ...report import BenchFailed
 from ...server_processes import free_port, listens, started
-from .system import TOPIC, Clock, Load, Outcome, Running, System
+from .system import TOPIC, ClientLoad, LoadOutcome, Running, Stopwatch, System
 
 RELEASE = "4.3.0"
 BROKER = Jars(
@@ -43,7 +43,7 @@ _FORMAT_TIMEOUT_S = 120
 _TIMEOUT_S = 60.0
 
 
-def write(load: Load) -> Outcome:
+def write(load: ClientLoad) -> LoadOutcome:
     failed: list[str] = []
 
     def delivered(error: Any, message: Any) -> None:
@@ -51,7 +51,7 @@ def write(load: Load) -> Outcome:
             failed.append(str(error))
 
     producer, bodies = _producer(load, {"linger.ms": 5, "queue.buffering.max.messages": load.in_flight}), load.bodies()
-    clock = Clock()
+    clock = Stopwatch()
     for number in range(load.messages):
         while True:
             try:
@@ -68,9 +68,9 @@ def write(load: Load) -> Outcome:
     return clock.outcome(load.messages)
 
 
-def read(load: Load) -> Outcome:
+def read(load: ClientLoad) -> LoadOutcome:
     confluent = importlib.import_module("confluent_kafka")
-    count, clock = 0, Clock()
+    count, clock = 0, Stopwatch()
     consumer = confluent.Consumer(
         {"bootstrap.servers": load.address, "group.id": "bench", "enable.auto.commit": False, "fetch.wait.max.ms": 50}
     )
@@ -87,7 +87,7 @@ def read(load: Load) -> Outcome:
     return outcome
 
 
-def loop(load: Load) -> Outcome:
+def loop(load: ClientLoad) -> LoadOutcome:
     """Callbacks of one thread: each acknowledgement sends the next message of its task."""
     producer, bodies = _producer(load, {"linger.ms": 0}), load.bodies()
     seconds: list[float] = []
@@ -110,7 +110,7 @@ def loop(load: Load) -> Outcome:
     for task in range(load.in_flight):  # The first to each partition asks for its leader.
         producer.produce(load.topic_of(task), bodies[0], partition=load.queue_of(task))
     producer.flush(_TIMEOUT_S)
-    clock = Clock()
+    clock = Stopwatch()
     for task in range(load.in_flight):
         send(task)
     while len(seconds) < load.messages:
@@ -118,7 +118,7 @@ def loop(load: Load) -> Outcome:
     return clock.outcome(load.messages, seconds)
 
 
-def _producer(load: Load, options: Mapping[str, Any]) -> Any:
+def _producer(load: ClientLoad, options: Mapping[str, Any]) -> Any:
     producer = importlib.import_module("confluent_kafka").Producer(
         {"bootstrap.servers": load.address, "acks": "all", **options}
     )

@@ -14,17 +14,17 @@ from lsmq_lab.local_cluster import LocalCluster, found_plan
 
 from ...node_servers import LSMQ, Setup
 from ...node_servers import running as node_running
-from .system import LOOP, READ, TOPIC, WRITE, Clock, Load, Outcome, Running, System, loop_tasks
+from .system import LOOP, READ, TOPIC, WRITE, ClientLoad, LoadOutcome, Running, Stopwatch, System, loop_tasks
 
 NODES = 3
 _DEADLINE_MS = 120_000
 
 
-def write(load: Load) -> Outcome:
-    async def work() -> Outcome:
+def write(load: ClientLoad) -> LoadOutcome:
+    async def work() -> LoadOutcome:
         bodies, waiting = load.bodies(), deque[Receipt]()
         async with Client(load.address) as client, Producer(client, TOPIC) as producer:
-            clock = Clock()
+            clock = Stopwatch()
             for number in range(load.messages):
                 if len(waiting) == load.in_flight:
                     await waiting.popleft()
@@ -38,9 +38,9 @@ def write(load: Load) -> Outcome:
     return asyncio.run(work())
 
 
-def read(load: Load) -> Outcome:
-    async def work() -> Outcome:
-        count, clock = 0, Clock()
+def read(load: ClientLoad) -> LoadOutcome:
+    async def work() -> LoadOutcome:
+        count, clock = 0, Stopwatch()
         async with (
             Client(load.address) as client,
             Consumer(client, TOPIC, queues=range(load.first, load.end), group=_group()) as consumer,
@@ -58,11 +58,11 @@ def _group() -> str:
     return f"bench-{os.getpid()}"
 
 
-def read_batches(load: Load) -> Outcome:
+def read_batches(load: ClientLoad) -> LoadOutcome:
     """As columns, without an object for each message."""
 
-    async def work() -> Outcome:
-        count, clock = 0, Clock()
+    async def work() -> LoadOutcome:
+        count, clock = 0, Stopwatch()
         async with (
             Client(load.address) as client,
             Consumer(client, TOPIC, queues=range(load.first, load.end), group=_group()) as consumer,
@@ -76,8 +76,8 @@ def read_batches(load: Load) -> Outcome:
     return asyncio.run(work())
 
 
-def loop(load: Load) -> Outcome:
-    async def work() -> Outcome:
+def loop(load: ClientLoad) -> LoadOutcome:
+    async def work() -> LoadOutcome:
         async with Client(load.address) as client, AsyncExitStack() as stack:
             names = dict.fromkeys(load.topic_of(task) for task in range(load.in_flight))
             producers = {name: await stack.enter_async_context(Producer(client, name, linger_ms=0)) for name in names}

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...report import BenchFailed
 from ...server_processes import cache_directory, free_port, listens
-from .system import TOPIC, Clock, Load, Outcome, Running, System, loop_tasks, server_process
+from .system import TOPIC, ClientLoad, LoadOutcome, Running, Stopwatch, System, loop_tasks, server_process
 
 RELEASE = "2.15.2"
 _MODULE = f"github.com/nats-io/nats-server/v2@v{RELEASE}"
@@ -30,11 +30,11 @@ _BUILD_TIMEOUT_S = 900
 _ACK_TIMEOUT_S = 60.0
 
 
-def write(load: Load) -> Outcome:
-    async def work() -> Outcome:
+def write(load: ClientLoad) -> LoadOutcome:
+    async def work() -> LoadOutcome:
         client, stream = await _connect(load)
         bodies, waiting = load.bodies(), deque[Any]()
-        clock = Clock()
+        clock = Stopwatch()
         for number in range(load.messages):
             if len(waiting) == load.in_flight:
                 await waiting.popleft()
@@ -49,8 +49,8 @@ def write(load: Load) -> Outcome:
     return asyncio.run(work())
 
 
-def loop(load: Load) -> Outcome:
-    async def work() -> Outcome:
+def loop(load: ClientLoad) -> LoadOutcome:
+    async def work() -> LoadOutcome:
         client, stream = await _connect(load)
         subjects = [f"{load.topic_of(task)}.{load.queue_of(task)}" for task in range(load.in_flight)]
         outcome = await loop_tasks(
@@ -62,7 +62,7 @@ def loop(load: Load) -> Outcome:
     return asyncio.run(work())
 
 
-async def _connect(load: Load) -> tuple[Any, Any]:
+async def _connect(load: ClientLoad) -> tuple[Any, Any]:
     client = await importlib.import_module("nats").connect(load.address)
     return client, client.jetstream(timeout=_ACK_TIMEOUT_S, publish_async_max_pending=max(1, load.in_flight))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from ...report import BenchFailed
 from ...server_processes import free_port, listens, started
-from .system import Clock, Load, Outcome, Running, System, loop_tasks
+from .system import ClientLoad, LoadOutcome, Running, Stopwatch, System, loop_tasks
 
 _BINARIES = ("/usr/lib/rabbitmq/bin/rabbitmq-server", "rabbitmq-server")
 _PREFETCH = 2_000
@@ -27,7 +27,7 @@ _TIMEOUT_S = 120.0
 class _Publisher:
     """A connection of pika's for asyncio, and what waits for its confirm, by delivery tag."""
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: ClientLoad) -> None:
         self._load = load
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._tag = 0
@@ -75,12 +75,12 @@ class _Publisher:
                 return
 
 
-def write(load: Load) -> Outcome:
-    async def work() -> Outcome:
+def write(load: ClientLoad) -> LoadOutcome:
+    async def work() -> LoadOutcome:
         publisher = _Publisher(load)
         connection = await publisher.connect()
         bodies, waiting = load.bodies(), deque[asyncio.Future[None]]()
-        clock = Clock()
+        clock = Stopwatch()
         for number in range(load.messages):
             if len(waiting) == load.in_flight:
                 await waiting.popleft()
@@ -94,8 +94,8 @@ def write(load: Load) -> Outcome:
     return asyncio.run(work())
 
 
-def loop(load: Load) -> Outcome:
-    async def work() -> Outcome:
+def loop(load: ClientLoad) -> LoadOutcome:
+    async def work() -> LoadOutcome:
         publisher = _Publisher(load)
         connection = await publisher.connect()
         names = [f"{task % load.topics if load.topics else load.queue_of(task)}" for task in range(load.in_flight)]
@@ -106,7 +106,7 @@ def loop(load: Load) -> Outcome:
     return asyncio.run(work())
 
 
-def read(load: Load) -> Outcome:
+def read(load: ClientLoad) -> LoadOutcome:
     pika = importlib.import_module("pika")
     connection = pika.BlockingConnection(pika.ConnectionParameters(port=int(load.address)))
     channel = connection.channel()
@@ -121,7 +121,7 @@ def read(load: Load) -> Outcome:
         if count >= load.messages:
             channel.stop_consuming()
 
-    clock = Clock()
+    clock = Stopwatch()
     for queue in range(load.first, load.end):
         channel.basic_consume(f"{queue}", take)
     channel.start_consuming()

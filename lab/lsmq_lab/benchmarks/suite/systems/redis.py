@@ -11,14 +11,14 @@ from typing import Any
 
 from ...node_servers import REDIS, Setup, missing
 from ...node_servers import running as redis_running
-from .system import Clock, Load, Outcome, Running, System, loop_tasks
+from .system import ClientLoad, LoadOutcome, Running, Stopwatch, System, loop_tasks
 
 _POPS = 1_000
 
 
-def write(load: Load) -> Outcome:
+def write(load: ClientLoad) -> LoadOutcome:
     client, bodies = _client(load), load.bodies()
-    clock = Clock()
+    clock = Stopwatch()
     for first in range(0, load.messages, load.in_flight):
         pipeline = client.pipeline(transaction=False)
         for number in range(first, min(first + load.in_flight, load.messages)):
@@ -27,12 +27,12 @@ def write(load: Load) -> Outcome:
     return clock.outcome(load.messages)
 
 
-def read(load: Load) -> Outcome:
+def read(load: ClientLoad) -> LoadOutcome:
     client, count = _client(load), 0
     queues = load.end - load.first
     each = max(1, load.messages // queues)
     at = 0
-    clock = Clock()
+    clock = Stopwatch()
     while count < load.messages:
         pipeline = client.pipeline(transaction=False)
         for _ in range(max(1, _POPS // each)):
@@ -42,8 +42,8 @@ def read(load: Load) -> Outcome:
     return clock.outcome(count)
 
 
-def loop(load: Load) -> Outcome:
-    async def work() -> Outcome:
+def loop(load: ClientLoad) -> LoadOutcome:
+    async def work() -> LoadOutcome:
         redis = importlib.import_module("redis.asyncio")
         clients = [redis.Redis(port=int(load.address), single_connection_client=True) for _ in range(load.in_flight)]
         for client in clients:
@@ -58,7 +58,7 @@ def loop(load: Load) -> Outcome:
     return asyncio.run(work())
 
 
-def _client(load: Load) -> Any:
+def _client(load: ClientLoad) -> Any:
     client = importlib.import_module("redis").Redis(port=int(load.address))
     client.ping()
     return client

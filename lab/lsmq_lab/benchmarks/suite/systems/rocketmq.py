@@ -16,7 +16,7 @@ from ...environment import cpu_seconds
 from ...maven import Jars, java
 from ...report import BenchFailed
 from ...server_processes import free_port, listens, started
-from .system import TOPIC, Load, Outcome, Running, System
+from .system import TOPIC, ClientLoad, LoadOutcome, Running, System
 
 RELEASE = "5.5.0"
 JARS = Jars(
@@ -40,17 +40,17 @@ _TIMEOUT_S = 60.0
 _QUEUES = 16
 
 
-def write(load: Load) -> Outcome:
+def write(load: ClientLoad) -> LoadOutcome:
     """Batches of 200: what ``in_flight`` allows in as many threads, eight at most."""
     return _tool(load, "BatchProducer", ["-w", f"{min(8, max(1, load.in_flight // 200))}", "-b", "200"])
 
 
-def loop(load: Load) -> Outcome:
+def loop(load: ClientLoad) -> LoadOutcome:
     """A thread of the tool for each task."""
     return _tool(load, "Producer", ["-w", f"{load.in_flight}"])
 
 
-def _tool(load: Load, name: str, arguments: list[str]) -> Outcome:
+def _tool(load: ClientLoad, name: str, arguments: list[str]) -> LoadOutcome:
     """Run one of its load tools for a while: the figures it said last, when it was warm.
 
     As its files go where it stands and where the user is at home, both are a directory that is gone afterwards.
@@ -74,7 +74,7 @@ def _tool(load: Load, name: str, arguments: list[str]) -> Outcome:
         raise BenchFailed(f"RocketMQ's {name} says no rate: {output[-400:]}")
     average_ms = averages[-1] if averages else 0.0
     spent_ns = int(_MEASURE_S * 1e9)
-    return Outcome(began_ns, began_ns + spent_ns, int(rates[-1] * _MEASURE_S), int(processor_s * 1e9), average_ms)
+    return LoadOutcome(began_ns, began_ns + spent_ns, int(rates[-1] * _MEASURE_S), int(processor_s * 1e9), average_ms)
 
 
 def lacks() -> str | None:

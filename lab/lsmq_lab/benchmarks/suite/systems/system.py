@@ -25,7 +25,7 @@ _WARM_UP = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ClientLoad:
     """What one client process does.
 
     ``write``: ``messages`` to ``queues`` queues in turn, of which ``in_flight`` may wait for their acknowledgement.
@@ -57,7 +57,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LoadOutcome:
     """When a client began and ended, what it had acknowledged or read, its processor time, and of a loop how long an
     acknowledgement took."""
 
@@ -97,7 +97,8 @@ class Running:
 @dataclass(frozen=True, slots=True)
 class System:
     """``lacks`` says what is missing here and how to get it, or None. ``prepare`` makes queues: (address, queues,
-    topics). The functions of its clients are ``write``, ``read`` and ``loop`` of ``module``, and take a :class:`Load`.
+    topics). The functions of its clients are ``write``, ``read`` and ``loop`` of ``module``, and take a
+    :class:`ClientLoad`.
     """
 
     name: str
@@ -122,10 +123,10 @@ def written_bytes(pid: int | str) -> int:
     return 0
 
 
-def measure(server: Running, loads: Sequence[Load]) -> dict[str, float]:
+def measure(server: Running, loads: Sequence[ClientLoad]) -> dict[str, float]:
     """Run the loads at the same time; the figures of all of them together."""
     used_s, written = server.processor_s(), server.written_bytes()
-    outcomes = [Outcome(**found) for found in run_clients(child, [asdict(load) for load in loads])]
+    outcomes = [LoadOutcome(**found) for found in run_clients(child, [asdict(load) for load in loads])]
     count = sum(each.messages for each in outcomes)
     spent_s = (max(each.ended_ns for each in outcomes) - min(each.began_ns for each in outcomes)) / 1e9
     clients_us = sum(each.processor_ns for each in outcomes) / 1e3
@@ -146,31 +147,31 @@ def measure(server: Running, loads: Sequence[Load]) -> dict[str, float]:
 
 def child() -> None:
     """A client's whole life."""
-    load = Load(**json.loads(sys.argv[1]))
-    outcome: Outcome = getattr(importlib.import_module(load.module), load.kind)(load)
+    load = ClientLoad(**json.loads(sys.argv[1]))
+    outcome: LoadOutcome = getattr(importlib.import_module(load.module), load.kind)(load)
     print(json.dumps(asdict(outcome)), flush=True)
 
 
-class Clock:
+class Stopwatch:
     """In a client: from the start to the end."""
 
     def __init__(self) -> None:
         self._began_ns = start()
         self._processor_ns = time.process_time_ns()
 
-    def outcome(self, messages: int, seconds: Sequence[float] = ()) -> Outcome:
+    def outcome(self, messages: int, seconds: Sequence[float] = ()) -> LoadOutcome:
         """``seconds``: how long each acknowledgement took, of a loop."""
         ended_ns, processor_ns = time.monotonic_ns(), time.process_time_ns() - self._processor_ns
         found = (percentile_ms(seconds, 0.5), percentile_ms(seconds, 0.99)) if seconds else ()
-        return Outcome(self._began_ns, ended_ns, messages, processor_ns, *found)
+        return LoadOutcome(self._began_ns, ended_ns, messages, processor_ns, *found)
 
 
-async def loop_tasks(load: Load, send: Callable[[int, bytes], Awaitable[object]]) -> Outcome:
+async def loop_tasks(load: ClientLoad, send: Callable[[int, bytes], Awaitable[object]]) -> LoadOutcome:
     """The loop of a client with asyncio: ``send`` takes the number of its task, and returns at the acknowledgement."""
     bodies, seconds = load.bodies(), list[float]()
     for task in range(min(load.in_flight, _WARM_UP)):
         await send(task, bodies[0])
-    clock = Clock()
+    clock = Stopwatch()
 
     async def one(task: int) -> None:
         for number in range(task, load.messages, load.in_flight):
@@ -189,7 +190,7 @@ def split(total: int, parts: int) -> list[int]:
     return [total * (part + 1) // parts - total * part // parts for part in range(parts)]
 
 
-def readers(load: Load, count: int) -> list[Load]:
+def readers(load: ClientLoad, count: int) -> list[ClientLoad]:
     """As many loads that read what was written evenly into all queues, each its own queues; with one queue, one."""
     count = min(count, load.queues)
     found = []
@@ -198,7 +199,9 @@ def readers(load: Load, count: int) -> list[Load]:
         messages = load.messages * (end - first) // load.queues
         # The last round of writing may not have come to all queues.
         messages -= 0 if load.queues == 1 else min(end - first, messages // 2)
-        found.append(Load(load.module, load.address, READ, messages, load.message_bytes, load.queues, 1, first, end))
+        found.append(
+            ClientLoad(load.module, load.address, READ, messages, load.message_bytes, load.queues, 1, first, end)
+        )
     return found
 
 
