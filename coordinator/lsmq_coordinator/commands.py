@@ -34,6 +34,7 @@ from .command_fields import (
     text,
     with_entry,
 )
+from .lives import UNCLAIMED, InSyncMember
 from .pieces import Pieces
 from .placement import places_of
 from .state import (
@@ -52,10 +53,8 @@ from .state import (
     MAX_TOPICS,
     MAX_URL_BYTES,
     REMEMBERED_RESULTS,
-    UNCLAIMED,
     ClusterSettings,
     ClusterState,
-    InSyncMember,
     NodeRecord,
     NodeState,
     Shard,

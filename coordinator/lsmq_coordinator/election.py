@@ -13,8 +13,9 @@ from enum import IntFlag
 from types import MappingProxyType
 from typing import NamedTuple
 
+from .lives import UNCLAIMED
 from .placement import Places, choose, may_replace, place_of
-from .state import UNCLAIMED, ClusterState, Shard
+from .state import ClusterState, Shard
 
 
 class Flaw(IntFlag):

@@ -21,8 +21,9 @@ from .command_fields import (
     number,
     with_shard,
 )
+from .lives import InSyncMember
 from .start_commands import MAX_INCARNATION, started, trusted
-from .state import MAX_REPLICAS, ClusterState, InSyncMember, NodeState, Shard
+from .state import MAX_REPLICAS, ClusterState, NodeState, Shard
 
 MAX_EPOCH = 1 << 62
 

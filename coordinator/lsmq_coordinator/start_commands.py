@@ -23,8 +23,9 @@ from .command_fields import (
     number,
     with_shard,
 )
+from .lives import InSyncMember, RegisteredStart
 from .pieces import Pieces
-from .state import MAX_REVIVALS, MAX_SHARDS, ClusterState, InSyncMember, RegisteredStart, Revival, Shard
+from .state import MAX_REVIVALS, MAX_SHARDS, ClusterState, Revival, Shard
 
 MAX_INCARNATION = (1 << 64) - 1
 MAX_LSN = (1 << 62) - 1

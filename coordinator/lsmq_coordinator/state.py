@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from .lives import InSyncMember, LifeId, RegisteredStart
 from .pieces import Pieces
 
 MAX_NODES = 1_000
@@ -44,8 +45,6 @@ MAX_RIGHTS_BYTES = 1024 * 1024
 #: Of a shard that was revived more often the latest times are remembered.
 MAX_REVIVALS = 8
 
-#: The incarnation under which a new shard lists its replicas, before any of them was started.
-UNCLAIMED = 0
 
 _FORMAT = 3
 
@@ -92,41 +91,6 @@ class NodeRecord:
         state = NodeState(fields["state"])
         labels = fields.get("host", ""), fields.get("rack", "")
         return cls(id, fields["url"], fields["internal_url"], fields["voter"], state, fields["life"], *labels)
-
-
-class InSyncMember(NamedTuple):
-    """A member of an in-sync set: a node, and the incarnation of its log.
-
-    A replica whose disk was emptied, or whose log lost something that was durable, has another incarnation, so that it
-    is not taken for the member that the set lists.
-    """
-
-    node: str
-    incarnation: int
-
-
-class LifeId(NamedTuple):
-    """One life of a replica: its incarnation, and which of that one's starts."""
-
-    incarnation: int
-    start: int
-
-
-class RegisteredStart(NamedTuple):
-    """The latest start of a replica's disk that was registered: the ``number`` of the start, a random ``token`` that
-    no copy of the disk knows, and whether the disk is known to remember it. ``floor_lsn``: the log of this incarnation
-    is known to have been durable up to here."""
-
-    node: str
-    incarnation: int
-    number: int
-    token: int
-    confirmed: bool
-    floor_lsn: int = 0
-
-    @property
-    def life(self) -> LifeId:
-        return LifeId(self.incarnation, self.number)
 
 
 class Revival(NamedTuple):
@@ -223,8 +187,7 @@ class Shard:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class QueueRange:
+class QueueRange(NamedTuple):
     """The queues ``[first, end)`` of a topic, and the shard that holds them."""
 
     first: int

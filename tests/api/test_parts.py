@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from lsmq.errors import Unavailable
 from lsmq.record_batch import Column, encode_batch
+from lsmq_coordinator.state import grown_ranges
 from lsmq_node.broker import ByteBudget, queue_ranges, shard_of
-from lsmq_node.broker.placement import grown_ranges, split_by_shard
+from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.broker.waiters import Waiter, WaiterTable
 from lsmq_node.config import InvalidConfig, LogFormat, NodeConfig
 from lsmq_node.storage import FlushMode, StoredTopic
@@ -30,7 +31,7 @@ def test_ranges_cover_every_queue_once_and_shard_of_is_their_inverse(
     topic = StoredTopic(1, "t", queues)
     for more in growth:
         before = [shard_of(queue, topic, shards) for queue in range(topic.queues)]
-        ranges = grown_ranges(topic, topic.queues + more, shards)
+        ranges = grown_ranges(queue_ranges(topic, shards), topic.queues + more, shards)
         topic = StoredTopic(1, "t", topic.queues + more, ranges=ranges)
         assert [shard_of(queue, topic, shards) for queue in range(len(before))] == before, "no queue moves"
     found = queue_ranges(topic, shards)

@@ -14,12 +14,13 @@ from aiohttp import web
 from lsmq.errors import LogTrimmed, Unavailable
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
+from lsmq_coordinator.lives import UNCLAIMED, InSyncMember, LifeId, RegisteredStart
 from lsmq_node.broker.topology import Ack
 from lsmq_node.cluster.links import Links
 from lsmq_node.cluster.ports import Progress, ReplicaPorts
 from lsmq_node.cluster.replica import Replica
 from lsmq_node.cluster.transfer import Snapshots
-from lsmq_node.replication import UNCLAIMED, ControlView, InSyncMember, LifeId, Message, RegisteredStart, Timings
+from lsmq_node.replication import ControlView, Message, Timings
 from lsmq_node.replication.actions import ProposeInSync, ProposeLeave, RegisterStart
 from lsmq_node.replication.identity import recognises
 from lsmq_node.storage import ShardStore, StoreOptions

@@ -14,10 +14,11 @@ import pytest
 
 from lsmq.errors import CorruptFile
 from lsmq.sync import Client, Consumer, Producer
+from lsmq_coordinator.lives import UNCLAIMED, InSyncMember
 from lsmq_lab.local_cluster import LocalCluster, found_plan
 from lsmq_node.cluster.handing_over import FIRST_PAUSE_S, LONGEST_PAUSE_S, DamagedLeaders
 from lsmq_node.cluster.repair import can_be_spared
-from lsmq_node.replication import UNCLAIMED, ControlView, InSyncMember
+from lsmq_node.replication import ControlView
 from support.waiting import eventually
 
 TOPIC = "t"

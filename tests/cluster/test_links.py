@@ -12,9 +12,10 @@ import pytest
 from aiohttp import web
 
 from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
+from lsmq_coordinator.lives import LifeId
 from lsmq_node.cluster import outgoing
 from lsmq_node.cluster.links import PATH, Links
-from lsmq_node.replication import LifeId, Message, ReplicaSession
+from lsmq_node.replication import Message, ReplicaSession
 from lsmq_node.replication.messages import Frame, PromiseRequest
 
 from .replica_group import run, until

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq.errors import UnsupportedFormat
+from lsmq_coordinator.lives import LifeId
 from lsmq_lab.world.drive import Drive
 from lsmq_node.cluster.record import NAME, decode_record, encode_record, load_record, save_record
-from lsmq_node.replication import DiskStart, LifeId, ReplicaRecord
+from lsmq_node.replication import DiskStart, ReplicaRecord
 from lsmq_node.storage.disk import OsDisk
 from storage.harness import profile
 

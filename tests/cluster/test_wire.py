@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lsmq_coordinator.lives import LifeId
 from lsmq_node.cluster.seals import SEAL_BYTES, Seal
 from lsmq_node.cluster.wire import HEAD, HEAD_BYTES, VERSION, BadMessage, Decoder, FromWire, MessageKind, encode
-from lsmq_node.replication import EpochHistory, EpochStart, LifeId, LogPosition, Message, ReplicaSession
+from lsmq_node.replication import EpochHistory, EpochStart, LogPosition, Message, ReplicaSession
 from lsmq_node.replication.messages import (
     Frame,
     Hello,

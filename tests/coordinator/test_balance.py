@@ -13,15 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lsmq_coordinator.balance import MoveReason, Moves, ReplicaMove, Situation, first_moves, plan
-from lsmq_coordinator.state import (
-    ClusterSettings,
-    ClusterState,
-    InSyncMember,
-    NodeRecord,
-    NodeState,
-    RegisteredStart,
-    Shard,
-)
+from lsmq_coordinator.lives import InSyncMember, RegisteredStart
+from lsmq_coordinator.state import ClusterSettings, ClusterState, NodeRecord, NodeState, Shard
 
 GIB = 1 << 30
 

@@ -21,17 +21,9 @@ from lsmq_coordinator.election import (
     place_replicas,
     spread_leaders,
 )
+from lsmq_coordinator.lives import InSyncMember, LifeId, RegisteredStart
 from lsmq_coordinator.overseer import failovers, transfers
-from lsmq_coordinator.state import (
-    ClusterSettings,
-    ClusterState,
-    InSyncMember,
-    LifeId,
-    NodeRecord,
-    NodeState,
-    RegisteredStart,
-    Shard,
-)
+from lsmq_coordinator.state import ClusterSettings, ClusterState, NodeRecord, NodeState, Shard
 
 NAMES = ["a", "b", "c", "d", "e"]
 

@@ -12,20 +12,17 @@ from hypothesis import strategies as st
 
 from lsmq_coordinator import state as agreed
 from lsmq_coordinator.commands import apply
+from lsmq_coordinator.lives import RegisteredStart
 from lsmq_coordinator.state import (
     EMPTY,
     MAX_RIGHT_BYTES,
     MAX_RIGHTS_BYTES,
     REMEMBERED_RESULTS,
     ClusterState,
-    RegisteredStart,
     grown_ranges,
     spread_queues,
 )
 from lsmq_node import replication
-from lsmq_node.broker.placement import grown_ranges as grown_here
-from lsmq_node.broker.placement import queue_ranges
-from lsmq_node.storage import StoredTopic as Placed
 
 NODES = [f"n{number}" for number in range(5)]
 SHARDS = 3
@@ -430,17 +427,6 @@ def test_ranges_cover_all_queues_once_and_are_even(queues: int, shards: int, gro
         ranges = grown_ranges(ranges, total, shards)
     covered = [queue for run_ in ranges for queue in range(run_.first, run_.end)]
     assert covered == list(range(total))
-
-
-@pytest.mark.parametrize(("queues", "shards"), [(1_000_000, 3), (7, 3), (2, 5), (5, 5), (1, 1)])
-def test_ranges_are_those_a_single_node_computes(queues: int, shards: int) -> None:
-    theirs = [(run_.first, run_.end, run_.shard) for run_ in queue_ranges(Placed(1, "t", queues), shards)]
-    ours = spread_queues(0, queues, shards)
-    assert [(run_.first, run_.end, run_.shard) for run_ in ours] == theirs
-    grown = grown_ranges(ours, 3 * queues + 1, shards)
-    assert tuple((run_.first, run_.end, run_.shard) for run_ in grown) == grown_here(
-        Placed(1, "t", queues), 3 * queues + 1, shards
-    )
 
 
 def test_only_the_latest_results_are_remembered() -> None:

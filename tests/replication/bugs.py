@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lsmq_coordinator.lives import InSyncMember
 from lsmq_coordinator.overseer import Overseer
 from lsmq_coordinator.start_commands import _Disk
 from lsmq_coordinator.witness import Witness
@@ -18,7 +19,6 @@ from lsmq_node.cluster.replica import Replica
 from lsmq_node.replication import (
     NOBODY,
     EpochHistory,
-    InSyncMember,
     LogPosition,
     Recovered,
     ReplicaCore,

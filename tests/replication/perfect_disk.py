@@ -6,7 +6,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import NamedTuple
 
-from lsmq_node.replication import NOBODY, EpochHistory, EpochStart, LifeId, ReplicaRecord
+from lsmq_coordinator.lives import LifeId
+from lsmq_node.replication import NOBODY, EpochHistory, EpochStart, ReplicaRecord
 
 EPOCH_PAYLOAD = 0
 EPOCH_BYTES = 5

@@ -24,18 +24,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from lsmq_node.replication import (
-    Action,
-    ControlView,
-    Event,
-    InSyncMember,
-    LifeId,
-    Message,
-    Recovered,
-    RegisteredStart,
-    ReplicaCore,
-    Timings,
-)
+from lsmq_coordinator.lives import InSyncMember, LifeId, RegisteredStart
+from lsmq_node.replication import Action, ControlView, Event, Message, Recovered, ReplicaCore, Timings
 from lsmq_node.replication import actions as act
 from lsmq_node.replication import events as ev
 from lsmq_node.replication.messages import Frame

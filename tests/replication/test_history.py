@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsmq_node.replication import EpochHistory, EpochStart, LifeId, LogPosition, common_end
+from lsmq_coordinator.lives import LifeId
+from lsmq_node.replication import EpochHistory, EpochStart, LogPosition, common_end
 
 #: Who began an epoch, unless a test says something else.
 SOMEBODY = LifeId(77, 1)

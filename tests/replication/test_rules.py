@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 
 from lsmq.errors import InvalidRequest
+from lsmq_coordinator.lives import InSyncMember, LifeId, RegisteredStart
 from lsmq_node.replication import (
     Action,
     ControlView,
     DiskStart,
     EpochHistory,
     EpochStart,
-    InSyncMember,
-    LifeId,
     Recovered,
-    RegisteredStart,
     ReplicaCore,
     ReplicaRecord,
     ReplicaRole,

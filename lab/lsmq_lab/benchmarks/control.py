@@ -19,11 +19,12 @@ from lsmq_coordinator.balance import Situation, first_moves, plan
 from lsmq_coordinator.commands import MAX_BATCH, apply
 from lsmq_coordinator.election import ReplicaProgress as Reported
 from lsmq_coordinator.heartbeats import NodeHeartbeat
+from lsmq_coordinator.lives import InSyncMember, RegisteredStart
 from lsmq_coordinator.overseer import departures, failovers, transfers
 from lsmq_coordinator.overview import overview
 from lsmq_coordinator.pieces import Pieces
 from lsmq_coordinator.reassignment import handover, next_steps
-from lsmq_coordinator.state import ClusterSettings, ClusterState, InSyncMember, NodeRecord, RegisteredStart, Shard
+from lsmq_coordinator.state import ClusterSettings, ClusterState, NodeRecord, Shard
 from lsmq_coordinator.witness import Witness
 
 from .callable import CallableBench

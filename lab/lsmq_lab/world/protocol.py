@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from lsmq_coordinator.lives import UNCLAIMED, InSyncMember
 from lsmq_coordinator.state import ClusterState
 from lsmq_node.cluster.shell import Shell
-from lsmq_node.replication import Action, InSyncMember, ReplicaCore
+from lsmq_node.replication import Action, ReplicaCore
 from lsmq_node.replication import actions as act
-from lsmq_node.replication.control import UNCLAIMED
 from lsmq_node.replication.messages import Promise
 from lsmq_node.storage.wal import segment_name
 
@@ -227,7 +227,7 @@ class Protocol:
         """Whoever is taken in has everything by then."""
         for shard in self._newest_shards():
             if shard.id == number:
-                members = frozenset(InSyncMember(*member) for member in shard.in_sync)
+                members = frozenset(shard.in_sync)
                 former = self._in_sync.get(number, frozenset())
                 if members != former:
                     self._in_sync[number] = members

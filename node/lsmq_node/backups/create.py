@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
-from itertools import pairwise
 from typing import Any, TypeVar
 
 from lsmq import runtime
@@ -24,7 +23,7 @@ from lsmq.client import Client
 from lsmq.errors import ConnectionFailed, CorruptFile, DiskFull, LsmqError, SnapshotGone, TimedOut, Unavailable
 from lsmq.shard_snapshots import HeldSnapshot, ShardSnapshots
 from lsmq.topics import Topic as ClientTopic
-from lsmq_node.broker.placement import shard_cuts
+from lsmq_coordinator.state import spread_queues
 from lsmq_node.broker.snapshot_sessions import MAX_COMPARE_BYTES, MAX_PIECE_BYTES
 from lsmq_node.storage import StoredTopic, TopicOptions
 from lsmq_node.storage.disk import OsDisk
@@ -204,12 +203,10 @@ class _Creation:
             for fields in page["topics"]:
                 topic = ClientTopic.from_dict(fields)
                 ranges = tuple((route.first, route.end, route.shard) for route in topic.routes)
-                cuts = shard_cuts(topic.queues, shards)
-                even = tuple((low, high, at) for at, (low, high) in enumerate(pairwise(cuts)) if low < high)
                 options = TopicOptions.from_dict(
                     {**fields["options"], "named": topic.named, "revision": fields["revision"]}
                 )
-                kept = () if ranges == even else ranges
+                kept = () if ranges == spread_queues(0, topic.queues, shards) else ranges
                 found.append(StoredTopic(topic.id, topic.name, topic.queues, options, topic.created_ms, kept))
             if page["next"] is None:
                 return found

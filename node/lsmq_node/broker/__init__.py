@@ -10,7 +10,7 @@ from .elsewhere import ReadFrom, ReadRedirect
 from .fetched import Fetched
 from .leader_calls import LeaderCalls, asked_shard
 from .peers import PassedBack, PassedOn, Peers
-from .placement import QueueRange, queue_ranges, shard_of
+from .placement import queue_ranges, shard_of
 from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
 from .topology import Ack, Leadership, ShardPort, Topology
 from .trims import TrimRequest, Trims
@@ -37,7 +37,6 @@ __all__ = [
     "PassedOn",
     "Peers",
     "ProduceRequest",
-    "QueueRange",
     "ReadRequest",
     "ReadFrom",
     "Seat",

@@ -20,6 +20,7 @@ from lsmq.errors import InvalidRequest, LsmqError, OffsetOutOfRange, TopicReplac
 from lsmq.queue_names import check_queue_name
 from lsmq.record_batch import HEADER, Codec, Column, RecordBatch
 from lsmq_coordinator.parts import Parts
+from lsmq_coordinator.state import QueueRange
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import (
     Appended,
@@ -43,7 +44,7 @@ from .forwarding import Forwarder
 from .letter_targets import check_moving
 from .own_options import OwnOptions
 from .pacing import LimitPace
-from .placement import QueueRange, queue_ranges, shard_of, split_by_shard
+from .placement import queue_ranges, shard_of, split_by_shard
 from .queue_lists import QueueLists
 from .reads import Reads
 from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest

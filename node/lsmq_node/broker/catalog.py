@@ -15,9 +15,10 @@ from typing import Any
 import msgpack
 
 from lsmq.errors import InvalidRequest, UnknownTopic
+from lsmq_coordinator.state import grown_ranges
 from lsmq_node.storage import ShardStore, StoredTopic, TopicOptions
 
-from .placement import grown_ranges, shard_cuts, stored_range
+from .placement import queue_ranges, shard_cuts, stored_range
 
 #: Keys of the documents with the ranges of topics that have grown: this and the topic's id.
 RANGES = "ranges/"
@@ -108,7 +109,7 @@ class NodeCatalog:
         if len(self._stores) == 1:
             return self._first.grow_topic(name, queues)
         self.complete()
-        ranges = grown_ranges(topic, queues, len(self._stores))
+        ranges = grown_ranges(queue_ranges(topic, len(self._stores)), queues, len(self._stores))
         self._first.wait(self._first.put_documents({f"{RANGES}{topic.id}": msgpack.packb(ranges)}))
         self._grow(topic, ranges)
         return self.topic(name)

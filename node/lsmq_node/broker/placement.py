@@ -9,24 +9,14 @@ Of a named topic it is slots that are cut so. Its queues go by numbers, whose up
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsmq.queue_names import NUMBER_BITS
+from lsmq_coordinator.state import QueueRange, spread_queues
 from lsmq_node.storage import StoredTopic
-
-
-@dataclass(frozen=True, slots=True)
-class QueueRange:
-    """The queues ``[first, end)`` of a topic and the shard that holds them."""
-
-    first: int
-    end: int
-    shard: int
 
 
 def shard_cuts(queues: int, shards: int) -> list[int]:
@@ -38,20 +28,7 @@ def queue_ranges(topic: StoredTopic, shards: int) -> tuple[QueueRange, ...]:
     """The ranges of a topic, in order. A shard that would hold none has no range."""
     if topic.ranges:
         return tuple(QueueRange(*found) for found in topic.ranges)
-    cuts = shard_cuts(topic.queues, shards)
-    return tuple(QueueRange(first, end, shard) for shard, (first, end) in enumerate(pairwise(cuts)) if first < end)
-
-
-def grown_ranges(topic: StoredTopic, queues: int, shards: int) -> tuple[tuple[int, int, int], ...]:
-    """The ranges of the topic with more queues at its end. What lies on one shard side by side becomes one range."""
-    merged = [(part.first, part.end, part.shard) for part in queue_ranges(topic, shards)]
-    for shard, (low, high) in enumerate(pairwise(shard_cuts(queues - topic.queues, shards))):
-        first, end = topic.queues + low, topic.queues + high
-        if low < high and merged and merged[-1][2] == shard:
-            merged[-1] = (merged[-1][0], end, shard)
-        elif low < high:
-            merged.append((first, end, shard))
-    return tuple(merged)
+    return spread_queues(0, topic.queues, shards)
 
 
 def number_end(topic: StoredTopic, shards: int) -> int:

@@ -13,12 +13,12 @@ from typing import Any
 
 from lsmq import runtime
 from lsmq.queue_names import NUMBER_BITS
+from lsmq_coordinator.state import QueueRange
 from lsmq_node.storage import StoredTopic
 from lsmq_node.storage.losses import LossReason
 
 from .broker import Broker
 from .leader_calls import LeaderCalls
-from .placement import QueueRange
 from .topology import Ack
 
 #: Of the requests of nodes to each other.

@@ -20,7 +20,8 @@ import structlog
 
 from lsmq import runtime
 from lsmq.errors import CorruptFile, DiskFull, InvalidRequest, LsmqError, NotLeader, StoreBusy
-from lsmq_node.replication import LifeId, ReplicaRecord
+from lsmq_coordinator.lives import LifeId
+from lsmq_node.replication import ReplicaRecord
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.disk import Disk
 from lsmq_node.storage.failures import WANT, may_pass

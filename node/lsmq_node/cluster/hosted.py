@@ -16,7 +16,7 @@ import structlog
 from lsmq.errors import LsmqError
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.state import ClusterState, Shard
-from lsmq_node.replication import ControlView, InSyncMember, LifeId, RegisteredStart
+from lsmq_node.replication import ControlView
 
 from .replica import Replica
 
@@ -32,12 +32,12 @@ def view_of(state: ClusterState, shard: Shard) -> ControlView:
         epoch=shard.epoch,
         version=shard.version,
         leader=shard.leader,
-        in_sync=frozenset(InSyncMember(*member) for member in shard.in_sync),
+        in_sync=frozenset(shard.in_sync),
         replicas=frozenset(shard.replicas),
         min_in_sync=state.settings.min_in_sync,
         adding=frozenset(shard.adding),
-        leading=None if shard.leading is None else LifeId(*shard.leading),
-        starts=frozenset(RegisteredStart(*start[:-1]) for start in shard.starts),
+        leading=shard.leading,
+        starts=frozenset(start._replace(floor_lsn=0) for start in shard.starts),
         distrusted=frozenset(shard.distrusted),
         revived_epoch=shard.revived_epoch,
     )

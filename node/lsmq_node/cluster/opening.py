@@ -17,7 +17,8 @@ import structlog
 
 from lsmq import runtime
 from lsmq.errors import CorruptFile
-from lsmq_node.replication import EpochHistory, EpochStart, LifeId, ReplicaRecord
+from lsmq_coordinator.lives import LifeId
+from lsmq_node.replication import EpochHistory, EpochStart, ReplicaRecord
 from lsmq_node.replication.actions import Distrust
 from lsmq_node.replication.events import Recovered
 from lsmq_node.storage import ShardStore, StoreOptions

@@ -20,7 +20,8 @@ from pathlib import Path
 import crc32c
 
 from lsmq.errors import UnsupportedFormat
-from lsmq_node.replication import DiskStart, LifeId, ReplicaRecord
+from lsmq_coordinator.lives import LifeId
+from lsmq_node.replication import DiskStart, ReplicaRecord
 from lsmq_node.storage.disk import Disk, replace_file
 
 NAME = "REPLICA"

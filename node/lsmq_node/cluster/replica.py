@@ -11,8 +11,9 @@ from typing import Any
 
 from lsmq import runtime
 from lsmq.errors import LsmqError, NotEnoughReplicas, ShuttingDown, StoreBusy, Unavailable
+from lsmq_coordinator.lives import LifeId
 from lsmq_node.broker.topology import Ack
-from lsmq_node.replication import ControlView, LifeId, LogPosition, Message, ReplicaRole, Timings
+from lsmq_node.replication import ControlView, LogPosition, Message, ReplicaRole, Timings
 from lsmq_node.replication.actions import Distrust
 from lsmq_node.replication.events import LeaseGranted, MessageReceived, StreamBroken
 from lsmq_node.storage import Appended, ShardStore, StoredTopic, StoreOptions

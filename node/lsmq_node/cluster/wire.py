@@ -30,7 +30,8 @@ from typing import Any, NamedTuple
 import msgpack
 
 from lsmq.errors import LsmqError
-from lsmq_node.replication import EpochHistory, EpochStart, LifeId, LogPosition, Message, ReplicaSession
+from lsmq_coordinator.lives import LifeId
+from lsmq_node.replication import EpochHistory, EpochStart, LogPosition, Message, ReplicaSession
 from lsmq_node.replication.messages import (
     Frame,
     Hello,

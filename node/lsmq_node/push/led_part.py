@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq.errors import LsmqError, Unavailable
-from lsmq_node.broker import QueueRange, ShardPort
+from lsmq_coordinator.state import QueueRange
+from lsmq_node.broker import ShardPort
 from lsmq_node.machines import ShardMachine, Step, StepOffsets
 
 from .options import PushStart

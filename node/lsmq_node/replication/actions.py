@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from .control import DiskStart, InSyncMember, LifeId, ReplicaRecord
+from lsmq_coordinator.lives import InSyncMember, LifeId
+
+from .control import DiskStart, ReplicaRecord
 from .messages import Message, ReplicaSession
 
 

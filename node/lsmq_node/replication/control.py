@@ -6,17 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from lsmq.errors import InvalidRequest
-
-UNCLAIMED = 0
-
-
-class LifeId(NamedTuple):
-    """One life of a replica: its incarnation, and which of that one's starts. Whoever promises, leads or answers does
-    so for one life, and says which."""
-
-    incarnation: int
-    start: int
-
+from lsmq_coordinator.lives import UNCLAIMED, InSyncMember, LifeId, RegisteredStart
 
 NOBODY = LifeId(UNCLAIMED, 0)
 
@@ -26,39 +16,6 @@ class DiskStart(NamedTuple):
 
     number: int
     token: int
-
-
-class RegisteredStart(NamedTuple):
-    """What the control plane knows of a node's disk: its latest start.
-
-    ``confirmed``: the disk is known to remember that this start was registered. Only then the replica acts, so a disk
-    that does not remember a confirmed start is an older copy.
-    """
-
-    node: str
-    incarnation: int
-    number: int
-    token: int
-    confirmed: bool
-
-    @property
-    def life(self) -> LifeId:
-        return LifeId(self.incarnation, self.number)
-
-
-class InSyncMember(NamedTuple):
-    """A member of an in-sync set: a node, and the incarnation of its log.
-
-    An incarnation is a random number made with the replica's directory and kept in it. A replica whose disk was
-    emptied or whose log lost something that was durable has another one, so that it cannot be taken for the
-    member that the set lists. (Kafka takes a broker id for granted here: KIP-966 names what is lost then.)
-
-    A new shard's set may list its replicas as ``UNCLAIMED``, before any of them was started. An unclaimed member is
-    durable up to 0, so nothing is acknowledged until the leader has proposed the replicas as they are.
-    """
-
-    node: str
-    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,9 +55,11 @@ from dataclasses import replace
 from enum import Enum
 from typing import assert_never
 
+from lsmq_coordinator.lives import UNCLAIMED
+
 from .actions import Action, AdvanceHighWatermark, AskElection, Distrust, Halt, Reopen, StopServing
 from .candidate import Candidate
-from .control import UNCLAIMED, ControlView, ReplicaRecord, Timings
+from .control import ControlView, ReplicaRecord, Timings
 from .events import (
     ControlViewed,
     EpochBegun,

@@ -24,7 +24,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .control import NOBODY, LifeId
+from lsmq_coordinator.lives import LifeId
+
+from .control import NOBODY
 
 
 class EpochStart(NamedTuple):

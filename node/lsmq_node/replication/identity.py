@@ -27,8 +27,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from lsmq_coordinator.lives import RegisteredStart
+
 from .actions import RegisterStart
-from .control import ControlView, DiskStart, RegisteredStart, ReplicaRecord
+from .control import ControlView, DiskStart, ReplicaRecord
 from .state import ReplicaState
 
 #: Registered starts that a disk remembers: more than one, should the control plane go back.

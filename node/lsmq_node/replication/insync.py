@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .control import UNCLAIMED, ControlView, InSyncMember, Timings
+from lsmq_coordinator.lives import UNCLAIMED, InSyncMember
+
+from .control import ControlView, Timings
 from .messages import ReplicaSession
 from .shipping import OutgoingStream
 

@@ -14,8 +14,9 @@ asks for another one.
 
 from __future__ import annotations
 
+from lsmq_coordinator.lives import UNCLAIMED, InSyncMember, LifeId
+
 from .actions import AdvanceHighWatermark, KeepLog, ProposeInSync, Serve
-from .control import UNCLAIMED, InSyncMember, LifeId
 from .insync import Peer, desired_in_sync, hears_enough
 from .lease import EpochLease
 from .messages import Hello, Progress, Rejoin, ReplicaSession, Stale, TakeNewIncarnation

@@ -25,7 +25,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .control import LifeId
+from lsmq_coordinator.lives import LifeId
+
 from .history import EpochHistory, LogPosition
 
 

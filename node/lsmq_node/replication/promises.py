@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .control import LifeId
+from lsmq_coordinator.lives import LifeId
+
 from .messages import Promise, PromiseRefusal, PromiseRequest
 from .state import ReplicaState
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lsmq_coordinator.lives import UNCLAIMED, InSyncMember, LifeId
+
 from .actions import Action, AskElection, Persist, ProposeLeave, Send, TruncateLog
-from .control import UNCLAIMED, ControlView, InSyncMember, LifeId, ReplicaRecord, Timings
+from .control import ControlView, ReplicaRecord, Timings
 from .history import EpochHistory, LogPosition
 from .messages import Message, ReplicaSession
 
