@@ -29,6 +29,7 @@ from lsmq.errors import InvalidRequest, LsmqError, TimedOut, Unavailable
 
 from .auth import ClusterSecret
 from .clocks import ClockOffset
+from .coalesced_query import CoalescedQuery
 from .control_http import ControlHttp, Unreachable
 from .election import ReplicaProgress
 from .errors import ControlStopped, NoControlLeader
@@ -38,7 +39,6 @@ from .overseer import Overseer
 from .overview import overview
 from .parts import Parts, kept
 from .raft_control import RaftControl, StateCallback, _registered, pack_command
-from .shared_question import CoalescedQuery
 from .state import EMPTY, ClusterState
 from .tls import Certificates
 

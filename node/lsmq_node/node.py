@@ -21,7 +21,7 @@ from lsmq_node.broker import Broker, Topology, Trims, WaiterTable
 from lsmq_node.broker.backup_source import BackupSource
 from lsmq_node.broker.disk_watch import DiskWatch
 from lsmq_node.broker.limit_sharing import LimitSharing
-from lsmq_node.broker.name_keeper import NameKeeper
+from lsmq_node.broker.name_cleaner import NameCleaner
 from lsmq_node.broker.scrubber import Scrubber
 from lsmq_node.cluster.single import SingleNode
 from lsmq_node.config import NodeConfig
@@ -109,7 +109,7 @@ class Node:
             self.backups,
             self.scrubber,
             DiskWatch(broker),
-            NameKeeper(broker),
+            NameCleaner(broker),
             self.history,
             self.monitoring,
         )
@@ -193,7 +193,7 @@ async def running_node(config: NodeConfig) -> AsyncIterator[Node]:
 def _topology(config: NodeConfig, waiters: WaiterTable, parts: Parts) -> AbstractAsyncContextManager[Topology]:
     if config.cluster is None:
         return _single(config, waiters, parts)
-    from lsmq_node.cluster.running import running_member  # a node of its own needs nothing of it
+    from lsmq_node.cluster.running_member import running_member  # a node of its own needs nothing of it
 
     return running_member(config, waiters, parts)
 

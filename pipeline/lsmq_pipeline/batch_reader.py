@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from lsmq.topics import Topic
-from lsmq_pipeline.cluster import BlockingClient
+from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.named import check_names, named_queues
 from lsmq_pipeline.options import ReadOptions
 from lsmq_pipeline.reading import PlannedSplit, edges_of, fetch_plan, planned_splits, read_split, sampled_bytes
@@ -27,7 +27,7 @@ class LsmqReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Splits of all that is wanted; connects to the cluster."""
         options = self.options
-        with BlockingClient(options.connection) as cluster:
+        with PipelineClient(options.connection) as cluster:
             topics = cluster.topics(options.topics, options.topic_pattern)
             fetch = fetch_plan(cluster, options)
             portions = portions_of(cluster, topics, options)
@@ -39,7 +39,7 @@ class LsmqReader(DataSourceReader):
             yield from read_split(self.options, partition, self.schema)
 
 
-def portions_of(cluster: BlockingClient, topics: Sequence[Topic], options: ReadOptions) -> list[Portion]:
+def portions_of(cluster: PipelineClient, topics: Sequence[Topic], options: ReadOptions) -> list[Portion]:
     """What options ask for, of each topic. Raises ``DataLoss``, ``InvalidOption``."""
     portions = []
     for topic in topics:

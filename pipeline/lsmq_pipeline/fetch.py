@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lsmq.errors import Unavailable
 from lsmq.record_batch import Column, RecordBatch, split_batches
 from lsmq.topics import Topic
-from lsmq_pipeline.cluster import BlockingClient, Want
+from lsmq_pipeline.client import PipelineClient, Want
 from lsmq_pipeline.decode import Records, Span, positions, select, to_arrow
 from lsmq_pipeline.errors import DataLoss
 from lsmq_pipeline.splits import Split
@@ -107,7 +107,7 @@ def windows(split: Split) -> Iterator[_Window]:
 class SplitReader:
     """Reads one split; ``topic`` is the one it was planned for."""
 
-    def __init__(self, cluster: BlockingClient, split: Split, plan: FetchPlan) -> None:
+    def __init__(self, cluster: PipelineClient, split: Split, plan: FetchPlan) -> None:
         self._cluster = cluster
         self._split = split
         self._plan = plan

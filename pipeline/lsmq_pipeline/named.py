@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lsmq.queue_names import NUMBER_BITS, compile_pattern, pattern_prefix
 from lsmq.topics import Topic
-from lsmq_pipeline.cluster import BlockingClient
+from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.errors import InvalidOption
 from lsmq_pipeline.options import ReadOptions
 
@@ -70,7 +70,7 @@ def check_names(topic: Topic, options: ReadOptions) -> None:
             )
 
 
-def named_queues(cluster: BlockingClient, topic: Topic, options: ReadOptions) -> NamedQueues:
+def named_queues(cluster: PipelineClient, topic: Topic, options: ReadOptions) -> NamedQueues:
     """The queues that options ask for, as they are now."""
     pattern = None if options.queue_pattern is None else compile_pattern(options.queue_pattern)
     wanted = None if options.queue_names is None else frozenset(options.queue_names)

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from lsmq.record_batch import split_batches
 from lsmq.topics import Topic
-from lsmq_pipeline.cluster import BlockingClient, Want
+from lsmq_pipeline.client import PipelineClient, Want
 from lsmq_pipeline.decode import positions
 from lsmq_pipeline.fetch import FetchPlan, SplitReader
 from lsmq_pipeline.options import Edge, ReadOptions
@@ -50,7 +50,7 @@ def wanted_of(options: ReadOptions) -> WantedKeys:
     )
 
 
-def fetch_plan(cluster: BlockingClient, options: ReadOptions) -> FetchPlan:
+def fetch_plan(cluster: PipelineClient, options: ReadOptions) -> FetchPlan:
     """How tasks fetch. From followers where the nodes can: else the leader is asked, in words all nodes know."""
     read_from = None
     if options.read_from != "leader" and cluster.offers_follower_reads():
@@ -66,7 +66,7 @@ def fetch_plan(cluster: BlockingClient, options: ReadOptions) -> FetchPlan:
 
 
 def edges_of(
-    cluster: BlockingClient, topics: Sequence[Topic], options: ReadOptions, edges: Sequence[Edge]
+    cluster: PipelineClient, topics: Sequence[Topic], options: ReadOptions, edges: Sequence[Edge]
 ) -> Iterator[tuple[Topic, Mask | None, list[I64]]]:
     """Each topic, which of its queues are asked for, and where they all stand at each edge.
 
@@ -102,7 +102,7 @@ def planned_splits(portions: Sequence[Portion], fetch: FetchPlan, options: ReadO
 
 
 def sampled_bytes(
-    cluster: BlockingClient, topic: Topic, start: I64, end: I64, numbers: NDArray[np.uint32] | None = None
+    cluster: PipelineClient, topic: Topic, start: I64, end: I64, numbers: NDArray[np.uint32] | None = None
 ) -> int:
     """About how large a message is: the mean of a few of some queues that have any. 0 when there are none.
 
@@ -138,6 +138,6 @@ def read_split(options: ReadOptions, planned: PlannedSplit, schema: StructType) 
         batch = wanted.exact(batch)
         return batch.select(asked.names) if extra else batch
 
-    with BlockingClient(options.connection) as cluster:
+    with PipelineClient(options.connection) as cluster:
         reader = SplitReader(cluster, planned.split, planned.fetch)
         yield from reader.arrow(made, wanted.narrow, exact) if wanted.columns else reader.arrow(made)

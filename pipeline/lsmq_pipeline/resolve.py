@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq.topics import Topic, parse_ranges
-from lsmq_pipeline.cluster import Bounds
+from lsmq_pipeline.client import Bounds
 from lsmq_pipeline.errors import DataLoss, InvalidOption
 from lsmq_pipeline.given import json_object
 from lsmq_pipeline.offsets import TopicOffsets, from_document

@@ -26,7 +26,7 @@ from lsmq.batch_builder import Codec
 from lsmq.errors import LsmqError, OutOfOrderSequence, SequenceReused, StaleSequence, UnknownProducer, UnknownQueue
 from lsmq.queue_names import check_queue_name, queue_slot
 from lsmq.topics import Topic
-from lsmq_pipeline.cluster import BlockingClient
+from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.encode import RecordRows, encode, encode_named, joined, to_rows
 from lsmq_pipeline.errors import InputChanged, SchemaMismatch
 from lsmq_pipeline.options import WriteOptions
@@ -80,7 +80,7 @@ class _Lane:
 class TopicWriter:
     """Writes Arrow batches of one task. Not thread-safe."""
 
-    def __init__(self, cluster: BlockingClient, options: WriteOptions, name: WriterName) -> None:
+    def __init__(self, cluster: PipelineClient, options: WriteOptions, name: WriterName) -> None:
         self._cluster = cluster
         self._options = options
         self._name = name

@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from lsmq.errors import LsmqError, UnknownTopic
 from lsmq.topics import Topic
-from lsmq_pipeline.cluster import BlockingClient, Bounds
+from lsmq_pipeline.client import Bounds, PipelineClient
 from lsmq_pipeline.errors import DataLoss, InvalidOption
 from lsmq_pipeline.fetch import FetchPlan
 from lsmq_pipeline.offsets import TopicOffsets, from_document, to_document
@@ -56,7 +56,7 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
         self.schema = schema
-        self._cluster: BlockingClient | None = None
+        self._cluster: PipelineClient | None = None
         self._fetch: FetchPlan | None = None
         self._last: dict[str, _Seen] | None = None
         self._reported: dict[str, TopicOffsets] = {}
@@ -148,9 +148,9 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # Within
 
-    def _connected(self) -> BlockingClient:
+    def _connected(self) -> PipelineClient:
         if self._cluster is None:
-            self._cluster = BlockingClient(self.options.connection)
+            self._cluster = PipelineClient(self.options.connection)
         return self._cluster
 
     def _existing(self) -> list[Topic]:

@@ -16,7 +16,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from lsmq.errors import LsmqError
-from lsmq_pipeline.cluster import BlockingClient
+from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.options import WriteOptions
 from lsmq_pipeline.sending import TopicWriter, WriterName, Written
 
@@ -61,7 +61,7 @@ class LsmqStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _write(options: WriteOptions, name: WriterName, batches: Iterator[Any]) -> TaskStored:
-    with BlockingClient(options.connection) as cluster:
+    with PipelineClient(options.connection) as cluster:
         writer = TopicWriter(cluster, options, name)
         for batch in batches:
             writer.write(batch)

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from lsmq.record_batch import BatchBuilder, message_id
-from lsmq_node.broker import Broker, name_keeper
+from lsmq_node.broker import Broker, name_cleaner
 from lsmq_node.storage import topic_names
 from support.node_process import NodeProcess
 from support.waiting import comes_true
@@ -94,7 +94,7 @@ def test_internal_topics_are_not_reachable(api: Api, topic: str) -> None:
 
 
 def test_empty_queues_are_forgotten_and_others_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(name_keeper, "_LOOK_S", 0.02)
+    monkeypatch.setattr(name_cleaner, "_LOOK_S", 0.02)
 
     async def test(client: Session, broker: Broker) -> None:
         await client.put("/v1/topics/f", json={"queues": "named", "forget_empty_ms": 100})
@@ -122,7 +122,7 @@ def test_empty_queues_are_forgotten_and_others_are_not(tmp_path: Path, monkeypat
 def test_a_queue_is_not_forgotten_before_the_ids_of_its_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int | str
 ) -> None:
-    monkeypatch.setattr(name_keeper, "_LOOK_S", 0.02)
+    monkeypatch.setattr(name_cleaner, "_LOOK_S", 0.02)
 
     async def test(client: Session, broker: Broker) -> None:
         options = {"queues": "named", "forget_empty_ms": 50}
@@ -150,7 +150,7 @@ def test_a_queue_is_not_forgotten_before_the_ids_of_its_messages(
 def test_a_new_queue_is_not_forgotten_for_the_time_of_one_that_had_its_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(name_keeper, "_LOOK_S", 0.02)
+    monkeypatch.setattr(name_cleaner, "_LOOK_S", 0.02)
 
     async def test(client: Session, broker: Broker) -> None:
         await client.put("/v1/topics/f", json={"queues": "named", "forget_empty_ms": 1_500})
@@ -173,7 +173,7 @@ def test_a_new_queue_is_not_forgotten_for_the_time_of_one_that_had_its_number(
 def test_the_log_of_names_is_written_anew_once_most_of_it_is_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(name_keeper, "_LOOK_S", 0.02)
+    monkeypatch.setattr(name_cleaner, "_LOOK_S", 0.02)
     monkeypatch.setattr(topic_names, "LEAST_REWRITTEN", 20)
 
     async def test(client: Session, broker: Broker) -> None:

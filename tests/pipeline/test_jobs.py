@@ -196,10 +196,10 @@ def test_an_audit_proves_a_topic_and_finds_what_is_wrong_with_one(
     frame = room._whole(spark, {**connection, "topic": topic_name})
     damaged = frame.where("not (queue = 1 and offset = 3)").unionByName(frame.where("queue = 2 and offset = 5"))
     replica = room._Replica("n1", None, "")
-    from lsmq_pipeline.cluster import BlockingClient
+    from lsmq_pipeline.client import PipelineClient
     from lsmq_pipeline.options import read_options
 
-    with BlockingClient(read_options({**connection, "topic": topic_name}).connection) as cluster:
+    with PipelineClient(read_options({**connection, "topic": topic_name}).connection) as cluster:
         topic = cluster.topic(topic_name)
         bounds = cluster.bounds(topic)
     found = room._sums(damaged)

@@ -15,7 +15,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StructType
 
 from lsmq.topics import Route, Topic
-from lsmq_pipeline.cluster import Bounds
+from lsmq_pipeline.client import Bounds
 from lsmq_pipeline.errors import DataLoss, InvalidOption, SchemaMismatch
 from lsmq_pipeline.fetch import WINDOW_MESSAGES, windows
 from lsmq_pipeline.offsets import TopicOffsets, from_document, pack, to_document, unpack

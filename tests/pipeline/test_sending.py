@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from lsmq.sync import Client, Consumer
-from lsmq_pipeline.cluster import BlockingClient
+from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.errors import InputChanged
 from lsmq_pipeline.options import write_options
 from lsmq_pipeline.sending import TopicWriter, WriterName, Written
@@ -20,7 +20,7 @@ KIB = 1024
 def write(node: NodeProcess, topic: str, bodies: list[bytes], *, batch_messages: int = 100) -> Written:
     """Write rows as a task would, under the same name each time."""
     options = write_options({"url": node.url, "topic": topic, "batchMessages": str(batch_messages)})
-    with BlockingClient(options.connection) as cluster:
+    with PipelineClient(options.connection) as cluster:
         writer = TopicWriter(cluster, options, WriterName("query", 0, 0))
         writer.write(pa.record_batch({"body": pa.array(bodies, pa.binary())}))
         return writer.finish()
@@ -57,7 +57,7 @@ def test_no_batch_is_larger_than_the_nodes_take(make_node: Callable[..., NodePro
         assert client.create_topic("small", queues=1).max_batch_bytes == 128 * KIB
         options = write_options({"url": node.url, "topic": "small"})
         assert options.batch_bytes > 128 * KIB
-        with BlockingClient(options.connection) as cluster:
+        with PipelineClient(options.connection) as cluster:
             writer = TopicWriter(cluster, options, WriterName("query", 0, 0))
             writer.write(pa.record_batch({"body": pa.array(bodies, pa.binary())}))
             written = writer.finish()

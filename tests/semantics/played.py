@@ -10,9 +10,9 @@ from lsmq import Client, Consumer, DelayedMessages, Message, Producer, WorkQueue
 from lsmq._retries import Deadline
 from lsmq.errors import AlreadyDelivered
 from lsmq.messages import due_of_id
-from lsmq_lab.world.cluster import SimulatedCluster, SimulatedNode
 from lsmq_lab.world.machine import world
 from lsmq_lab.world.scheduler import SimulatedProcess
+from lsmq_lab.world.simulated_cluster import SimulatedCluster, SimulatedNode
 from lsmq_lab.world.uses.use import all_of, read_to
 
 from .model import TOPICS, Later, Model, Row

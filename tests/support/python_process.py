@@ -32,7 +32,14 @@ from lsmq_lab.local_cluster import process as of_clusters
 from support.waiting import PATIENCE_S
 
 #: What the server imports: the command with all its parts, the node, and the client's blocking face.
-PRELOADED = ("lsmq.cli", "lsmq.sync", "lsmq_node.api.serve", "lsmq_node.cluster.running", "rich.table", "rich.progress")
+PRELOADED = (
+    "lsmq.cli",
+    "lsmq.sync",
+    "lsmq_node.api.serve",
+    "lsmq_node.cluster.running_member",
+    "rich.table",
+    "rich.progress",
+)
 _MOST_BYTES = 1 << 17
 
 # The client's end

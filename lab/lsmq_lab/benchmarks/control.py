@@ -17,7 +17,7 @@ import msgpack
 
 from lsmq_coordinator.balance import Situation, first_moves, plan
 from lsmq_coordinator.commands import MAX_BATCH, apply
-from lsmq_coordinator.election import ReplicaProgress as Reported
+from lsmq_coordinator.election import ReplicaProgress
 from lsmq_coordinator.heartbeats import NodeHeartbeat
 from lsmq_coordinator.lives import InSyncMember, RegisteredStart
 from lsmq_coordinator.overseer import departures, failovers, transfers
@@ -32,7 +32,7 @@ from .environment import describe, environment
 from .isolate import scratch
 from .report import QUICK, BenchReport, Option, Progress, TextTable, spread
 
-_Reports = dict[str, dict[int, Reported]]
+_Reports = dict[str, dict[int, ReplicaProgress]]
 
 
 def made_up(nodes: int, shards: int, replicas: int) -> ClusterState:
@@ -67,7 +67,7 @@ def _reports(state: ClusterState) -> _Reports:
     found: _Reports = {node: {} for node in state.nodes}
     for shard in state.shards.values():
         for start in shard.starts:
-            found[start.node][shard.id] = Reported(shard.epoch, 1 << 40, *start.life, 1 << 40)
+            found[start.node][shard.id] = ReplicaProgress(shard.epoch, 1 << 40, *start.life, 1 << 40)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from lsmq.errors import UnknownQueue
 from lsmq_node.cluster.replica import Replica
 
-from .cluster import SimulatedCluster, SimulatedNode
+from .simulated_cluster import SimulatedCluster, SimulatedNode
 
 _EVERY_S = 0.005
 

@@ -16,7 +16,7 @@ from lsmq import Client, Consumer, Producer, Task, Topic, TransactionalProducer,
 from lsmq.errors import LsmqError, ReceiptExpired
 from lsmq_lab.history import History
 
-from .cluster import SimulatedCluster
+from .simulated_cluster import SimulatedCluster
 from .uses import USES, Use
 from .uses.use import DEADLINE_MS, Role, Topics, all_of, text_of
 

@@ -15,8 +15,8 @@ from random import Random
 from lsmq import Client, ClusterAdmin
 from lsmq.errors import LsmqError
 
-from .cluster import SimulatedCluster, SimulatedNode
 from .disk import UNLIMITED_BYTES
+from .simulated_cluster import SimulatedCluster, SimulatedNode
 
 #: What may happen, and how often beside the rest.
 _KINDS = {

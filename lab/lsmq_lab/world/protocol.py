@@ -37,8 +37,8 @@ from lsmq_node.replication import actions as act
 from lsmq_node.replication.messages import Promise
 from lsmq_node.storage.wal import segment_name
 
-from .cluster import SimulatedCluster, SimulatedNode
 from .medium import FileNode
+from .simulated_cluster import SimulatedCluster, SimulatedNode
 
 #: So much of what is cut is compared.
 _LOOK_BYTES = 32

@@ -22,12 +22,12 @@ from lsmq import Client
 from .aimed import SCENES
 from .checks import Checks, compare_stores
 from .clients import Clients
-from .cluster import SimulatedCluster
 from .faults import Fault, Weather, drawn, smaller
 from .machine import World, world
 from .protocol import Protocol
 from .scenes import Scene
 from .scheduler import Deadlock, Overtime
+from .simulated_cluster import SimulatedCluster
 from .uses import USES
 
 BEGIN_S, TROUBLE_S = 0.8, 4.0
@@ -224,7 +224,7 @@ def _state(cluster: SimulatedCluster) -> str:
 
 def prepare() -> None:
     """Once, before processes are forked: what is there by now is everybody's."""
-    import lsmq_node.cluster.running  # noqa: F401  (with all that it imports)
+    import lsmq_node.cluster.running_member  # noqa: F401  (with all that it imports)
 
     gc.collect()
     gc.freeze()

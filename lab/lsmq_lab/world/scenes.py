@@ -28,9 +28,9 @@ from lsmq_node.replication import actions as act
 from lsmq_node.replication.messages import Message
 from lsmq_node.storage.wal import segment_name
 
-from .cluster import SimulatedCluster, SimulatedNode
 from .medium import DirectoryNode
 from .protocol import Protocol
+from .simulated_cluster import SimulatedCluster, SimulatedNode
 
 Condition = Callable[[], bool]
 Script = Iterator[Condition]

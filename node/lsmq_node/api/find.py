@@ -27,7 +27,7 @@ from lsmq.errors import (
 from lsmq.queue_names import check_queue_name
 from lsmq.record_batch import key_hash, parse_message_id
 from lsmq_node.broker import Fetched
-from lsmq_node.broker.elsewhere import ReadFrom
+from lsmq_node.broker.read_redirects import ReadFrom
 from lsmq_node.storage import END, KeyQuery, Position, Slice, StoredTopic
 from lsmq_node.storage.sieve import Picked
 

@@ -22,7 +22,7 @@ from lsmq import runtime
 from lsmq.client import Client
 from lsmq.errors import ConnectionFailed, CorruptFile, DiskFull, LsmqError, SnapshotGone, TimedOut, Unavailable
 from lsmq.shard_snapshots import HeldSnapshot, ShardSnapshots
-from lsmq.topics import Topic as ClientTopic
+from lsmq.topics import Topic
 from lsmq_coordinator.state import spread_queues
 from lsmq_node.broker.snapshot_sessions import MAX_COMPARE_BYTES, MAX_PIECE_BYTES
 from lsmq_node.storage import StoredTopic, TopicOptions
@@ -201,7 +201,7 @@ class _Creation:
         while True:
             page = await self._client.ask("GET", f"/v1/topics?after={after}")
             for fields in page["topics"]:
-                topic = ClientTopic.from_dict(fields)
+                topic = Topic.from_dict(fields)
                 ranges = tuple((route.first, route.end, route.shard) for route in topic.routes)
                 options = TopicOptions.from_dict(
                     {**fields["options"], "named": topic.named, "revision": fields["revision"]}

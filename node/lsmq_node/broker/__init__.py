@@ -6,11 +6,11 @@ from .allowances import Allowances, Limited, Made, Own, Seat, asking
 from .background import Background, StartTask
 from .broker import Broker
 from .budget import ByteBudget, Hold, client_of
-from .elsewhere import ReadFrom, ReadRedirect
 from .fetched import Fetched
 from .leader_calls import LeaderCalls, asked_shard
 from .peers import PassedBack, PassedOn, Peers
 from .placement import queue_ranges, shard_of
+from .read_redirects import ReadFrom, ReadRedirect
 from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
 from .topology import Ack, Leadership, ShardPort, Topology
 from .trims import TrimRequest, Trims

@@ -38,7 +38,6 @@ from lsmq_node.workers import Workers
 from .admission import Admission, column_of
 from .allowances import Allowances
 from .budget import ByteBudget, Hold
-from .elsewhere import ReadFrom
 from .fetched import Fetched
 from .forwarding import Forwarder
 from .letter_targets import check_moving
@@ -46,6 +45,7 @@ from .own_options import OwnOptions
 from .pacing import LimitPace
 from .placement import queue_ranges, shard_of, split_by_shard
 from .queue_lists import QueueLists
+from .read_redirects import ReadFrom
 from .reads import Reads
 from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
 from .stages import count_messages, stage, under_way

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lsmq_node.storage import FileRange, Slice
 
-from .elsewhere import ReadRedirect
+from .read_redirects import ReadRedirect
 
 #: Positions of so many reads that found nothing are kept apart, before they become one.
 _MANY_READS = 16

@@ -19,10 +19,10 @@ from lsmq.record_batch import Column, Flag
 from lsmq_node.storage import NamesBehind, StoredTopic, TopicNames
 from lsmq_node.storage.columns import I64, U32, encode_one
 
-from .elsewhere import ReadFrom
 from .fetched import Fetched
 from .names import BrokerNames
 from .placement import queue_ranges
+from .read_redirects import ReadFrom
 from .requests import ReadStart, Selected
 from .selection import Selection
 from .sessions import FEW_QUEUES, LARGE_BYTES, NEVER, QUEUE_BYTES, FetchSession, FetchSessions, SessionPart

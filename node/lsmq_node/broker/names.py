@@ -17,8 +17,8 @@ from lsmq.errors import UnknownQueue
 from lsmq.queue_names import SEPARATOR, queue_slot
 from lsmq_node.storage import NamesBehind, Slots, StoredTopic, TopicNames
 
-from .elsewhere import ReadFrom
 from .placement import shard_of, shard_of_slot, slots_of, split_by_shard
+from .read_redirects import ReadFrom
 from .topology import Ack, ShardPort, Topology
 from .waiters import WaiterTable
 

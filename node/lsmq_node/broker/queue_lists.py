@@ -12,11 +12,11 @@ from lsmq.errors import ConnectionFailed, InvalidRequest, NotLeader, Unavailable
 from lsmq_node.storage import NamesBehind, StoredTopic
 
 from .admission import Admission
-from .elsewhere import ReadFrom
 from .leader_calls import LeaderCalls
 from .names import BrokerNames, unknown_queue
 from .own_options import OwnOptions
 from .placement import queue_ranges
+from .read_redirects import ReadFrom
 from .topology import Ack, ShardPort, Topology
 
 OPERATION = "list-queues"

@@ -20,11 +20,11 @@ from lsmq_node.storage import StoredTopic, TopicFlow
 from lsmq_node.storage.sieve import Picked
 
 from .budget import Hold
-from .elsewhere import FollowerTurns, ReadFrom, ReadRedirect, find_caught_up, find_far
 from .fetched import Fetched
 from .named_sessions import NamedSession, NamedSessions
 from .names import BrokerNames
 from .placement import shard_of, split_by_shard
+from .read_redirects import FollowerTurns, ReadFrom, ReadRedirect, find_caught_up, find_far
 from .requests import FetchRequest, ReadRequest, Selected
 from .sessions import FetchSession, FetchSessions, SessionPart
 from .stages import WAIT, count_messages, stage

@@ -18,7 +18,7 @@ from lsmq.filters import MessageFilter
 from lsmq.record_batch import RecordBatch
 from lsmq_node.storage import StoredTopic
 
-from .elsewhere import ReadFrom
+from .read_redirects import ReadFrom
 from .selection import Selection
 from .topology import Ack
 

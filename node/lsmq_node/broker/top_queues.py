@@ -21,10 +21,10 @@ from lsmq import runtime
 from lsmq.errors import ConnectionFailed, NotLeader, Unavailable
 from lsmq_node.storage import ShardStore, StoredTopic
 
-from .elsewhere import ReadFrom
 from .leader_calls import LeaderCalls
 from .names import BrokerNames
 from .placement import queue_ranges
+from .read_redirects import ReadFrom
 from .topology import Topology
 
 OPERATION = "top-queues"

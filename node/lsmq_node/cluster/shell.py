@@ -41,11 +41,11 @@ from lsmq_node.storage.wal import Appender
 
 from . import disk_worker as worker
 from .disk_thread import ThreadFailed
-from .life import Item, ReplicaLife
 from .log_tail import Piece
 from .opening import Directory, history_of, recovered
 from .ports import Progress, ReplicaPorts
 from .repair import Repair
+from .replica_life import Item, ReplicaLife
 from .shipper import Shipper
 from .writes import WaitingWrites
 

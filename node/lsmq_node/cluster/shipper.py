@@ -13,8 +13,7 @@ import structlog
 
 from lsmq.errors import CorruptFile, LogTrimmed, LsmqError
 from lsmq_node.replication.actions import Ship
-from lsmq_node.replication.events import Event, Shipped
-from lsmq_node.replication.events import LogRecycled as LogTrimmedEvent
+from lsmq_node.replication.events import Event, LogRecycled, Shipped
 from lsmq_node.replication.messages import Frame
 from lsmq_node.storage import ShardStore
 
@@ -121,9 +120,9 @@ class Shipper:
         flushed_lsn = store.stats().flushed_lsn
         match error:
             case LogTrimmed():
-                self._handle(LogTrimmedEvent(await asyncio.to_thread(store.replica.first_lsn)))
+                self._handle(LogRecycled(await asyncio.to_thread(store.replica.first_lsn)))
             case CorruptFile() if action.lsn < flushed_lsn:
-                self._handle(LogTrimmedEvent(flushed_lsn))  # What it said is in the tables as well.
+                self._handle(LogRecycled(flushed_lsn))  # What it said is in the tables as well.
             case _:
                 self._failed(error)
 

@@ -9,7 +9,7 @@ from typing import Any
 from lsmq import runtime
 from lsmq.errors import InvalidRequest, LsmqError, TopicExists, Unavailable, UnknownTopic
 from lsmq_coordinator.control import ControlClient
-from lsmq_coordinator.state import TopicRecord as AgreedTopic
+from lsmq_coordinator.state import TopicRecord
 from lsmq_node.broker.catalog import can_only_grow, has_names
 from lsmq_node.broker.placement import stored_range
 from lsmq_node.broker.topology import AdmitTopic, CheckGrowth, CheckOptions
@@ -29,10 +29,10 @@ class ClusterTopics:
     def __init__(self, control: ControlClient) -> None:
         self._control = control
         self._version = -1
-        self._by_name: dict[str, tuple[AgreedTopic, StoredTopic]] = {}
+        self._by_name: dict[str, tuple[TopicRecord, StoredTopic]] = {}
         self._names: dict[int, str] = {}
 
-    def _current(self) -> dict[str, tuple[AgreedTopic, StoredTopic]]:
+    def _current(self) -> dict[str, tuple[TopicRecord, StoredTopic]]:
         state = self._control.state
         if state.topics_version != self._version:
             known = self._by_name
@@ -167,7 +167,7 @@ class ClusterTopics:
         raise kind(result["message"], topic=command["name"])
 
 
-def _topic(agreed: AgreedTopic) -> StoredTopic:
+def _topic(agreed: TopicRecord) -> StoredTopic:
     ranges = tuple((run.first, run.end, run.shard) for run in agreed.ranges)
     options = TopicOptions.from_dict(agreed.options)
     return StoredTopic(agreed.id, agreed.name, agreed.queues, options, agreed.created_ms, ranges)

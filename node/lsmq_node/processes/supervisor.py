@@ -85,7 +85,7 @@ class Supervisor:
     def run(self) -> int:
         """Until told to stop by SIGTERM, SIGINT or SIGHUP (unless that is ignored), as one process is."""
         os.umask(0o077)
-        for name in ("lsmq_node.cluster.running", "lsmq_node.node"):
+        for name in ("lsmq_node.cluster.running_member", "lsmq_node.node"):
             importlib.import_module(name)  # What processes are forked with they need not import.
         gc.collect()
         gc.freeze()

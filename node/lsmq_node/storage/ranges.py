@@ -19,9 +19,9 @@ import numpy as np
 from lsmq.record_batch import Column
 
 from .block import Block
+from .block_pieces import BlockPieces
 from .bloom import Probes, bloom_probes
 from .columns import I64, U64, group_starts, spread, stable_sort
-from .cuts import BlockPieces
 from .index import IndexColumn, PageRows
 from .sieve import Sieve
 from .sorted_records import SortedPart, SortedRecords, TooMuch, concatenate, select

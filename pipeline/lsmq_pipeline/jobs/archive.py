@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lsmq_pipeline.cluster import BlockingClient
+from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.jobs.archives import Archive, ArchiveManifest, as_offsets, total
 from lsmq_pipeline.jobs.report import JobProgress, JobReport, Quiet, reader_options
 from lsmq_pipeline.offsets import TopicOffsets, to_document
@@ -43,7 +43,7 @@ def archive(
     shown = progress or Quiet()
     place = Archive(spark, path)
     options = read_options(reader_options(connection, topic=",".join(topics)))
-    with BlockingClient(options.connection) as cluster:
+    with PipelineClient(options.connection) as cluster:
         found = cluster.topics(options.topics, None)
         goal = {topic.name: TopicOffsets(topic.name, topic.id, cluster.bounds(topic).latest) for topic in found}
         begun = {topic.name: _start(cluster, topic, place.ends(), fail_on_data_loss) for topic in found}
@@ -83,7 +83,7 @@ def archive(
     return JobReport("archive", facts)
 
 
-def _start(cluster: BlockingClient, topic: Topic, ends: Mapping[str, TopicOffsets], fail: bool) -> TopicOffsets:
+def _start(cluster: PipelineClient, topic: Topic, ends: Mapping[str, TopicOffsets], fail: bool) -> TopicOffsets:
     """Where the archive goes on with a topic; at the earliest with one it does not know."""
     earliest = cluster.bounds(topic).earliest
     known = ends.get(topic.name)

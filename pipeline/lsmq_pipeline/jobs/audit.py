@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lsmq.admin import ClusterInfo
-from lsmq_pipeline.cluster import BlockingClient, Bounds
+from lsmq_pipeline.client import Bounds, PipelineClient
 from lsmq_pipeline.jobs.archives import as_offsets
 from lsmq_pipeline.jobs.report import JobProgress, JobReport, Quiet, Sheet, reader_options
 from lsmq_pipeline.offsets import TopicOffsets, to_document
@@ -45,7 +45,7 @@ def audit(
     """Audit one topic. The report's problems say everything that is not as it should be."""
     shown = progress or Quiet()
     options = read_options(reader_options(connection, topic=topic_name))
-    with BlockingClient(options.connection) as cluster:
+    with PipelineClient(options.connection) as cluster:
         topic = cluster.topic(topic_name)
         bounds = cluster.bounds(topic)
         replicas, problems = _replicas(cluster, topic)
@@ -84,7 +84,7 @@ def audit(
     return JobReport("audit", facts, Sheet(("replica", "messages", "queues", "bytes", "checksum"), rows), problems)
 
 
-def _replicas(cluster: BlockingClient, topic: Topic) -> tuple[list[_Replica], list[str]]:
+def _replicas(cluster: PipelineClient, topic: Topic) -> tuple[list[_Replica], list[str]]:
     """The leaders as one, and each node with what it has, where nodes let others than the leader be read.
 
     Nodes that are down cannot be read, which is a problem: what they hold is not proven.

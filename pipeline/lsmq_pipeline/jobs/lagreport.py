@@ -14,7 +14,7 @@ import numpy as np
 
 from lsmq.record_batch import Column, split_batches
 from lsmq.topics import Topic
-from lsmq_pipeline.cluster import BlockingClient, Bounds, Want
+from lsmq_pipeline.client import Bounds, PipelineClient, Want
 from lsmq_pipeline.decode import column, positions
 from lsmq_pipeline.jobs.report import JobProgress, JobReport, Quiet, Sheet, reader_options
 from lsmq_pipeline.options import read_options
@@ -34,7 +34,7 @@ def lagreport(
     shown = progress or Quiet()
     options = read_options(reader_options(connection, topicPattern=".*"))
     rows: list[tuple[Any, ...]] = []
-    with BlockingClient(options.connection) as cluster:
+    with PipelineClient(options.connection) as cluster:
         found = cluster.topics(topics, None) if topics else cluster.topics((), ".*")
         groups = cluster.groups()
         for topic in found:
@@ -51,7 +51,7 @@ def lagreport(
     return JobReport("lagreport", facts, Sheet(COLUMNS, rows))
 
 
-def _row(cluster: BlockingClient, group: str, topic: Topic, bounds: Bounds) -> tuple[Any, ...] | None:
+def _row(cluster: PipelineClient, group: str, topic: Topic, bounds: Bounds) -> tuple[Any, ...] | None:
     committed = cluster.committed(group, topic.name)
     if not committed:
         return None
@@ -75,7 +75,7 @@ def _row(cluster: BlockingClient, group: str, topic: Topic, bounds: Bounds) -> t
     )
 
 
-def _named_row(cluster: BlockingClient, group: str, topic: Topic) -> tuple[Any, ...] | None:
+def _named_row(cluster: PipelineClient, group: str, topic: Topic) -> tuple[Any, ...] | None:
     """Of a topic whose queues have names: counted where the queues are, without saying which is the worst."""
     lag = cluster.lag(group, topic)
     if lag.uncommitted == lag.queues:
@@ -83,7 +83,7 @@ def _named_row(cluster: BlockingClient, group: str, topic: Topic) -> tuple[Any, 
     return group, topic.name, lag.queues - lag.uncommitted, lag.behind, lag.lag, lag.largest, None, None
 
 
-def _oldest_ms(cluster: BlockingClient, topic: Topic, queues: Any, offsets: Any) -> int | None:
+def _oldest_ms(cluster: PipelineClient, topic: Topic, queues: Any, offsets: Any) -> int | None:
     """When the oldest of the messages at these places was stored."""
     oldest: int | None = None
     for route in topic.routes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lsmq_pipeline.cluster import BlockingClient
+from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.errors import JobFailed
 from lsmq_pipeline.jobs.archives import Archive, stored_between
 from lsmq_pipeline.jobs.report import JobProgress, JobReport, Quiet, reader_options
@@ -51,7 +51,7 @@ def replay(
     if not found.messages:
         raise JobFailed(f"the archive at {path} has no messages of topic {source!r} in that time")
     options = reader_options(connection, topic=target, queryId=f"replay:{name}")
-    with BlockingClient(write_options(options).connection) as cluster:
+    with PipelineClient(write_options(options).connection) as cluster:
         topic = cluster.create_topic(target, found.queue + 1) if create else cluster.topic(target)
     if topic.queues <= found.queue:
         raise JobFailed(f"topic {target!r} has {topic.queues} queues; the archive has messages of queue {found.queue}")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from lsmq import Client, Consumer, Message
 
-from ..cluster import SimulatedCluster
+from ..simulated_cluster import SimulatedCluster
 
 DEADLINE_MS = 3_000
 #: Options of topics by name.

@@ -46,7 +46,7 @@ class _Seen:
     ends: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-class NameKeeper:
+class NameCleaner:
     """One for each node. Loop thread only."""
 
     def __init__(self, broker: Broker) -> None:

@@ -50,7 +50,7 @@ class Want:
     picks: Mapping[str, Any] = field(default_factory=dict)  # tag, type and filter, where not all are wanted
 
 
-class BlockingClient:
+class PipelineClient:
     """A client in an event loop of its own. Close it, or use it in a ``with`` block."""
 
     def __init__(self, connection: ConnectionOptions) -> None:

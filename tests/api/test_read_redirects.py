@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq.record_batch import BatchBuilder, RecordBatch
-from lsmq_node.broker.elsewhere import NEAR_PART, FollowerTurns, caught_up, far, find_caught_up, find_far
+from lsmq_node.broker.read_redirects import NEAR_PART, FollowerTurns, caught_up, far, find_caught_up, find_far
 from lsmq_node.storage import ShardStore, StoreOptions
 
 KIB = 1024

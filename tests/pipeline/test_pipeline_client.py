@@ -9,7 +9,7 @@ import pytest
 from lsmq.batch_builder import Column, Flag, encode_batch
 from lsmq.errors import LsmqError
 from lsmq.topics import Topic
-from lsmq_pipeline.cluster import BlockingClient, Want
+from lsmq_pipeline.client import PipelineClient, Want
 from lsmq_pipeline.fetch import FetchPlan, SplitReader
 from lsmq_pipeline.options import read_options
 from lsmq_pipeline.reading import fetch_plan
@@ -52,7 +52,7 @@ def test_followers_are_read_where_nodes_offer_it_and_leaders_where_not(follower_
 
     with played_node(follower) as follower_url, played_node(leader) as leader_url:
         options = read_options({"url": leader_url, "topic": "t", "deadlineMs": "2000"})
-        with BlockingClient(options.connection) as cluster:
+        with PipelineClient(options.connection) as cluster:
             topic = cluster.topic("t")
             how = fetch_plan(cluster, options)
             portion = Portion(topic, np.zeros(1, np.int64), np.ones(1, np.int64))
@@ -74,7 +74,7 @@ def test_a_follower_that_goes_away_is_replaced_by_the_leader() -> None:
 
     with played_node(leader) as url:
         options = read_options({"url": url, "topic": "t", "deadlineMs": "2000"})
-        with BlockingClient(options.connection) as cluster:
+        with PipelineClient(options.connection) as cluster:
             cluster._elsewhere[0] = "http://127.0.0.1:9"
             found = cluster.fetch(cluster.topic("t"), 0, Want(np.zeros(1), np.zeros(1), 1, 1), "follower").result()
             assert found == ONE and not cluster._elsewhere
@@ -85,7 +85,7 @@ def test_missing_credentials_are_told_at_once(status: int) -> None:
     with played_node(lambda method, path: (status, b"credentials, please")) as url:
         options = read_options({"url": url, "topic": "t", "deadlineMs": "60000"})
         with (
-            BlockingClient(options.connection) as cluster,
+            PipelineClient(options.connection) as cluster,
             pytest.raises(LsmqError, match=f"answered {status}: credentials"),
         ):
             cluster.topic("t")
@@ -103,7 +103,7 @@ def test_messages_that_vanish_while_they_are_read_are_a_loss_or_passed_over() ->
 
     with played_node(node) as url:
         connection = read_options({"url": url, "topic": "t", "deadlineMs": "2000"}).connection
-        with BlockingClient(connection) as cluster:
+        with PipelineClient(connection) as cluster:
             topic: Topic = cluster.topic("t")
             portion = Portion(topic, np.full(1, 3, np.int64), np.full(1, 9, np.int64))
             (split,) = plan([portion], min_splits=1, max_messages=10, max_bytes=10, whole_queues=True)

@@ -20,7 +20,7 @@ from lsmq_coordinator.state import ClusterState
 from lsmq_node import node as composition
 from lsmq_node.api import serve
 from lsmq_node.broker import Broker
-from lsmq_node.cluster import running
+from lsmq_node.cluster import running_member
 from lsmq_node.cluster.replica import Replica
 from lsmq_node.cluster_config import ClusterConfig
 from lsmq_node.cluster_nodes import VoterAddresses
@@ -310,7 +310,7 @@ class SimulatedCluster:
             return broker
 
         with ExitStack() as scope:
-            scope.enter_context(patch.object(running, "Sentinel", WorldSentinel))
+            scope.enter_context(patch.object(running_member, "Sentinel", WorldSentinel))
             scope.enter_context(patch.object(composition, "Broker", made))
             scope.enter_context(patch.object(serve, "_announce", lambda config: None))
             scope.enter_context(patch.object(gc, "collect", lambda *_: 0))
