@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import warnings
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,10 @@ SCRIPTS = (
     "compose/local-images",
     ".ci/run",
 )
+
+#: Rooms of the product. In a room of ``MIRRORS`` a class blocks where its namesake of the room before awaits.
+ROOMS = ("client", "coordinator", "lab", "node", "pipeline")
+MIRRORS = {"client/lsmq/sync": "client/lsmq"}
 
 # Patterns are put together here so that this file does not match itself.
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/])/(?:home|root|Users|work|workspace|mnt|private|opt/hosted\w*)/[\w.][\w.-]*")
@@ -131,3 +137,48 @@ def test_no_file_is_larger_than_a_source_file_should_be() -> None:
 
 def test_every_text_file_ends_with_a_newline() -> None:
     assert [str(path.relative_to(ROOT)) for path, text in texts() if text and not text.endswith("\n")] == []
+
+
+def folder(module: str) -> str:
+    return module.rpartition("/")[0]
+
+
+def class_names(root: Path) -> dict[str, set[str]]:
+    """By name, the modules that have a public class of it, but for those of a mirror that only mirror one."""
+    found = defaultdict(set)
+    for room in ROOMS:
+        for path in sorted((root / room).rglob("*.py")):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    found[node.name].add(path.relative_to(root).as_posix())
+    for modules in found.values():
+        modules -= {module for module in modules if MIRRORS.get(folder(module)) in map(folder, modules)}
+    return found
+
+
+def test_a_class_name_is_given_to_one_thing() -> None:
+    found = class_names(ROOT)
+    assert {"Client", "Consumer", "ShardStore"} <= set(found)
+    assert {name: sorted(modules) for name, modules in found.items() if len(modules) > 1} == {}
+
+
+def test_a_name_that_two_modules_have_is_found_and_a_mirror_is_not(tmp_path: Path) -> None:
+    for module, text in {
+        "client/lsmq/client.py": "class Client: ...",
+        "client/lsmq/sync/_client.py": "class Client: ...\nclass Group: ...",
+        "node/lsmq_node/group.py": "class Group: ...\nclass _Own: ...",
+        "node/lsmq_node/other.py": "class _Own: ...",
+    }.items():
+        (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / module).write_text(text)
+    assert class_names(tmp_path) == {
+        "Client": {"client/lsmq/client.py"},
+        "Group": {"client/lsmq/sync/_client.py", "node/lsmq_node/group.py"},
+    }
+
+
+def test_words_of_the_glossary_live_in_files_that_are_there() -> None:
+    rows = [line for line in (ROOT / "docs/glossary.md").read_text().splitlines() if line.startswith("| ")]
+    named = [path for row in rows for path in re.findall(r"`([\w/]+\.py)`", row.rsplit("|", 2)[1])]
+    assert len(named) >= len(rows) - 4  # two tables, a head each
+    assert [path for path in named if not (ROOT / path).is_file()] == []
