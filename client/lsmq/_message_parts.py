@@ -40,10 +40,10 @@ class Extras(NamedTuple):
 NO_EXTRAS = Extras()
 
 
-Parts = tuple[Body, Key | None, str | None, int | str | None, Extras | None]
+MessageParts = tuple[Body, Key | None, str | None, int | str | None, Extras | None]
 
 
-def parts_of(body: Body, options: MessageOptions) -> Parts:
+def parts_of(body: Body, options: MessageOptions) -> MessageParts:
     """A message as it is added to a batch. Raises ``InvalidRequest`` for extras that no record can hold."""
     key, tag, queue = options.get("key"), options.get("tag"), options.get("queue")
     if len(options) > (key is not None) + (tag is not None) + (queue is not None):
@@ -66,7 +66,7 @@ def _with_extras(
     delay_ms: int | None = None,
     deliver_at_ms: int | None = None,
     dedupe_id: str | None = None,
-) -> Parts:
+) -> MessageParts:
     due_ms = 0
     if delay_ms is not None or deliver_at_ms is not None:
         due_ms = due_value(delay_ms, deliver_at_ms, runtime.wall_ms())

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("lsmq")
 
-Found = Callable[[Topic, Mapping[str, Any], float], None]
+TopicsFound = Callable[[Topic, Mapping[str, Any], float], None]
 
 
 class PopLoop:
@@ -34,7 +34,7 @@ class PopLoop:
         group: str,
         *,
         wanted: Callable[[], int],
-        found: Found,
+        found: TopicsFound,
         visibility_ms: int | None,
         wait_ms: int,
         deadline_ms: float,

@@ -111,20 +111,20 @@ class IsNull:
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    node: Node
+    node: FilterNode
 
 
 @dataclass(frozen=True, slots=True)
 class All:
-    nodes: tuple[Node, ...]
+    nodes: tuple[FilterNode, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Any:
-    nodes: tuple[Node, ...]
+    nodes: tuple[FilterNode, ...]
 
 
-Node = Compare | In | Like | IsNull | Not | All | Any
+FilterNode = Compare | In | Like | IsNull | Not | All | Any
 Test = Callable[[Fields], bool | None]
 """True, False, or None for unknown."""
 
@@ -203,7 +203,7 @@ class _Parser:
         self._next = 0
         self._depth = 0
 
-    def parse(self) -> Node:
+    def parse(self) -> FilterNode:
         if len(self._tokens) == 1:
             raise self._wrong("it is empty", self._tokens[0])
         node = self._any()
@@ -255,19 +255,19 @@ class _Parser:
         at = (token or self._token).at
         return InvalidFilter(f"filter, at character {at + 1}: {what}", field="filter", position=at)
 
-    def _any(self) -> Node:
+    def _any(self) -> FilterNode:
         nodes = [self._all()]
         while self._takes("OR"):
             nodes.append(self._all())
         return nodes[0] if len(nodes) == 1 else Any(tuple(nodes))
 
-    def _all(self) -> Node:
+    def _all(self) -> FilterNode:
         nodes = [self._not()]
         while self._takes("AND"):
             nodes.append(self._not())
         return nodes[0] if len(nodes) == 1 else All(tuple(nodes))
 
-    def _not(self) -> Node:
+    def _not(self) -> FilterNode:
         negated, nested = self._takes("NOT"), None if self._token.text != "(" else self._token
         if not negated and (nested is None or nested.kind != "sign"):
             return self._predicate()
@@ -275,7 +275,7 @@ class _Parser:
         if self._depth > MAX_FILTER_DEPTH:
             raise self._wrong(f"more than {MAX_FILTER_DEPTH} parentheses and NOTs within one another; say it flatter")
         if negated:
-            node: Node = Not(self._not())
+            node: FilterNode = Not(self._not())
         else:
             self._expect("(")
             node = self._any()
@@ -283,7 +283,7 @@ class _Parser:
         self._depth -= 1
         return node
 
-    def _predicate(self) -> Node:
+    def _predicate(self) -> FilterNode:
         at = self._token
         left = self._operand()
         if sign := self._takes(*_COMPARISONS):
@@ -293,7 +293,7 @@ class _Parser:
             self._expect("NULL")
             return Not(IsNull(left)) if negated else IsNull(left)
         negated = self._takes("NOT")
-        node: Node
+        node: FilterNode
         if self._takes("BETWEEN"):
             low = self._operand()
             self._expect("AND")
@@ -307,7 +307,7 @@ class _Parser:
             raise self._wrong(f"a comparison, BETWEEN, IN, LIKE or IS NULL is expected, not {_shown(self._token)}")
         return Not(node) if negated else node
 
-    def _in(self, left: Operand, at: _Token) -> Node:
+    def _in(self, left: Operand, at: _Token) -> FilterNode:
         self._expect("(")
         values = []
         while True:
@@ -321,7 +321,7 @@ class _Parser:
         self._expect(")")
         return In(left, tuple(values))
 
-    def _like(self, left: Operand, at: _Token) -> Node:
+    def _like(self, left: Operand, at: _Token) -> FilterNode:
         if _is_number(left):
             raise self._wrong("LIKE is for text, and this is a number", at)
         pattern, escape = self._text_literal("LIKE"), ""
@@ -338,7 +338,7 @@ class _Parser:
             raise self._wrong(f"{whose} takes a text in single quotes, not {_shown(token)}", token)
         return token.text.replace("''", "'")
 
-    def _compare(self, operator: str, left: Operand, right: Operand, at: _Token) -> Node:
+    def _compare(self, operator: str, left: Operand, right: Operand, at: _Token) -> FilterNode:
         for one, other in ((left, right), (right, left)):
             if isinstance(one, FieldOf) and _is_number(one) and isinstance(other, Literal) and _is_text(other):
                 raise self._wrong(f"{one.field.value} is a number; compare it with one, without quotes", at)
@@ -415,7 +415,7 @@ def _pattern(like: str, escape: str) -> re.Pattern[str]:
     return re.compile(f"{first}{nearest}.*{last}\\Z", re.DOTALL)
 
 
-def _needs_header(node: Node) -> bool:
+def _needs_header(node: FilterNode) -> bool:
     match node:
         case All(nodes) | Any(nodes):
             return any(map(_needs_header, nodes))
@@ -430,7 +430,7 @@ def _needs_header(node: Node) -> bool:
 # Evaluation: each node becomes a function once, so that a message costs calls and no look at the tree.
 
 
-def _test_of(node: Node) -> Test:
+def _test_of(node: FilterNode) -> Test:
     match node:
         case All(nodes):
             return _unless(False, [_test_of(each) for each in nodes])

@@ -99,10 +99,10 @@ class Situation:
 
 
 #: What belongs together: one move, or the two of an exchange.
-Moves = tuple[ReplicaMove, ...]
+ReplicaMoves = tuple[ReplicaMove, ...]
 
 
-def plan(state: ClusterState, situation: Situation) -> Iterator[Moves]:
+def plan(state: ClusterState, situation: Situation) -> Iterator[ReplicaMoves]:
     """All moves, lazily; each is meant for the layout that those before it leave."""
     layout = _Layout(state, situation)
     yield from _rebuild(state, layout)
@@ -175,7 +175,7 @@ def _is_at_rest(shard: Shard) -> bool:
 # What is gone
 
 
-def _rebuild(state: ClusterState, layout: _Layout) -> Iterator[Moves]:
+def _rebuild(state: ClusterState, layout: _Layout) -> Iterator[ReplicaMoves]:
     for node in sorted(layout.situation.gone & layout.on.keys()):
         for id in sorted(layout.on[node]):
             shard = state.shards[id]
@@ -196,7 +196,7 @@ def _rebuild(state: ClusterState, layout: _Layout) -> Iterator[Moves]:
 # Counts
 
 
-def _even_replicas(layout: _Layout) -> Iterator[Moves]:
+def _even_replicas(layout: _Layout) -> Iterator[ReplicaMoves]:
     while (found := _from_most_to_least(layout)) is not None:
         yield (layout.replace(*found, MoveReason.REPLICAS),)
 
@@ -231,7 +231,7 @@ def _fittest(layout: _Layout, source: str, taker: str) -> int | None:
     return min(able, key=rank, default=None)
 
 
-def _even_leaders(layout: _Layout) -> Iterator[Moves]:
+def _even_leaders(layout: _Layout) -> Iterator[ReplicaMoves]:
     """Along the shortest chain of shards from a node that too many prefer to one that at least two fewer do."""
     while True:
         counts = {node: len(layout.first[node]) for node in layout.nodes}
@@ -268,7 +268,7 @@ def _chain(layout: _Layout, source: str, counts: Mapping[str, int]) -> list[tupl
 # Bytes and load
 
 
-def _even_bytes(layout: _Layout) -> Iterator[Moves]:
+def _even_bytes(layout: _Layout) -> Iterator[ReplicaMoves]:
     while (found := _uneven_pair(layout, layout.bytes, UNEVEN_BYTES, _replica_trade)) is not None:
         most, least, given, taken = found
         moves = [layout.replace(given, most, least, MoveReason.BYTES)]
@@ -277,7 +277,7 @@ def _even_bytes(layout: _Layout) -> Iterator[Moves]:
         yield tuple(moves)
 
 
-def _even_load(layout: _Layout) -> Iterator[Moves]:
+def _even_load(layout: _Layout) -> Iterator[ReplicaMoves]:
     while (found := _uneven_pair(layout, layout.load, UNEVEN_BYTES_PER_S, _leader_trade)) is not None:
         most, least, given, taken = found
         moves = [layout.prefer(given, least, MoveReason.LOAD)]
@@ -346,7 +346,7 @@ def _best_trade(
 # What may begin
 
 
-def first_moves(moves: Iterator[Moves], state: ClusterState, alive: Set[str], at_once: int) -> list[ReplicaMove]:
+def first_moves(moves: Iterator[ReplicaMoves], state: ClusterState, alive: Set[str], at_once: int) -> list[ReplicaMove]:
     """What of a plan may begin now, so that at most ``at_once`` shards are moved, and each node fills one at a time.
 
     What rests on a move that has to wait waits for the next plan.

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from .balance import Moves, ReplicaMove, Situation, first_moves, plan
+from .balance import ReplicaMove, ReplicaMoves, Situation, first_moves, plan
 from .election import ReplicaProgress
 from .liveness import FailureDetector
 from .placement import fits_beside
-from .reassignment import MOVES_AT_ONCE, Step, beginning
+from .reassignment import MOVES_AT_ONCE, ReassignmentStep, beginning
 from .state import ClusterState, NodeState
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,9 @@ class Balancer:
                 self._loads[id] = max(0, report.end_lsn - lsn) / (now - since)
                 self._marks[id] = report.end_lsn, now
 
-    def due(self, state: ClusterState, detector: FailureDetector, full: Set[tuple[int, str]], now: float) -> list[Step]:
+    def due(
+        self, state: ClusterState, detector: FailureDetector, full: Set[tuple[int, str]], now: float
+    ) -> list[ReassignmentStep]:
         """The commands that begin what may begin now. Empty while moves are paused."""
         if state.moves_paused:
             return []
@@ -137,7 +139,7 @@ class Balancer:
         }
 
 
-def _each(moves: Iterator[Moves]) -> Iterator[ReplicaMove]:
+def _each(moves: Iterator[ReplicaMoves]) -> Iterator[ReplicaMove]:
     for together in moves:
         yield from together
 

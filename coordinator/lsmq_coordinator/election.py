@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from .lives import UNCLAIMED
-from .placement import Places, choose, may_replace, place_of
+from .placement import NodePlaces, choose, may_replace, place_of
 from .state import ClusterState, Shard
 
 
@@ -196,7 +196,7 @@ def place_replicas(
     shards: int,
     replicas: int,
     leaders: Sequence[str] = (),
-    places: Places = MappingProxyType({}),
+    places: NodePlaces = MappingProxyType({}),
 ) -> dict[int, tuple[str, ...]]:
     """Replicas for ``shards`` shards, the first of each its first leader.
 
@@ -232,7 +232,7 @@ def place_replicas(
     return {shard: tuple(chosen) for shard, chosen in placed.items()}
 
 
-def _even_followers(placed: Mapping[int, list[str]], held: dict[str, int], places: Places) -> None:
+def _even_followers(placed: Mapping[int, list[str]], held: dict[str, int], places: NodePlaces) -> None:
     """Move followers from nodes that hold more to nodes that hold less, until they differ by one or none may go.
 
     Each move makes the sum of squares of what is held less, so it ends.
@@ -245,7 +245,7 @@ def _even_followers(placed: Mapping[int, list[str]], held: dict[str, int], place
 
 
 def _evening_move(
-    placed: Mapping[int, list[str]], held: Mapping[str, int], places: Places
+    placed: Mapping[int, list[str]], held: Mapping[str, int], places: NodePlaces
 ) -> tuple[list[str], str, str] | None:
     """A follower, by its shard's replicas, that may go from a node to one that holds at least two less."""
     falling = sorted(held, key=lambda node: -held[node])

@@ -26,7 +26,7 @@ class NodePlace(NamedTuple):
     rack: str = ""
 
 
-Places = Mapping[str, NodePlace]
+NodePlaces = Mapping[str, NodePlace]
 
 
 def places_of(nodes: Iterable[NodeRecord]) -> dict[str, NodePlace]:
@@ -37,28 +37,28 @@ def places_of(nodes: Iterable[NodeRecord]) -> dict[str, NodePlace]:
     return {node.id: NodePlace(node.host or node.id, node.rack if racks else "") for node in known}
 
 
-def host_count(places: Places) -> int:
+def host_count(places: NodePlaces) -> int:
     """On how many hosts the nodes are: more replicas than that no shard can have."""
     return len({place.host for place in places.values()})
 
 
-def place_of(places: Places, node: str) -> NodePlace:
+def place_of(places: NodePlaces, node: str) -> NodePlace:
     return places.get(node) or NodePlace(node)
 
 
-def fits(places: Places, chosen: Iterable[str], node: str) -> bool:
+def fits(places: NodePlaces, chosen: Iterable[str], node: str) -> bool:
     """Whether a node may hold a replica beside those that are ``chosen``: it is on a host of its own."""
     return place_of(places, node).host not in {place_of(places, other).host for other in chosen}
 
 
-def crowding(places: Places, chosen: Iterable[str], node: str) -> int:
+def crowding(places: NodePlaces, chosen: Iterable[str], node: str) -> int:
     """How many of ``chosen`` are in the node's rack: of nodes that fit, the least is best."""
     rack = place_of(places, node).rack
     return sum(place_of(places, other).rack == rack for other in chosen)
 
 
 def choose(
-    places: Places, free: Iterable[str], chosen: Sequence[str], rank: Callable[[str], Any] = lambda node: node
+    places: NodePlaces, free: Iterable[str], chosen: Sequence[str], rank: Callable[[str], Any] = lambda node: node
 ) -> str | None:
     """The node of ``free`` for one more replica beside ``chosen``; None when none fits.
 
@@ -89,7 +89,7 @@ def fits_beside(state: ClusterState, alive: Iterable[str]) -> Callable[[str, Col
     return fits_there
 
 
-def may_replace(places: Places, replicas: Iterable[str], old: str, new: str) -> bool:
+def may_replace(places: NodePlaces, replicas: Iterable[str], old: str, new: str) -> bool:
     """Whether a replica may go from one node to another without making hosts or racks worse."""
     others = [node for node in replicas if node != old]
     return (
@@ -99,7 +99,7 @@ def may_replace(places: Places, replicas: Iterable[str], old: str, new: str) -> 
     )
 
 
-def shared_hosts(places: Places, replicas: Iterable[str]) -> dict[str, list[str]]:
+def shared_hosts(places: NodePlaces, replicas: Iterable[str]) -> dict[str, list[str]]:
     """The hosts that hold more than one of ``replicas``, with these."""
     held: dict[str, list[str]] = {}
     for node in replicas:
@@ -107,7 +107,7 @@ def shared_hosts(places: Places, replicas: Iterable[str]) -> dict[str, list[str]
     return {host: nodes for host, nodes in held.items() if len(nodes) > 1}
 
 
-def problem(places: Places, replicas: Iterable[str]) -> str | None:
+def problem(places: NodePlaces, replicas: Iterable[str]) -> str | None:
     """What is wrong with these as the replicas of a shard, in words; None when nothing is."""
     for host, nodes in sorted(shared_hosts(places, replicas).items()):
         return (
@@ -138,7 +138,7 @@ def better_places(state: ClusterState, alive: Iterable[str]) -> dict[int, tuple[
 
 
 def improved(
-    replicas: Sequence[str], places: Places, free: Sequence[str], held: Mapping[str, int]
+    replicas: Sequence[str], places: NodePlaces, free: Sequence[str], held: Mapping[str, int]
 ) -> tuple[str, ...] | None:
     """``replicas`` with one of them on another node of ``free``, the one of the fitting that holds least; None where
     that helps neither hosts nor racks."""
@@ -157,7 +157,7 @@ def improved(
     return None
 
 
-def _is_uneven(replicas: Iterable[str], places: Places, free: Iterable[str]) -> bool:
+def _is_uneven(replicas: Iterable[str], places: NodePlaces, free: Iterable[str]) -> bool:
     """Whether a rack has two more of ``replicas`` than another one; there may be no remedy."""
     held = Counter(dict.fromkeys((place_of(places, node).rack for node in free), 0))
     held.update(place_of(places, node).rack for node in replicas)

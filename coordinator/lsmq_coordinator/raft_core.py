@@ -30,9 +30,9 @@ from .raft_leading import Leading, majority
 from .raft_messages import (
     AppendAnswer,
     AppendEntries,
-    Message,
     PreVote,
     PreVoteAnswer,
+    RaftMessage,
     Resigned,
     SnapshotAnswer,
     SnapshotPart,
@@ -73,7 +73,7 @@ class RaftCore:
 
     # What comes out
 
-    def take_messages(self) -> list[tuple[str, Message]]:
+    def take_messages(self) -> list[tuple[str, RaftMessage]]:
         return self.kept.outbox.take_messages()
 
     def take_writes(self) -> tuple[list[Write], int]:
@@ -146,7 +146,7 @@ class RaftCore:
             self._step_down()
             self._deadline = now + self._timing.aside_s
 
-    def receive(self, sender: str, message: Message, now: float) -> None:
+    def receive(self, sender: str, message: RaftMessage, now: float) -> None:
         """A message from another voter. Raises ``Diverged``."""
         assert sender in self.peers, f"{sender} is none of {self.peers}"
         match message:
@@ -163,7 +163,7 @@ class RaftCore:
                     self._enter(message.term, None)
                 self._receive_of_term(sender, message, now)
 
-    def _receive_of_term(self, sender: str, message: Message, now: float) -> None:
+    def _receive_of_term(self, sender: str, message: RaftMessage, now: float) -> None:
         match message:
             case PreVoteAnswer():
                 self.pace.peer_synced(sender, message.sync_s)

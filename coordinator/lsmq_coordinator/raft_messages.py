@@ -107,7 +107,7 @@ class Resigned:
     term: int
 
 
-Message = (
+RaftMessage = (
     PreVote
     | PreVoteAnswer
     | Vote
@@ -119,7 +119,7 @@ Message = (
     | Resigned
 )
 
-_KINDS: dict[int, type[Message]] = {
+_KINDS: dict[int, type[RaftMessage]] = {
     1: PreVote,
     2: PreVoteAnswer,
     3: Vote,
@@ -138,7 +138,7 @@ _TYPES: dict[int, list[type]] = {
 _NAMES = {kind: [entry.name for entry in fields(kind)] for kind in _NUMBERS}
 
 
-def pack(message: Message) -> list[Any]:
+def pack(message: RaftMessage) -> list[Any]:
     """The message as plain values for a frame."""
     kind = type(message)
     values = [_NUMBERS[kind], *(getattr(message, name) for name in _NAMES[kind])]
@@ -148,7 +148,7 @@ def pack(message: Message) -> list[Any]:
     return values
 
 
-def unpack(content: Any) -> Message | None:
+def unpack(content: Any) -> RaftMessage | None:
     """The message in a frame when it is one that voters send, of the right shape; else None."""
     if not isinstance(content, tuple) or not content or type(content[0]) is not int:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .raft_log import ENTRY_BYTES
-from .raft_messages import Message
+from .raft_messages import RaftMessage
 from .raft_terms import HardState, RaftEntry, Snapshot
 
 
@@ -51,8 +51,8 @@ class Outbox:
         #: Entries that are not durable yet, in the order of their writes.
         self._entries: list[tuple[int, RaftEntry]] = []
         self.unwritten_bytes = 0
-        self._ready: list[tuple[str, Message]] = []
-        self._held: dict[tuple[str, type[Message]], tuple[int, Message]] = {}
+        self._ready: list[tuple[str, RaftMessage]] = []
+        self._held: dict[tuple[str, type[RaftMessage]], tuple[int, RaftMessage]] = {}
 
     # Writes
 
@@ -103,7 +103,7 @@ class Outbox:
 
     # Messages
 
-    def send(self, receiver: str, message: Message, after: int = 0) -> None:
+    def send(self, receiver: str, message: RaftMessage, after: int = 0) -> None:
         """Let a message go once the write ``after`` is durable."""
         key = (receiver, type(message))
         if after > self.written:
@@ -116,7 +116,7 @@ class Outbox:
         """What waits and was to be said in an earlier term is not worth saying."""
         self._held = {key: held for key, held in self._held.items() if held[1].term >= term}
 
-    def take_messages(self) -> list[tuple[str, Message]]:
+    def take_messages(self) -> list[tuple[str, RaftMessage]]:
         taken, self._ready = self._ready, []
         return taken
 

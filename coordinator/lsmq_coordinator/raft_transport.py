@@ -42,7 +42,7 @@ from pysyncobj.version import VERSION
 from lsmq import runtime
 
 from .raft_frames import HELLO, BadFrame, FrameSession
-from .raft_messages import Message, pack, unpack
+from .raft_messages import RaftMessage, pack, unpack
 from .raft_sockets import Lookup, find_dead_peers
 from .raft_tls import TlsSocket
 from .tls import Certificates
@@ -76,7 +76,7 @@ class RaftListener(Protocol):
     def connected(self, peer: str, life: Life, told: Life | None) -> bool:
         """A peer introduced itself; False: the connection must end."""
 
-    def received(self, peer: str, message: Message) -> None: ...
+    def received(self, peer: str, message: RaftMessage) -> None: ...
 
     def lost(self, peer: str) -> None: ...
 
@@ -251,7 +251,7 @@ class RaftTransport(TCPTransport):  # type: ignore[misc]
             self._woken = True
             self._notifier.notify()
 
-    def say(self, peer: str, message: Message) -> None:
+    def say(self, peer: str, message: RaftMessage) -> None:
         """Send a message; it is dropped while there is no connection."""
         connection = self._connections.get(self._nodeAddrToNode[peer])
         if connection is not None and connection.state == CONNECTION_STATE.CONNECTED and connection.known:

@@ -20,16 +20,16 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from .balance import ReplicaMove
-from .placement import Places, better_places, choose, places_of
+from .placement import NodePlaces, better_places, choose, places_of
 from .state import ClusterState, NodeState, Shard
 
 #: Shards that are filled at once in the whole cluster, where nothing else is said.
 MOVES_AT_ONCE = 4
 
-Step = dict[str, Any]
+ReassignmentStep = dict[str, Any]
 
 
-def next_steps(state: ClusterState, alive: Set[str], at_once: int = MOVES_AT_ONCE) -> list[Step]:
+def next_steps(state: ClusterState, alive: Set[str], at_once: int = MOVES_AT_ONCE) -> list[ReassignmentStep]:
     """The commands to submit now; empty when everything is where it should be, or has to wait for a replica.
 
     At most one a shard. Each may be refused when the state has changed meanwhile. At most ``at_once`` shards are
@@ -37,7 +37,7 @@ def next_steps(state: ClusterState, alive: Set[str], at_once: int = MOVES_AT_ONC
     """
     targets = {} if state.moves_paused else {**better_places(state, alive), **drain_targets(state)}
     filling = _Filling(state, at_once)
-    steps: list[Step] = []
+    steps: list[ReassignmentStep] = []
     for id in sorted(state.shards):
         shard = state.shards[id]
         if id in targets:
@@ -64,7 +64,7 @@ class _Filling:
         return ready
 
 
-def _step(state: ClusterState, shard: Shard, alive: Set[str], filling: _Filling) -> list[Step]:
+def _step(state: ClusterState, shard: Shard, alive: Set[str], filling: _Filling) -> list[ReassignmentStep]:
     if shard.leader not in alive or len(shard.in_sync) < state.settings.min_in_sync:
         return []
     unwanted = [node for node in shard.replicas if node not in shard.target]
@@ -82,7 +82,7 @@ def _step(state: ClusterState, shard: Shard, alive: Set[str], filling: _Filling)
     return [_on(shard, "set_replicas", replicas=list(shard.target))]
 
 
-def _drop_one(state: ClusterState, shard: Shard, unwanted: list[str], alive: Set[str]) -> list[Step]:
+def _drop_one(state: ClusterState, shard: Shard, unwanted: list[str], alive: Set[str]) -> list[ReassignmentStep]:
     in_sync = set(shard.in_sync_nodes)
     out = [node for node in unwanted if node not in in_sync]
     if out:
@@ -101,24 +101,24 @@ def _is_active(state: ClusterState, node: str) -> bool:
     return node in state.nodes and state.nodes[node].state is NodeState.ACTIVE
 
 
-def _without(shard: Shard, node: str) -> Step:
+def _without(shard: Shard, node: str) -> ReassignmentStep:
     """The shard's replicas without one of them, in the order of the target when they are all that it names."""
     left = [replica for replica in shard.replicas if replica != node]
     return _on(shard, "set_replicas", replicas=list(shard.target) if set(left) == set(shard.target) else left)
 
 
-def _on(shard: Shard, op: str, **fields: Any) -> Step:
+def _on(shard: Shard, op: str, **fields: Any) -> ReassignmentStep:
     return {"op": op, "shard": shard.id, "expected_version": shard.version, **fields}
 
 
-def beginning(state: ClusterState, move: ReplicaMove) -> Step:
+def beginning(state: ClusterState, move: ReplicaMove) -> ReassignmentStep:
     """The command that begins a move. Where only the order of replicas changes, it is done with that."""
     shard = state.shards[move.shard]
     op = "set_target" if move.added or shard.target else "set_replicas"
     return _on(shard, op, replicas=list(move.replicas))
 
 
-def handover(shard: Shard, candidate: str) -> Step:
+def handover(shard: Shard, candidate: str) -> ReassignmentStep:
     """Leadership goes from a leader that is well to another replica in sync."""
     return {"op": "elect", "shard": shard.id, "candidate": candidate, "expected_epoch": shard.epoch}
 
@@ -154,7 +154,7 @@ def drain_targets(state: ClusterState) -> dict[int, tuple[str, ...]]:
     return targets
 
 
-def _drained(shard: Shard, held: dict[str, int], places: Places) -> tuple[str, ...]:
+def _drained(shard: Shard, held: dict[str, int], places: NodePlaces) -> tuple[str, ...]:
     """The shard's replicas with those on nodes that are not active (not in ``held``) replaced, in place."""
     target = list(shard.wanted)
     for node in shard.wanted:

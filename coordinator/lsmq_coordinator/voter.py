@@ -19,7 +19,7 @@ from .journal import Journal
 from .raft_core import RaftCore
 from .raft_frames import BadFrame
 from .raft_kept import Restore
-from .raft_messages import Message
+from .raft_messages import RaftMessage
 from .raft_terms import MAX_COMMAND_BYTES, ProposalOutcome, RaftEntry, RaftRole, RaftTiming, Snapshot
 from .raft_transport import Life, RaftTransport
 from .raft_writer import RaftWriter
@@ -301,7 +301,7 @@ class Voter:
     def connected(self, peer: str, life: Life, told: Life | None) -> bool:
         return self._core.connected(peer, life, told)
 
-    def received(self, peer: str, message: Message) -> None:
+    def received(self, peer: str, message: RaftMessage) -> None:
         self._core.receive(peer, message, runtime.monotonic())
 
     def lost(self, peer: str) -> None:

@@ -18,8 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lsmq.errors import InvalidBatch
-from lsmq.messages import Headers as RecordHeaders
-from lsmq.messages import RecordHeader, decode_header
+from lsmq.messages import Headers, RecordHeader, decode_header
 from lsmq.record_batch import Column, Flag, RecordBatch
 from lsmq.topics import Topic
 
@@ -175,7 +174,7 @@ def slices(payload: U8, starts: I64, lengths: I64, valid: NDArray[np.bool_] | No
 
 
 @dataclass(frozen=True, slots=True)
-class Headers:
+class HeaderColumns:
     """Keys as Arrow binary, tags as strings, and functions for what is rarely asked for, of all records."""
 
     keys: Any
@@ -186,13 +185,13 @@ class Headers:
     types: Callable[[], Any]
 
 
-def headers(records: Records) -> Headers:
+def headers(records: Records) -> HeaderColumns:
     """The fields of all records' headers."""
     count, lengths = len(records), records.columns[Column.HEADER_LENGTH]
     has = lengths > 0
     if not has.any():
         nothing = pa.nulls(count, pa.binary())
-        return Headers(
+        return HeaderColumns(
             nothing,
             nothing.cast(pa.string()),
             lambda: pa.nulls(count, pa.bool_()),
@@ -249,8 +248,8 @@ class _Parsed:
         end = np.where(there, start + length, at)
         return start, length, valid, end
 
-    def headers(self) -> Headers:
-        return Headers(
+    def headers(self) -> HeaderColumns:
+        return HeaderColumns(
             self._binary(self._key),
             self._binary(self._tag).cast(pa.string()),
             self._keys_are_text,
@@ -305,7 +304,7 @@ def _properties(found: list[dict[str, str]], count: int, has: NDArray[np.bool_])
     return pa.MapArray.from_arrays(pa.array(offsets), names, values)
 
 
-def _pairs(found: list[RecordHeaders], has: NDArray[np.bool_]) -> Any:
+def _pairs(found: list[Headers], has: NDArray[np.bool_]) -> Any:
     """The headers of each record: those found where there are any, null else, as Spark's Kafka source has it."""
     sizes = np.zeros(len(has), np.int64)
     if found:
@@ -319,7 +318,7 @@ def _pairs(found: list[RecordHeaders], has: NDArray[np.bool_]) -> Any:
     return pa.ListArray.from_arrays(pa.array(offsets), structs, mask=pa.array(sizes == 0))
 
 
-def _slow_headers(records: Records) -> Headers:
+def _slow_headers(records: Records) -> HeaderColumns:
     """Message by message, for headers that no client of ours packs."""
     view = memoryview(records.payload)  # type: ignore[arg-type]  # numpy arrays have the buffer protocol
     at, lengths = records.at.tolist(), records.columns[Column.HEADER_LENGTH].tolist()
@@ -328,7 +327,7 @@ def _slow_headers(records: Records) -> Headers:
     except msgpack.UnpackException as error:
         raise InvalidBatch("a record's header is not msgpack") from error
     everywhere = np.ones(len(records), np.bool_)
-    return Headers(
+    return HeaderColumns(
         pa.array([header.key.encode() if isinstance(header.key, str) else header.key for header in found], pa.binary()),
         pa.array([header.tag for header in found], pa.string()),
         lambda: pa.array([None if header.key is None else isinstance(header.key, str) for header in found], pa.bool_()),

@@ -38,7 +38,7 @@ from lsmq_pipeline.splits import Portion
 from lsmq_pipeline.triggers import TriggerGate
 
 I64 = NDArray[np.int64]
-Offsets = dict[str, Any]
+StreamOffsets = dict[str, Any]
 _log = logging.getLogger("lsmq")
 
 
@@ -68,7 +68,7 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # On the driver
 
-    def initialOffset(self) -> Offsets:
+    def initialOffset(self) -> StreamOffsets:
         """Where a new query starts. Spark keeps it nowhere, and asks again when it repeats the first batch."""
         options = self.options
         topics = self._connected().topics(options.topics, options.topic_pattern)
@@ -85,7 +85,7 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMinRows(self.options.min_messages_per_trigger)
         return ReadAllAvailable()
 
-    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
+    def latestOffset(self, start: StreamOffsets, limit: ReadLimit) -> StreamOffsets:
         """Where the next batch ends: what is there, or a fair share of it from each queue.
 
         Every batch up to ``start`` is done. Where nothing has come, or too little to be a batch, ``start`` is returned
@@ -111,11 +111,11 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         self._last = self._seen()
 
-    def reportLatestOffset(self) -> Offsets | None:
+    def reportLatestOffset(self) -> StreamOffsets | None:
         seen = self._seen()
         return to_document({name: TopicOffsets(name, each.topic.id, each.bounds.latest) for name, each in seen.items()})
 
-    def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
+    def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
         """Splits between two offsets; the same ones for the same offsets, also after a restart."""
         if start == end:
             return []

@@ -16,7 +16,7 @@ from lsmq_node.broker import Broker
 from lsmq_node.machines import service as machine_service
 from lsmq_node.storage.segments import SegmentFiles
 from lsmq_node.workqueue import WorkService, burial
-from lsmq_node.workqueue.burial import Undertaker
+from lsmq_node.workqueue.burial import DeadLetterMover
 from lsmq_node.workqueue.shard_work import ShardWork
 from support.waiting import comes_true
 
@@ -143,9 +143,9 @@ def test_what_is_acknowledged_gives_its_space_back_where_that_is_asked_for(tmp_p
 
 
 def test_dead_letters_come_although_moving_them_has_failed_in_an_unexpected_way(tmp_path: Path) -> None:
-    bury, failures = Undertaker._bury_all, 0
+    bury, failures = DeadLetterMover._bury_all, 0
 
-    async def fails_once(self: Undertaker) -> None:
+    async def fails_once(self: DeadLetterMover) -> None:
         nonlocal failures
         if not failures:
             failures += 1
@@ -163,5 +163,5 @@ def test_dead_letters_come_although_moving_them_has_failed_in_an_unexpected_way(
         await comes_true(moved, "both are dead letters")
         assert failures == 1
 
-    with patch.object(Undertaker, "_bury_all", fails_once), patch.object(burial, "_FAILED_S", 0.05):
+    with patch.object(DeadLetterMover, "_bury_all", fails_once), patch.object(burial, "_FAILED_S", 0.05):
         with_node(tmp_path, test)

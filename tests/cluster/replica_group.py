@@ -17,10 +17,10 @@ from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
 from lsmq_coordinator.lives import UNCLAIMED, InSyncMember, LifeId, RegisteredStart
 from lsmq_node.broker.topology import Ack
 from lsmq_node.cluster.links import Links
-from lsmq_node.cluster.ports import Progress, ReplicaPorts
+from lsmq_node.cluster.ports import ReplicaPorts, TransferProgress
 from lsmq_node.cluster.replica import Replica
 from lsmq_node.cluster.transfer import Snapshots
-from lsmq_node.replication import ControlView, Message, Timings
+from lsmq_node.replication import ControlView, ReplicaMessage, Timings
 from lsmq_node.replication.actions import ProposeInSync, ProposeLeave, RegisterStart
 from lsmq_node.replication.identity import recognises
 from lsmq_node.storage import ShardStore, StoreOptions
@@ -155,7 +155,7 @@ class Group:
         site = self.sites[name]
         scope = AsyncExitStack()
 
-        def received(sender: str, shard: int, message: Message, payload: memoryview) -> None:
+        def received(sender: str, shard: int, message: ReplicaMessage, payload: memoryview) -> None:
             if site.replica is not None and shard == SHARD and not self.cut_off & {name, sender}:
                 if len(payload) and name in self.spoiled:
                     self.spoiled.remove(name)
@@ -176,7 +176,7 @@ class Group:
             min_free_bytes=0,
         )
 
-        async def fetch(shard: int, peer: str, path: Path, progress: Progress) -> Callable[[], None]:
+        async def fetch(shard: int, peer: str, path: Path, progress: TransferProgress) -> Callable[[], None]:
             return await snapshots.fetch(shard, peer, path, progress)
 
         app = web.Application(middlewares=[auth_middleware(Verifier(SECRET))])

@@ -15,7 +15,7 @@ from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
 from lsmq_coordinator.lives import LifeId
 from lsmq_node.cluster import outgoing
 from lsmq_node.cluster.links import PATH, Links
-from lsmq_node.replication import Message, ReplicaSession
+from lsmq_node.replication import ReplicaMessage, ReplicaSession
 from lsmq_node.replication.messages import Frame, PromiseRequest
 
 from .replica_group import run, until
@@ -37,13 +37,13 @@ class End:
     def __init__(self, name: str, urls: dict[str, str], secret: ClusterSecret = SECRET) -> None:
         self.name = name
         self.urls = urls
-        self.heard: list[tuple[str, int, Message, bytes]] = []
+        self.heard: list[tuple[str, int, ReplicaMessage, bytes]] = []
         self.broken: list[str] = []
         self.links = Links(name, secret, urls.get, self.on_message, self.broken.append)
         self.verifier = Verifier(secret)
         self.runner: web.AppRunner | None = None
 
-    def on_message(self, sender: str, shard: int, message: Message, payload: memoryview) -> None:
+    def on_message(self, sender: str, shard: int, message: ReplicaMessage, payload: memoryview) -> None:
         self.heard.append((sender, shard, message, bytes(payload)))
 
     async def start(self) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lsmq_coordinator.lives import LifeId
 from lsmq_node.cluster.seals import SEAL_BYTES, Seal
 from lsmq_node.cluster.wire import HEAD, HEAD_BYTES, VERSION, BadMessage, Decoder, FromWire, MessageKind, encode
-from lsmq_node.replication import EpochHistory, EpochStart, LogPosition, Message, ReplicaSession
+from lsmq_node.replication import EpochHistory, EpochStart, LogPosition, ReplicaMessage, ReplicaSession
 from lsmq_node.replication.messages import (
     Frame,
     Hello,
@@ -48,7 +48,7 @@ frames = st.builds(
     st.integers(0, 300),
     numbers,
 )
-messages: st.SearchStrategy[Message] = st.one_of(
+messages: st.SearchStrategy[ReplicaMessage] = st.one_of(
     frames,
     st.builds(Hello, sessions, numbers, numbers, histories, numbers, st.booleans()),
     st.builds(Welcome, sessions, numbers, numbers, histories, numbers),
@@ -67,7 +67,7 @@ def seal(mac: str = "of the request") -> Seal:
     return Seal(b"the key of links", mac)
 
 
-def sent(shard: int, message: Message, by: Seal) -> tuple[bytes, bytes]:
+def sent(shard: int, message: ReplicaMessage, by: Seal) -> tuple[bytes, bytes]:
     payload = bytes(range(256)) * 2 if type(message) is Frame else b""
     payload = payload[: message.end_lsn - message.lsn] if type(message) is Frame else b""
     head = encode(shard, message, len(payload))
@@ -84,7 +84,9 @@ def received(pieces: list[bytes]) -> list[FromWire]:
     st.lists(st.tuples(st.integers(0, 255), messages), min_size=1, max_size=6),
     st.lists(st.integers(1, 400), min_size=1, max_size=30),
 )
-def test_what_is_sent_is_received_however_it_is_cut(sent_messages: list[tuple[int, Message]], cuts: list[int]) -> None:
+def test_what_is_sent_is_received_however_it_is_cut(
+    sent_messages: list[tuple[int, ReplicaMessage]], cuts: list[int]
+) -> None:
     by = seal()
     parts = [sent(shard, message, by) for shard, message in sent_messages]
     stream = b"".join(whole for whole, _ in parts)
@@ -99,7 +101,7 @@ def test_what_is_sent_is_received_however_it_is_cut(sent_messages: list[tuple[in
 
 @profile(200)
 @given(messages, st.data())
-def test_a_flipped_bit_is_an_error_and_nothing_is_taken(message: Message, data: st.DataObject) -> None:
+def test_a_flipped_bit_is_an_error_and_nothing_is_taken(message: ReplicaMessage, data: st.DataObject) -> None:
     whole = bytearray(sent(1, message, seal())[0])
     at = data.draw(st.integers(0, len(whole) - 1))
     whole[at] ^= 1 << data.draw(st.integers(0, 7))
@@ -154,6 +156,6 @@ GOLDEN: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("message", "expected"), GOLDEN)
-def test_the_bytes_of_a_message_stay_what_they_are(message: Message, expected: str) -> None:
+def test_the_bytes_of_a_message_stay_what_they_are(message: ReplicaMessage, expected: str) -> None:
     assert encode(7, message).hex() == expected
     assert HEAD_BYTES == 14

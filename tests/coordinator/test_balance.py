@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lsmq_coordinator.balance import MoveReason, Moves, ReplicaMove, Situation, first_moves, plan
+from lsmq_coordinator.balance import MoveReason, ReplicaMove, ReplicaMoves, Situation, first_moves, plan
 from lsmq_coordinator.lives import InSyncMember, RegisteredStart
 from lsmq_coordinator.state import ClusterSettings, ClusterState, NodeRecord, NodeState, Shard
 
@@ -48,7 +48,7 @@ def done(state: ClusterState, moves: Collection[ReplicaMove]) -> ClusterState:
     return replace(after, nodes=state.nodes, settings=state.settings)
 
 
-def flat(moves: Collection[Moves]) -> list[ReplicaMove]:
+def flat(moves: Collection[ReplicaMoves]) -> list[ReplicaMove]:
     return [move for together in moves for move in together]
 
 

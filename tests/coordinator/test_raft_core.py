@@ -12,9 +12,9 @@ from lsmq_coordinator.raft_kept import MAX_UNCOMMITTED_BYTES, MAX_UNWRITTEN_BYTE
 from lsmq_coordinator.raft_messages import (
     AppendAnswer,
     AppendEntries,
-    Message,
     PreVote,
     PreVoteAnswer,
+    RaftMessage,
     SnapshotPart,
     Vote,
     VoteAnswer,
@@ -38,20 +38,20 @@ class Voter:
         self.core = RaftCore("v1", names, loaded, RaftTiming(), Random(1), self.now)
         self.write()
 
-    def receive(self, message: Message, sender: str = "v2") -> list[Message]:
+    def receive(self, message: RaftMessage, sender: str = "v2") -> list[RaftMessage]:
         self.core.receive(sender, message, self.now)
         return self.said()
 
-    def said(self) -> list[Message]:
+    def said(self) -> list[RaftMessage]:
         return [message for _, message in self.core.take_messages()]
 
-    def write(self) -> list[Message]:
+    def write(self) -> list[RaftMessage]:
         """The disk has everything: what leaves now."""
         _, number = self.core.take_writes()
         self.core.written(number, 0.001, self.now)
         return self.said()
 
-    def pass_time(self, seconds: float) -> list[Message]:
+    def pass_time(self, seconds: float) -> list[RaftMessage]:
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 0.05)

@@ -15,9 +15,9 @@ from lsmq_coordinator.raft_log import RaftLog
 from lsmq_coordinator.raft_messages import (
     AppendAnswer,
     AppendEntries,
-    Message,
     PreVote,
     PreVoteAnswer,
+    RaftMessage,
     Resigned,
     SnapshotAnswer,
     SnapshotPart,
@@ -44,7 +44,7 @@ def terms_of(log: RaftLog) -> list[int]:
     return [entry.term for entry in log.after(log.base_index, 1 << 40, 1 << 40)]
 
 
-EACH: list[Message] = [
+EACH: list[RaftMessage] = [
     PreVote(3, 4, 9, 2, True),
     PreVoteAnswer(3, 4, True, 0.25),
     Vote(4, 9, 2, False),
@@ -57,12 +57,12 @@ EACH: list[Message] = [
 ]
 
 
-def over_the_wire(values: Any) -> Message | None:
+def over_the_wire(values: Any) -> RaftMessage | None:
     return unpack(msgpack.unpackb(msgpack.packb(values), use_list=False))
 
 
 @pytest.mark.parametrize("message", EACH, ids=lambda message: type(message).__name__)
-def test_each_message_arrives_as_it_was_sent_and_no_other_shape_of_it_is_taken(message: Message) -> None:
+def test_each_message_arrives_as_it_was_sent_and_no_other_shape_of_it_is_taken(message: RaftMessage) -> None:
     values = pack(message)
     assert over_the_wire(values) == message
     assert over_the_wire([*values, 1]) is None

@@ -11,7 +11,7 @@ import pytest
 from lsmq_coordinator.raft_core import RaftCore
 from lsmq_coordinator.raft_following import Diverged
 from lsmq_coordinator.raft_log import RaftLog
-from lsmq_coordinator.raft_messages import Message
+from lsmq_coordinator.raft_messages import RaftMessage
 from lsmq_coordinator.raft_outbox import Outbox
 from support.raft_simulation import Group
 
@@ -181,7 +181,7 @@ def _eager_vote(core: RaftCore, now: float) -> None:
         (core._lead if core._asked_term is None else core._stand)(now)
 
 
-def _eager_send(outbox: Outbox, receiver: str, message: Message, after: int = 0) -> None:
+def _eager_send(outbox: Outbox, receiver: str, message: RaftMessage, after: int = 0) -> None:
     outbox._ready.append((receiver, message))
 
 

@@ -16,7 +16,7 @@ import pytest
 from lsmq import Message
 from lsmq.dead_letters import DeadLetter
 from lsmq.record_batch import BatchBuilder, RecordBatch
-from lsmq_lab.drills.columns import Columns
+from lsmq_lab.drills.columns import DrillColumns
 from lsmq_lab.drills.compare import Comparison, ReplicaDirectory, compare
 from lsmq_lab.drills.group_work import GroupWork, _Member
 from lsmq_lab.drills.members import slowness
@@ -24,7 +24,7 @@ from lsmq_lab.drills.report import DrillReport, OutageTimes, print_report, verdi
 from lsmq_lab.drills.task_work import conduct_of, reordered
 from lsmq_lab.drills.transaction_work import TransactionWork
 from lsmq_lab.drills.transactors import read_ledger
-from lsmq_lab.drills.workers import VISIBILITY_MS, Event
+from lsmq_lab.drills.workers import VISIBILITY_MS, WorkerEvent
 from lsmq_lab.drills.workload import DrillWorkload
 from lsmq_lab.history import History, Verdict
 from lsmq_node.storage import ShardStore, StoredTopic, StoreOptions
@@ -82,7 +82,7 @@ def worked(*received: tuple[int, bytes]) -> Verdict:
     """The verdict of a run in which three messages were acknowledged at offsets 0 to 2 of queue 0, and one reader got
     these offsets and bodies."""
     workload = DrillWorkload([], 1)
-    receipts = workload._readings["reader"] = Columns()
+    receipts = workload._readings["reader"] = DrillColumns()
     for columns, rows in ((workload._acknowledged, enumerate(BODIES)), (receipts, received)):
         for offset, body in rows:
             columns.add(0, offset, body)
@@ -220,7 +220,7 @@ def test_what_transactions_must_show_is_what_their_ledgers_say(tmp_path: Path) -
             def verdict(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> list[dict[str, Any]]:
                 """What the drill says when these were seen: offset and sequence, in both readings."""
                 for topic, queue, rows in (("n-first", 0, first), ("n-second", 1, second)):
-                    seen = Columns()
+                    seen = DrillColumns()
                     for offset, sequence in rows:
                         seen.add_fields(queue, offset, f"k-{topic}-{queue}", sequence, 10 + sequence)
                     transactions._live[topic] = transactions._again[topic] = seen
@@ -246,12 +246,14 @@ def test_what_transactions_must_show_is_what_their_ledgers_say(tmp_path: Path) -
 HIDDEN_S = VISIBILITY_MS / 1000
 
 
-def begins(at: float, *, worker: str = "a", queue: int = 0, offset: int = 0, sequence: int = 1) -> Event:
-    return Event(at, "B", worker, queue, offset, until=at + HIDDEN_S, key="k", sequence=sequence)
+def begins(at: float, *, worker: str = "a", queue: int = 0, offset: int = 0, sequence: int = 1) -> WorkerEvent:
+    return WorkerEvent(at, "B", worker, queue, offset, until=at + HIDDEN_S, key="k", sequence=sequence)
 
 
-def does(kind: str, at: float, *, worker: str = "a", until: float = 0.0, queue: int = 0, offset: int = 0) -> Event:
-    return Event(at, kind, worker, queue, offset, since=at, until=until)
+def does(
+    kind: str, at: float, *, worker: str = "a", until: float = 0.0, queue: int = 0, offset: int = 0
+) -> WorkerEvent:
+    return WorkerEvent(at, kind, worker, queue, offset, since=at, until=until)
 
 
 def letter(queue: int, offset: int) -> DeadLetter:
@@ -259,7 +261,7 @@ def letter(queue: int, offset: int) -> DeadLetter:
     return DeadLetter(Message("t.dlq", 0, 0, 7, b"0 k", properties=properties))
 
 
-def handled(at: float, offset: int) -> list[Event]:
+def handled(at: float, offset: int) -> list[WorkerEvent]:
     return [begins(at, offset=offset, sequence=offset + 1), does("H", at, offset=offset), does("A", at, offset=offset)]
 
 

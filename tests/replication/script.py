@@ -25,7 +25,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from lsmq_coordinator.lives import InSyncMember, LifeId, RegisteredStart
-from lsmq_node.replication import Action, ControlView, Event, Message, Recovered, ReplicaCore, Timings
+from lsmq_node.replication import (
+    ControlView,
+    Recovered,
+    ReplicaAction,
+    ReplicaCore,
+    ReplicaEvent,
+    ReplicaMessage,
+    Timings,
+)
 from lsmq_node.replication import actions as act
 from lsmq_node.replication import events as ev
 from lsmq_node.replication.messages import Frame
@@ -188,7 +196,7 @@ class Script:
         if not self._hushed:
             self._output.append(f"{name} {direction} {what}")
 
-    def _feed(self, name: str, event: Event) -> None:
+    def _feed(self, name: str, event: ReplicaEvent) -> None:
         waiting = deque([event])
         while waiting:
             event = waiting.popleft()
@@ -215,7 +223,7 @@ class Script:
 
         self._later(3, synced)
 
-    def _deliver(self, sender: str, peer: str, message: Message, entries: list[LogEntry]) -> None:
+    def _deliver(self, sender: str, peer: str, message: ReplicaMessage, entries: list[LogEntry]) -> None:
         if frozenset((sender, peer)) in self._cut or peer not in self._nodes:
             return
 
@@ -225,9 +233,9 @@ class Script:
 
         self._later(0, arrive)
 
-    def _perform(self, name: str, actions: list[Action]) -> list[Event]:
+    def _perform(self, name: str, actions: list[ReplicaAction]) -> list[ReplicaEvent]:
         """Carry the actions out; returns events that follow at once."""
-        node, disk, at_once = self._nodes[name], self._nodes[name].disk, list[Event]()
+        node, disk, at_once = self._nodes[name], self._nodes[name].disk, list[ReplicaEvent]()
         for action in actions:
             self._say(name, ">", describe(action))
             match action:

@@ -10,12 +10,12 @@ import pytest
 from lsmq.errors import InvalidRequest
 from lsmq_coordinator.lives import InSyncMember, LifeId, RegisteredStart
 from lsmq_node.replication import (
-    Action,
     ControlView,
     DiskStart,
     EpochHistory,
     EpochStart,
     Recovered,
+    ReplicaAction,
     ReplicaCore,
     ReplicaRecord,
     ReplicaRole,
@@ -82,9 +82,9 @@ def acting(**options: Any) -> ReplicaCore:
     return core
 
 
-def persist(core: ReplicaCore, actions: list[Action]) -> list[Action]:
+def persist(core: ReplicaCore, actions: list[ReplicaAction]) -> list[ReplicaAction]:
     """Report as persisted what was asked for."""
-    following: list[Action] = []
+    following: list[ReplicaAction] = []
     for action in actions:
         if isinstance(action, act.Persist):
             following += core.handle(ev.Persisted(action.record), 0.0)
@@ -373,7 +373,7 @@ def test_a_follower_whose_leader_answers_late_comes_to_follow_all_the_same(late_
     core = opened(end_lsn=60)
     asked = [(0.0, following(core))]
     for now in (step * 0.05 for step in range(200)):
-        said: list[Action] = []
+        said: list[ReplicaAction] = []
         for said_at, hello in asked:
             if now >= said_at + late_s:
                 said += core.handle(ev.MessageReceived("a", Welcome(hello.session, 1, 1, HISTORY, resume_lsn=60)), now)
@@ -526,7 +526,7 @@ def test_a_member_that_comes_and_goes_joins_ever_more_rarely() -> None:
     end_lsn = core.log.end_lsn
     while now < 1800:
         now += 0.25
-        actions: list[Action] = []
+        actions: list[ReplicaAction] = []
         for node, incarnation in (("b", 2), ("c", 3)):
             session = ReplicaSession(1, round(now * 4))
             if node == "b" or now % 6 < 3:

@@ -15,7 +15,7 @@ import msgpack
 
 from lsmq_coordinator.raft_core import RaftCore
 from lsmq_coordinator.raft_kept import Restore
-from lsmq_coordinator.raft_messages import Message, pack, unpack
+from lsmq_coordinator.raft_messages import RaftMessage, pack, unpack
 from lsmq_coordinator.raft_outbox import SaveEntry, SaveSnapshot, SaveState, Write
 from lsmq_coordinator.raft_records import MAGIC, encode_snapshot, encode_synced, encode_write, replay
 from lsmq_coordinator.raft_terms import HardState, RaftEntry, RaftRole, RaftTiming, Snapshot
@@ -276,7 +276,7 @@ class Group:
 
         self.at(took, done)
 
-    def _send(self, sender: str, receiver: str, message: Message) -> None:
+    def _send(self, sender: str, receiver: str, message: RaftMessage) -> None:
         if frozenset((sender, receiver)) in self.cut or self.random.random() < self.drop:
             return
         content = msgpack.packb(pack(message))

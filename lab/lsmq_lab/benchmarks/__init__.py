@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from lsmq_lab.benchmarks.report import Bench, BenchFailed, BenchReport, Option, Progress, TextTable
+from lsmq_lab.benchmarks.report import Bench, BenchFailed, BenchReport, Option, TellProgress, TextTable
 
 BENCHES: dict[str, Bench]
 
-__all__ = ["BENCHES", "Bench", "BenchFailed", "Option", "Progress", "BenchReport", "TextTable"]
+__all__ = ["BENCHES", "Bench", "BenchFailed", "Option", "TellProgress", "BenchReport", "TextTable"]
 
 _MODULES = (
     "store",

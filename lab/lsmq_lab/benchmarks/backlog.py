@@ -33,7 +33,7 @@ from .report import (
     BenchFailed,
     BenchReport,
     Option,
-    Progress,
+    TellProgress,
     TextTable,
     percentile_ms,
     ratio,
@@ -89,7 +89,7 @@ class CaseTurn(NamedTuple):
         return self.begin + _SETTLE_S + self.seconds
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
+def run(values: Mapping[str, Any], progress: TellProgress) -> BenchReport:
     """Fill the backlog once, then measure every case in turn."""
     near, far = _halves(values["machines"])
     taken: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}

@@ -22,7 +22,7 @@ from lsmq_lab.benchmarks.report import (
     QUICK,
     BenchReport,
     Option,
-    Progress,
+    TellProgress,
     TextTable,
     mebibytes_text,
     rate_text,
@@ -73,7 +73,7 @@ class Servers:
     directory: Path
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
+def run(values: Mapping[str, Any], progress: TellProgress) -> BenchReport:
     """Write with one client, write with several, read with several: each case on fresh files."""
     taken: dict[ClusterCase, list[dict[str, float]]] = {case: [] for case in CASES}
     with scratch(values["directory"]) as directory, page_cache(directory) as cache:

@@ -30,7 +30,7 @@ from lsmq_coordinator.witness import Witness
 from .callable import CallableBench
 from .environment import describe, environment
 from .isolate import scratch
-from .report import QUICK, BenchReport, Option, Progress, TextTable, spread
+from .report import QUICK, BenchReport, Option, TellProgress, TextTable, spread
 
 _Reports = dict[str, dict[int, ReplicaProgress]]
 
@@ -178,7 +178,7 @@ def _time_ms(work: Callable[[], None]) -> float:
     return 1000 * (time.perf_counter() - began)
 
 
-def _run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
+def _run(values: Mapping[str, Any], progress: TellProgress) -> BenchReport:
     nodes, shards, replicas = values["nodes"], values["shards"], values["replicas"]
     with scratch("") as directory:
         facts = environment(directory)

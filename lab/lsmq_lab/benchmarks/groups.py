@@ -20,7 +20,7 @@ from .callable import CallableBench
 from .environment import describe, environment, resident_bytes
 from .isolate import scratch
 from .node_servers import LSMQ, Server, Setup, running
-from .report import QUICK, BenchReport, Option, Progress, TextTable, spread
+from .report import QUICK, BenchReport, Option, TellProgress, TextTable, spread
 
 _TOPIC = "bench"
 _GROUP = "bench"
@@ -62,7 +62,7 @@ async def _until_whole(members: list[_Member], queues: int) -> float:
     return time.monotonic()
 
 
-async def _rebalances(server: Server, values: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+async def _rebalances(server: Server, values: Mapping[str, Any], progress: TellProgress) -> dict[str, Any]:
     queues, session_ms = values["queues"], values["session_ms"]
     from_kill: list[float] = []
     from_session: list[float] = []
@@ -97,7 +97,7 @@ async def _rebalances(server: Server, values: Mapping[str, Any], progress: Progr
     }
 
 
-async def _idle(server: Server, values: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+async def _idle(server: Server, values: Mapping[str, Any], progress: TellProgress) -> dict[str, Any]:
     count, rounds = values["idle_members"], 5
     async with Client(server.address) as client:
         await client.create_topic(f"{_TOPIC}-idle", queues=values["queues"])
@@ -133,7 +133,7 @@ async def _idle(server: Server, values: Mapping[str, Any], progress: Progress) -
     }
 
 
-def _run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
+def _run(values: Mapping[str, Any], progress: TellProgress) -> BenchReport:
     with scratch(values["directory"]) as directory:
         facts = environment(directory)
         with running(Setup(LSMQ, "sync"), directory / "node") as server:

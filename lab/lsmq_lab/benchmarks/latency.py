@@ -20,7 +20,7 @@ from ..local_cluster import LocalCluster, found_plan
 from .callable import CallableBench
 from .environment import cpu_seconds, describe, environment
 from .isolate import run_case, scratch
-from .report import QUICK, BenchReport, Option, Progress, TextTable, percentile_ms, spreads
+from .report import QUICK, BenchReport, Option, TellProgress, TextTable, percentile_ms, spreads
 
 OPTIONS = (
     Option("rate", 200, "Messages a second."),
@@ -40,7 +40,7 @@ _WARM_UP_S = 1.0
 _SETTLE_S = 0.5
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
+def run(values: Mapping[str, Any], progress: TellProgress) -> BenchReport:
     """Measure every case in turn."""
     counts = sorted({1, min(1_000, values["many_queues"]), values["many_queues"]})
     cases = [(face, queues, ack) for queues in counts for face in _FACES for ack in _ACKS]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .report import BenchFailed, Progress
+from .report import BenchFailed, TellProgress
 from .server_processes import cache_directory
 
 _TIMEOUT_S = 1800
@@ -45,7 +45,7 @@ class Jars:
     def place(self) -> Path:
         return cache_directory(self.name)
 
-    def bring(self, progress: Progress = lambda line: None, place: Path | None = None) -> Path:
+    def bring(self, progress: TellProgress = lambda line: None, place: Path | None = None) -> Path:
         """The directory with the jars. Raises :class:`BenchFailed` where Maven fails, or brings others."""
         place = place or self.place()
         if not any(place.glob("*.jar")):

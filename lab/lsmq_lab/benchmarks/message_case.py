@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .report import Option, Progress, TextTable
+from .report import Option, TellProgress, TextTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,4 +24,4 @@ class MessageCase:
     """``run`` takes values of all options, and a directory of its own; ``options`` are those of the case."""
 
     options: tuple[Option, ...]
-    run: Callable[[Mapping[str, Any], Path, Progress], Measured]
+    run: Callable[[Mapping[str, Any], Path, TellProgress], Measured]

@@ -13,7 +13,7 @@ from .callable import CallableBench
 from .environment import describe, environment
 from .isolate import scratch
 from .message_case import MessageCase
-from .report import QUICK, BenchFailed, BenchReport, Option, Progress
+from .report import QUICK, BenchFailed, BenchReport, Option, TellProgress
 
 CASES = ("delayed", "names", "turns", "waits", "once", "filters")
 
@@ -23,7 +23,7 @@ def _case(name: str) -> MessageCase:
     return case
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
+def run(values: Mapping[str, Any], progress: TellProgress) -> BenchReport:
     """Run the case that is asked for, or all in turn."""
     wanted = values["case"]
     if wanted and wanted not in CASES:

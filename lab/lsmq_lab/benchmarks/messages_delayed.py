@@ -18,7 +18,7 @@ from .environment import cpu_seconds, disk_bytes, resident_bytes
 from .isolate import run_case
 from .message_case import Measured, MessageCase
 from .node_servers import LSMQ, Setup, running
-from .report import Option, Progress, TextTable, mebibytes_text, percentile_ms
+from .report import Option, TellProgress, TextTable, mebibytes_text, percentile_ms
 
 _QUEUES = 64
 _PARTS = {"p50": 0.5, "p99": 0.99, "p99.9": 0.999}
@@ -27,7 +27,7 @@ _BATCH = 5_000
 _SETTLE_S = 1.0
 
 
-def run(values: Mapping[str, Any], directory: Path, progress: Progress) -> Measured:
+def run(values: Mapping[str, Any], directory: Path, progress: TellProgress) -> Measured:
     """Lateness on a node with little and with much pending, after a restart too; and the memory of that."""
     load = {
         "each": values["message_bytes"],

@@ -20,7 +20,7 @@ from .environment import cpu_seconds
 from .isolate import run_case
 from .message_case import Measured, MessageCase
 from .node_servers import LSMQ, Setup, metric, running
-from .report import BenchFailed, Option, Progress, TextTable, mebibytes_text
+from .report import BenchFailed, Option, TellProgress, TextTable, mebibytes_text
 
 _TOPIC = "filters"
 _QUEUES = 16
@@ -30,7 +30,7 @@ _ONE_IN = {"tenth": 10, "hundredth": 100, "rare": 10_000}
 _ALL, _BY_TAG, _BY_CONDITION = "everything", "tag", "condition"
 
 
-def run(values: Mapping[str, Any], directory: Path, progress: Progress) -> Measured:
+def run(values: Mapping[str, Any], directory: Path, progress: TellProgress) -> Measured:
     """Write the backlog, then read it each way."""
     count, each = values["filter_messages"], values["message_bytes"]
     place = directory / "node"

@@ -23,7 +23,7 @@ from .environment import cpu_seconds, resident_bytes
 from .isolate import run_case
 from .message_case import Measured, MessageCase
 from .node_servers import LSMQ, Setup, running
-from .report import Option, Progress, TextTable
+from .report import Option, TellProgress, TextTable
 
 _TOPIC = "names"
 _BATCH = 5_000
@@ -33,7 +33,7 @@ _WAYS = ("new names", "names that are there", "read by pattern")
 _Figures = dict[str, dict[str, float]]
 
 
-def run(values: Mapping[str, Any], directory: Path, progress: Progress) -> Measured:
+def run(values: Mapping[str, Any], directory: Path, progress: TellProgress) -> Measured:
     """One queue and many, each on a node of its own."""
     names, messages, each = values["names"], values["name_messages"], values["message_bytes"]
     figures: dict[str, _Figures] = {}

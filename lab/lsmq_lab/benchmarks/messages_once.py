@@ -24,7 +24,7 @@ from .environment import cpu_seconds, resident_bytes
 from .isolate import run_case
 from .message_case import Measured, MessageCase
 from .node_servers import LSMQ, Setup, metric, running
-from .report import BenchFailed, Option, Progress, TextTable, mebibytes_text
+from .report import BenchFailed, Option, TellProgress, TextTable, mebibytes_text
 
 _TOPIC = "once"
 _QUEUES = 64
@@ -36,7 +36,7 @@ _WITHOUT, _WITH = "without ids", "with an id each"
 _IDS_MEMORY = "lsmq_store_dedupe_memory_bytes"
 
 
-def run(values: Mapping[str, Any], directory: Path, progress: Progress) -> Measured:
+def run(values: Mapping[str, Any], directory: Path, progress: TellProgress) -> Measured:
     """With ids and without, each on a node of its own."""
     batches, each = -(-values["once_ids"] // _BATCH), values["message_bytes"]
     ways: dict[str, dict[str, float]] = {}

@@ -18,7 +18,7 @@ from .environment import cpu_seconds
 from .isolate import run_case
 from .message_case import Measured, MessageCase
 from .node_servers import LSMQ, Setup, running
-from .report import Option, Progress, TextTable
+from .report import Option, TellProgress, TextTable
 
 _QUEUES = 16
 _LATE = 100
@@ -33,7 +33,7 @@ _WAYS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
 }
 
 
-def run(values: Mapping[str, Any], directory: Path, progress: Progress) -> Measured:
+def run(values: Mapping[str, Any], directory: Path, progress: TellProgress) -> Measured:
     """Each way on a node of its own."""
     figures: dict[str, dict[str, float]] = {}
     for name in _WAYS:

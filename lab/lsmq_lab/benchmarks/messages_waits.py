@@ -20,7 +20,7 @@ from lsmq import Client, Producer, WorkQueue
 from .isolate import run_case
 from .message_case import Measured, MessageCase
 from .node_servers import LSMQ, Setup, running
-from .report import Option, Progress, TextTable, percentile_ms
+from .report import Option, TellProgress, TextTable, percentile_ms
 
 _TOPIC, _GROUP = "waits", "bench"
 _BATCH = 10_000
@@ -39,7 +39,7 @@ _WAYS: Mapping[str, tuple[Mapping[str, Any], int | None, Mapping[str, Any], Mapp
 }
 
 
-def run(values: Mapping[str, Any], directory: Path, progress: Progress) -> Measured:
+def run(values: Mapping[str, Any], directory: Path, progress: TellProgress) -> Measured:
     """Each way on a node of its own, without the backlog and with it."""
     figures: dict[str, dict[str, Any]] = {}
     load = {"rate": values["wait_rate"], "seconds": float(values["seconds"]), "each": values["message_bytes"]}

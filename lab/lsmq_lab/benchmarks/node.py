@@ -30,7 +30,7 @@ from lsmq_lab.benchmarks.report import (
     QUICK,
     BenchReport,
     Option,
-    Progress,
+    TellProgress,
     TextTable,
     mebibytes_text,
     rate_text,
@@ -54,7 +54,7 @@ Pairs = Sequence[tuple[Setup, Setup]]
 _FIGURES = ("write_1", "write_n", "read_n")
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
+def run(values: Mapping[str, Any], progress: TellProgress) -> BenchReport:
     """Write with one client, write with several, read with several: each server on fresh files."""
     pairs = TLS_PAIRS if values["tls"] else PAIRS
     remedies = [] if values["tls"] else missing()

@@ -27,7 +27,7 @@ from lsmq_lab.benchmarks.report import (
     BenchFailed,
     BenchReport,
     Option,
-    Progress,
+    TellProgress,
     TextTable,
     mebibytes_text,
     rate_text,
@@ -63,7 +63,7 @@ class _Case:
         return f"{self.processes} process{'es' * (self.processes > 1)}, {self.shards} shard{'s' * (self.shards > 1)}"
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
+def run(values: Mapping[str, Any], progress: TellProgress) -> BenchReport:
     """Each case on fresh files: as many messages as it takes in the time."""
     if values["flush"] not in ("sync", "async"):
         raise BenchFailed(f"option flush must be sync or async, not {values['flush']!r}")

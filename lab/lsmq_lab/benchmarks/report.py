@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-Progress: TypeAlias = Callable[[str], None]
+TellProgress: TypeAlias = Callable[[str], None]
 
 
 class BenchFailed(Exception):
@@ -57,7 +57,7 @@ class Bench:
     name: str
     description: str
     options: tuple[Option, ...]
-    run: Callable[[Mapping[str, Any], Progress], BenchReport]
+    run: Callable[[Mapping[str, Any], TellProgress], BenchReport]
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All options with their values: those given (not None), else the quick ones if asked, else defaults.

@@ -17,7 +17,7 @@ from lsmq_lab.benchmarks.report import (
     BenchFailed,
     BenchReport,
     Option,
-    Progress,
+    TellProgress,
     TextTable,
     rate_text,
     ratio,
@@ -41,7 +41,7 @@ KEYS = 1000
 SYSTEMS = ("lsmq", "kafka", "parquet")
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
+def run(values: Mapping[str, Any], progress: TellProgress) -> BenchReport:
     """Each system on fresh files, one after the other, each under a Spark of its own."""
     remedies: list[str] = []
     taken: dict[str, dict[str, Any]] = {}
@@ -71,7 +71,7 @@ def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
     return BenchReport(result, [_table(result)], [*_NOTES, *remedies])
 
 
-def measure(system: str, values: Mapping[str, Any], directory: Path, progress: Progress) -> dict[str, Any]:
+def measure(system: str, values: Mapping[str, Any], directory: Path, progress: TellProgress) -> dict[str, Any]:
     """Write the rows to one system and read them back; seconds and processor seconds of each repetition."""
     rows = directory / "rows.parquet"
     if not rows.exists():
@@ -93,7 +93,9 @@ def measure(system: str, values: Mapping[str, Any], directory: Path, progress: P
 
 
 @contextmanager
-def _server(system: str, directory: Path, values: Mapping[str, Any], progress: Progress) -> Iterator[tuple[str, str]]:
+def _server(
+    system: str, directory: Path, values: Mapping[str, Any], progress: TellProgress
+) -> Iterator[tuple[str, str]]:
     """What the system needs running: its address, and the jars Spark needs for it."""
     if system == "lsmq":
         with running(Setup(LSMQ, "sync"), directory / "node") as server:

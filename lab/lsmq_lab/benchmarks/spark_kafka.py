@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .maven import Jars
-from .report import Progress
+from .report import TellProgress
 from .suite.systems.kafka import BROKER, running
 
 #: What ``spark.jars`` needs, without what Spark has already. Their versions go together, and need not be Spark's own:
@@ -24,7 +24,7 @@ SOURCE = Jars(
 )
 
 
-def jars(progress: Progress) -> Path:
+def jars(progress: TellProgress) -> Path:
     """The directory with the jars of the source, brought by Maven if they are not there; and the broker's beside.
 
     Raises :class:`.report.BenchFailed` that says what is missing.

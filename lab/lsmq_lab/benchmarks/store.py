@@ -16,7 +16,7 @@ from lsmq_lab.benchmarks.report import (
     QUICK,
     BenchReport,
     Option,
-    Progress,
+    TellProgress,
     TextTable,
     mebibytes_text,
     rate_text,
@@ -51,7 +51,7 @@ class _Case:
         return f"{self.engine}, {self.flush_mode}, {self.queues:,} queues"
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
+def run(values: Mapping[str, Any], progress: TellProgress) -> BenchReport:
     """Write with each engine, flush mode and number of queues; reopen, read; compare."""
     engines, remedies = available()
     for remedy in remedies:
@@ -81,7 +81,9 @@ def _cases(values: Mapping[str, Any], engines: list[str]) -> Iterator[_Case]:
                 yield _Case(engine, flush_mode, queues)
 
 
-def _writes(values: Mapping[str, Any], engines: list[str], directory: Path, progress: Progress) -> list[dict[str, Any]]:
+def _writes(
+    values: Mapping[str, Any], engines: list[str], directory: Path, progress: TellProgress
+) -> list[dict[str, Any]]:
     """Figures of every write case over its repetitions; a repetition visits all cases before the next."""
     cases = list(_cases(values, engines))
     taken: dict[_Case, list[dict[str, Any]]] = {case: [] for case in cases}
@@ -105,7 +107,7 @@ def _writes(values: Mapping[str, Any], engines: list[str], directory: Path, prog
 
 
 def _reopens(
-    values: Mapping[str, Any], engines: list[str], directory: Path, progress: Progress
+    values: Mapping[str, Any], engines: list[str], directory: Path, progress: TellProgress
 ) -> list[dict[str, Any]]:
     """Open and read what was closed, and what was left without closing, at one queue and at all.
 

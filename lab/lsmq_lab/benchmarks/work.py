@@ -27,7 +27,7 @@ from .report import (
     BenchFailed,
     BenchReport,
     Option,
-    Progress,
+    TellProgress,
     TextTable,
     percentile_ms,
     rate_text,
@@ -60,7 +60,7 @@ _PAGE = 1_000
 _PARTS = {"p50": 0.5, "p99": 0.99}
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
+def run(values: Mapping[str, Any], progress: TellProgress) -> BenchReport:
     """Measure every case in turn."""
     remedies = missing()
     drained: dict[tuple[str, int, int], list[float]] = {}

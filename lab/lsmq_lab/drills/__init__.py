@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .catalogue import DRILLS
 from .compose import ComposeFaults
-from .harness import Drill, Progress, run_local, run_on
+from .harness import Drill, TellRound, run_local, run_on
 from .report import DrillReport, print_report
 
 __all__ = ["DRILLS", "Drill", "DrillReport", "print_report", "run_drill"]
@@ -44,7 +44,7 @@ def run_drill(
 
 
 @contextmanager
-def _shown(drill: Drill, rounds: int) -> Iterator[Progress]:
+def _shown(drill: Drill, rounds: int) -> Iterator[TellRound]:
     """A bar of rounds and a line of what goes on."""
     if not sys.stderr.isatty():
         yield lambda done, text: None

@@ -15,7 +15,7 @@ def fields_of(body: bytes) -> tuple[str, int, int]:
 
 
 @dataclass(slots=True)
-class Columns:
+class DrillColumns:
     """What was sent, or what one reader was handed, in order."""
 
     queues: list[int] = field(default_factory=list)

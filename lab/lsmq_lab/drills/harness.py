@@ -64,7 +64,7 @@ class Drill:
 
 
 #: Told of each step: the drill, rounds done, and what goes on.
-Progress = Callable[[int, str], None]
+TellRound = Callable[[int, str], None]
 
 
 def _no_progress(done: int, text: str) -> None:
@@ -246,7 +246,7 @@ def run_local(
     rounds: int,
     seed: int,
     directory: Path | None = None,
-    progress: Progress = _no_progress,
+    progress: TellRound = _no_progress,
     zookeeper: str = "local",
 ) -> DrillReport:
     """Run a drill on a local cluster of its own. The cluster is taken down in the end; what is in ``directory`` stays,
@@ -290,7 +290,7 @@ def _small_disk(cluster: LocalCluster, node: str) -> Iterator[None]:
             unmount(target)
 
 
-def run_on(drill: Drill, faults: Faults, *, rounds: int, seed: int, progress: Progress = _no_progress) -> DrillReport:
+def run_on(drill: Drill, faults: Faults, *, rounds: int, seed: int, progress: TellRound = _no_progress) -> DrillReport:
     """Run a drill on any cluster: bring it up, work and hurt it, check everything, and take it down."""
     began = time.monotonic()
     fields = asyncio.run(_run(drill, faults, rounds, seed, progress))
@@ -303,7 +303,7 @@ def run_on(drill: Drill, faults: Faults, *, rounds: int, seed: int, progress: Pr
     )
 
 
-async def _run(drill: Drill, faults: Faults, rounds: int, seed: int, progress: Progress) -> dict[str, Any]:
+async def _run(drill: Drill, faults: Faults, rounds: int, seed: int, progress: TellRound) -> dict[str, Any]:
     """The fields of the report that only the run can know. What goes wrong is among them, not raised."""
     done = 0
     run: DrillRun | None = None

@@ -25,7 +25,7 @@ from lsmq import Client, Consumer
 from lsmq.groups import Ranges
 from lsmq.record_batch import Message
 
-from .columns import Columns, fields_of
+from .columns import DrillColumns, fields_of
 
 _DEADLINE_MS = 120_000
 _WAIT_MS = 1_000
@@ -75,7 +75,7 @@ class Tenure:
     member: int
     queue: int
     began_at: float
-    handled: Columns = field(default_factory=Columns)
+    handled: DrillColumns = field(default_factory=DrillColumns)
 
     @property
     def offsets(self) -> list[int]:

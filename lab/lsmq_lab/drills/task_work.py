@@ -24,9 +24,9 @@ from lsmq.dead_letters import SUFFIX, DeadLetter, DeadLetters
 from lsmq.errors import TimedOut, UnknownTopic
 from lsmq_lab.history import History
 
-from .columns import Columns
+from .columns import DrillColumns
 from .side_work import DRAIN_TIMEOUT_S, POLL_S, Judgement, SideWork
-from .workers import MAX_DELIVERIES, RETRY_FIRST_MS, VISIBILITY_MS, Event, is_poison, main, read_events
+from .workers import MAX_DELIVERIES, RETRY_FIRST_MS, VISIBILITY_MS, WorkerEvent, is_poison, main, read_events
 
 _EXAMPLES = 10
 #: A message is delivered by the node before its consumer looks at the clock; a busy machine may take so long for it.
@@ -63,7 +63,7 @@ class TaskWork(SideWork):
         super().__init__(urls, topic, queues)
         self._changes: list[tuple[float, float]] = []
         self._letters: list[DeadLetter] = []
-        self._events: list[Event] = []
+        self._events: list[WorkerEvent] = []
 
     async def start(self) -> None:
         """One more consumer."""
@@ -108,8 +108,8 @@ class TaskWork(SideWork):
         self._events = sorted(events, key=lambda event: event.at)
 
     def judge(self, sent: History) -> Judgement:
-        done = Columns()
-        begun: dict[tuple[str, Place], Event] = {}
+        done = DrillColumns()
+        begun: dict[tuple[str, Place], WorkerEvent] = {}
         for event in self._events:
             delivery = (event.worker, (event.queue, event.offset))
             if event.kind == "B":
@@ -142,7 +142,7 @@ class KeyedTaskWork(TaskWork):
     order: ClassVar[Literal["none", "key"]] = "key"
 
 
-def reordered(events: Iterable[Event], letters: Iterable[DeadLetter]) -> list[str]:
+def reordered(events: Iterable[WorkerEvent], letters: Iterable[DeadLetter]) -> list[str]:
     """Deliveries that began before all messages of their key before them were handled. ``events``: sorted by time."""
     dead = {(letter.queue, letter.offset) for letter in letters}
     handled: set[Place] = set()
@@ -162,14 +162,14 @@ def reordered(events: Iterable[Event], letters: Iterable[DeadLetter]) -> list[st
 
 
 def conduct_of(
-    events: Sequence[Event],
+    events: Sequence[WorkerEvent],
     letters: Iterable[DeadLetter],
     changes: Sequence[tuple[float, float]],
     *,
     by_key: bool = False,
 ) -> Conduct:
     """How a work queue did by its ``events``, sorted by time; ``changes``: from when to when leaders changed."""
-    by_place: dict[Place, list[Event]] = defaultdict(list)
+    by_place: dict[Place, list[WorkerEvent]] = defaultdict(list)
     for event in events:
         by_place[event.queue, event.offset].append(event)
     doubled: list[str] = []
@@ -198,14 +198,14 @@ def _name(place: Place) -> str:
     return f"queue {place[0]} offset {place[1]}"
 
 
-def _sequence(story: Sequence[Event]) -> int:
+def _sequence(story: Sequence[WorkerEvent]) -> int:
     return next(event.sequence for event in story if event.kind == "B")
 
 
-def _again(place: Place, story: Sequence[Event], changes: Sequence[tuple[float, float]]) -> list[str]:
+def _again(place: Place, story: Sequence[WorkerEvent], changes: Sequence[tuple[float, float]]) -> list[str]:
     """Deliveries of one message that should not have been."""
     found: list[str] = []
-    before: Event | None = None
+    before: WorkerEvent | None = None
     given_back = False
     acknowledged_at = float("inf")
     rests = [(event.since, event.until) for event in story if event.kind == "N"]
@@ -229,11 +229,11 @@ def _again(place: Place, story: Sequence[Event], changes: Sequence[tuple[float, 
     return found
 
 
-def _since(before: Event | None) -> float:
+def _since(before: WorkerEvent | None) -> float:
     return float("inf") if before is None else before.at
 
 
-def _held_up(by_place: Mapping[Place, Sequence[Event]], dead: Iterable[Place], *, by_key: bool) -> list[str]:
+def _held_up(by_place: Mapping[Place, Sequence[WorkerEvent]], dead: Iterable[Place], *, by_key: bool) -> list[str]:
     """Dead letters that nothing in their queue has passed while they failed; ``by_key``: nothing of other keys."""
     first_of: dict[int, list[tuple[int, float, str]]] = defaultdict(list)
     for (queue, offset), story in by_place.items():

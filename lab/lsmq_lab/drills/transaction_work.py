@@ -16,7 +16,7 @@ from lsmq.groups import Group
 from lsmq.producer_groups import ProducerGroup
 from lsmq_lab.history import History, Verdict
 
-from .columns import Columns
+from .columns import DrillColumns
 from .side_work import POLL_S, SETTLE_TIMEOUT_S, Judgement, SideWork
 from .transactors import LocalStep, main, read_ledger
 
@@ -35,8 +35,8 @@ class TransactionWork(SideWork):
         self.topics = (f"{topic}-first", f"{topic}-second")
         self._transactions = ProducerGroup(self._client, self.name)
         self._entries: list[LocalStep] = []
-        self._live: dict[str, Columns] = {}
-        self._again: dict[str, Columns] = {}
+        self._live: dict[str, DrillColumns] = {}
+        self._again: dict[str, DrillColumns] = {}
 
     async def start(self) -> None:
         """One more producer."""
@@ -90,14 +90,14 @@ class TransactionWork(SideWork):
                 break  # What is missing will be called lost.
             await asyncio.sleep(POLL_S)
 
-    async def _read(self, seen: dict[str, Columns], ends: dict[str, dict[int, int]] | None) -> None:
+    async def _read(self, seen: dict[str, DrillColumns], ends: dict[str, dict[int, int]] | None) -> None:
         """Read both topics from the beginning: up to ``ends``, or until cancelled."""
-        seen.update({topic: Columns() for topic in self.topics})
+        seen.update({topic: DrillColumns() for topic in self.topics})
         async with asyncio.TaskGroup() as tasks:
             for topic in self.topics:
                 tasks.create_task(self._read_topic(topic, seen[topic], None if ends is None else ends[topic]))
 
-    async def _read_topic(self, topic: str, seen: Columns, ends: dict[int, int] | None) -> None:
+    async def _read_topic(self, topic: str, seen: DrillColumns, ends: dict[int, int] | None) -> None:
         async with Consumer(self._client, topic, queues=range(self._queues), start="earliest") as consumer:
             while ends is None or any(consumer.positions.get(queue, 0) < end for queue, end in ends.items()):
                 for message in await consumer.poll(1_000, timeout_ms=_POLL_MS):
@@ -114,7 +114,7 @@ class TransactionWork(SideWork):
         return Judgement(verdicts=verdicts, notes=(note,))
 
     def _verdict(self, topic: str) -> Verdict:
-        history, again, steps = History(), self._again[topic], Columns()
+        history, again, steps = History(), self._again[topic], DrillColumns()
         # Transactions are not told where their messages are: the second reading says it, to hold the first against it.
         places = dict(zip(again.sequences, again.offsets, strict=True))
         for at, entry in enumerate(self._entries):

@@ -52,7 +52,7 @@ def is_poison(sequence: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class WorkerEvent:
     """A line of a record. ``until`` is 0, and ``key``, ``sequence``, ``digest`` empty, where the line has none."""
 
     at: float
@@ -67,19 +67,19 @@ class Event:
     digest: int = 0
 
 
-def read_events(worker: str, path: Path) -> list[Event]:
+def read_events(worker: str, path: Path) -> list[WorkerEvent]:
     """The lines of a record. One that was cut off is passed over."""
-    events: list[Event] = []
+    events: list[WorkerEvent] = []
     for line in path.read_bytes().split(b"\n")[:-1]:
         kind, at, queue, offset, *more = line.decode().split(" ")
         place = (float(at), kind, worker, int(queue), int(offset))
         match kind, more:
             case "B", [until, key, sequence, digest]:
-                events.append(Event(*place, 0.0, float(until), key, int(sequence), int(digest)))
+                events.append(WorkerEvent(*place, 0.0, float(until), key, int(sequence), int(digest)))
             case "N", [since, until]:
-                events.append(Event(*place, float(since), float(until)))
+                events.append(WorkerEvent(*place, float(since), float(until)))
             case _:
-                events.append(Event(*place))
+                events.append(WorkerEvent(*place))
     return events
 
 

@@ -19,7 +19,7 @@ from lsmq.errors import LsmqError
 from lsmq.topics import Topic
 from lsmq_lab.history import History, Verdict
 
-from .columns import Columns
+from .columns import DrillColumns
 from .side_work import DEADLINE_MS, Judgement, SideWork
 
 QUEUES_PER_SHARD = 4
@@ -45,11 +45,11 @@ class DrillWorkload:
         self._urls = list(urls)
         self._queues = shards * QUEUES_PER_SHARD
         self._producers, self._consumers = producers, consumers
-        self._acknowledged = Columns()
-        self._unanswered = Columns()
+        self._acknowledged = DrillColumns()
+        self._unanswered = DrillColumns()
         self._errors: set[str] = set()
         #: What each reader was handed, by its name.
-        self._readings: dict[str, Columns] = {}
+        self._readings: dict[str, DrillColumns] = {}
         self._sequence = itertools.count()
         #: Of this run alone, so that a cluster that was drilled before may be drilled again.
         self._topic = f"drill-{uuid.uuid4().hex[:8]}"
@@ -145,7 +145,7 @@ class DrillWorkload:
             await self._read_again(client)
 
     async def _read_again(self, client: Client) -> None:
-        receipts = self._readings["read again"] = Columns()
+        receipts = self._readings["read again"] = DrillColumns()
         async with Consumer(client, self._topic, start="earliest", wait_ms=_WAIT_MS) as consumer:
             await self._read_to_the_end(consumer, receipts)
 
@@ -222,7 +222,7 @@ class DrillWorkload:
 
         The first reads alone, the others are the only members of their groups: a failover must not cost them that.
         """
-        receipts = self._readings[f"consumer {number}"] = Columns()
+        receipts = self._readings[f"consumer {number}"] = DrillColumns()
         group = self._group(number)
         queues = range(self._queues) if number == 0 else None
         async with (
@@ -235,7 +235,7 @@ class DrillWorkload:
             if any(committed.get(queue, 0) != position for queue, position in handed.items() if position):
                 self.offsets_that_went_back += 1
 
-    async def _read_to_the_end(self, consumer: Consumer, receipts: Columns, *, commit: bool = False) -> None:
+    async def _read_to_the_end(self, consumer: Consumer, receipts: DrillColumns, *, commit: bool = False) -> None:
         """Read until the workload is over and all of it was handed out, or nothing has come for long."""
         committed_at = progress_at = time.monotonic()
         while not (self._drained.is_set() and self._is_at_end(consumer)):

@@ -18,11 +18,11 @@ from lsmq_lab.history import History
 
 from .simulated_cluster import SimulatedCluster
 from .uses import USES, Use
-from .uses.use import DEADLINE_MS, Role, Topics, all_of, text_of
+from .uses.use import DEADLINE_MS, UsedTopics, UseRole, all_of, text_of
 
 QUEUES = 4
 #: What there always is.
-_TOPICS: Topics = {topic: {"queues": QUEUES} for topic in ("orders", "jobs", "ledger")}
+_TOPICS: UsedTopics = {topic: {"queues": QUEUES} for topic in ("orders", "jobs", "ledger")}
 _ACCOUNTS = ("account-1", "account-2", "account-3")
 
 
@@ -66,7 +66,7 @@ class Clients:
         self._places: dict[int, tuple[int, int]] = {}
         self._pending: dict[str, list[int]] = {}
         self.uses: list[Use] = [USES[name](self) for name in uses if name in USES]
-        roles: list[Role] = [
+        roles: list[UseRole] = [
             ("producer1", self._produce),
             ("producer2", self._produce),
             ("member1", self._consume),
@@ -83,7 +83,7 @@ class Clients:
             for name, role in use.roles():
                 self._start(name, next(hosts), role, use.topics)
 
-    def _start(self, name: str, host: str, role: Callable[[Client], Awaitable[None]], topics: Topics) -> None:
+    def _start(self, name: str, host: str, role: Callable[[Client], Awaitable[None]], topics: UsedTopics) -> None:
         world = self.cluster.world
         process = world.process(name, host, steady_s=5_000.0 + len(name))
         self.running += 1
@@ -104,7 +104,7 @@ class Clients:
 
         world.scheduler.spawn(main, "main", process)
 
-    async def _prepare(self, client: Client, topics: Topics) -> None:
+    async def _prepare(self, client: Client, topics: UsedTopics) -> None:
         while True:
             try:
                 for topic, options in topics.items():

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from .medium import DirectoryChange, DirectoryNode, FileNode, Node, survivor
+from .medium import DirectoryChange, DirectoryNode, FileNode, MediumNode, survivor
 
 #: What a disk holds that is never full.
 UNLIMITED_BYTES = 1 << 40
@@ -175,7 +175,7 @@ class SimulatedDisk:
             node = found
         return node, parts[-1]
 
-    def node(self, path: str) -> Node | None:
+    def node(self, path: str) -> MediumNode | None:
         """What a path names."""
         if path == str(self.root):
             return self.top
@@ -188,7 +188,7 @@ class SimulatedDisk:
             found = directory.live[name] = DirectoryNode() if Path(path).is_dir() else FileNode()
         return found
 
-    def change(self, *names: tuple[DirectoryNode, str, Node | None]) -> None:
+    def change(self, *names: tuple[DirectoryNode, str, MediumNode | None]) -> None:
         for directory, name, node in names:
             if node is None:
                 directory.live.pop(name, None)
@@ -213,7 +213,7 @@ class SimulatedDisk:
 
     def outcome(self, chance: Random) -> DirectoryNode:
         """What a power cut now would leave, all of it durable."""
-        settled: dict[int, dict[str, Node]] = {}
+        settled: dict[int, dict[str, MediumNode]] = {}
         for change in self.changes:
             if chance.random() < 0.5:
                 for directory, name, node in change.names:
@@ -224,7 +224,7 @@ class SimulatedDisk:
                         names[name] = node
         copies: dict[int, FileNode] = {}
 
-        def after(node: Node) -> Node:
+        def after(node: MediumNode) -> MediumNode:
             if isinstance(node, DirectoryNode):
                 names = settled.get(id(node), node.durable)
                 return DirectoryNode(durable={name: after(each) for name, each in sorted(names.items())})
@@ -249,9 +249,9 @@ class SimulatedDisk:
 
     def copy_to(self, twin: SimulatedDisk) -> None:
         """Another, empty one is to hold the same, and as much of it safely."""
-        copies: dict[int, Node] = {}
+        copies: dict[int, MediumNode] = {}
 
-        def copied(node: Node) -> Node:
+        def copied(node: MediumNode) -> MediumNode:
             found = copies.get(id(node))
             if found is None and isinstance(node, FileNode):
                 found = FileNode(bytearray(node.durable), list(node.unsynced), list(node.doubtful))
@@ -277,7 +277,7 @@ class SimulatedDisk:
     def copy(self) -> DirectoryNode:
         """All that is durable, to be set back to some time."""
 
-        def twin(node: Node) -> Node:
+        def twin(node: MediumNode) -> MediumNode:
             if isinstance(node, FileNode):
                 return FileNode(bytearray(node.durable))
             return DirectoryNode(durable={name: twin(each) for name, each in sorted(node.durable.items())})

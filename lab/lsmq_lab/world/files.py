@@ -19,7 +19,7 @@ from typing import Any
 from unittest.mock import patch
 
 from .disk import REAL, PowerCut, SimulatedDisk, os_error
-from .medium import DirectoryNode, FileNode, Node
+from .medium import DirectoryNode, FileNode, MediumNode
 from .scheduler import Scheduler, SimulatedProcess
 
 _flock = fcntl.flock
@@ -34,7 +34,7 @@ class Files:
         self.disks: dict[str, SimulatedDisk] = {}
         self.lock = threading.RLock()
         self._prefix = f"{root}/"
-        self._open: dict[int, tuple[SimulatedDisk, Node, str, tuple[int, int]]] = {}
+        self._open: dict[int, tuple[SimulatedDisk, MediumNode, str, tuple[int, int]]] = {}
         self._locks: dict[int, SimulatedProcess] = {}
 
     def disk(self, host: str) -> SimulatedDisk:
@@ -62,7 +62,7 @@ class Files:
         disk = self.disks.get(host)
         return None if disk is None else (disk, text)
 
-    def _opened(self, fd: int) -> tuple[SimulatedDisk, Node, str] | None:
+    def _opened(self, fd: int) -> tuple[SimulatedDisk, MediumNode, str] | None:
         found = self._open.get(fd)
         if found is None:
             return None
@@ -212,7 +212,7 @@ class Files:
                 node.unsynced.append((length, None))
                 REAL["ftruncate"](fd, length)
 
-    def _still_open(self, fd: int) -> tuple[SimulatedDisk, Node, str]:
+    def _still_open(self, fd: int) -> tuple[SimulatedDisk, MediumNode, str]:
         opened = self._opened(fd)
         assert opened is not None, "a file is closed while it is used"
         return opened

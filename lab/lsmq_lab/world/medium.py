@@ -40,18 +40,18 @@ def _beside(former: tuple[int, bytes | None], later: tuple[int, bytes | None]) -
 class DirectoryNode:
     """A directory: its names as processes see them, and as they are on the disk."""
 
-    live: dict[str, Node] = field(default_factory=dict)
-    durable: dict[str, Node] = field(default_factory=dict)
+    live: dict[str, MediumNode] = field(default_factory=dict)
+    durable: dict[str, MediumNode] = field(default_factory=dict)
 
 
-Node = FileNode | DirectoryNode
+MediumNode = FileNode | DirectoryNode
 
 
 @dataclass(eq=False)
 class DirectoryChange:
     """Names that come and go together: ``(directory, name, what it names or None)``."""
 
-    names: list[tuple[DirectoryNode, str, Node | None]]
+    names: list[tuple[DirectoryNode, str, MediumNode | None]]
 
 
 def apply(content: bytearray, position: int, chunk: bytes | None) -> None:

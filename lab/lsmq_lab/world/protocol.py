@@ -32,7 +32,7 @@ from unittest.mock import patch
 from lsmq_coordinator.lives import UNCLAIMED, InSyncMember
 from lsmq_coordinator.state import ClusterState
 from lsmq_node.cluster.shell import Shell
-from lsmq_node.replication import Action, ReplicaCore
+from lsmq_node.replication import ReplicaAction, ReplicaCore
 from lsmq_node.replication import actions as act
 from lsmq_node.replication.messages import Promise
 from lsmq_node.storage.wal import segment_name
@@ -65,7 +65,7 @@ class Protocol:
         #: Whom a control plane that went back takes for members that have everything.
         self._excused: set[Place] = set()
         #: Told of each action of a shard's replica at a node, before it is done.
-        self.on_action: Callable[[SimulatedNode, int, Action], None] = lambda node, shard, action: None
+        self.on_action: Callable[[SimulatedNode, int, ReplicaAction], None] = lambda node, shard, action: None
 
     def committed_lsn(self, shard: int) -> int:
         """The highest high watermark of a leader so far."""
@@ -91,7 +91,7 @@ class Protocol:
     def watching(self) -> Iterator[None]:
         performs = Shell._perform
 
-        def perform(shell: Shell, core: ReplicaCore, action: Action) -> None:
+        def perform(shell: Shell, core: ReplicaCore, action: ReplicaAction) -> None:
             node = self._node()
             self._look(node, shell, core, action)
             self.on_action(node, shell.shard, action)
@@ -121,7 +121,7 @@ class Protocol:
 
     # What replicas do
 
-    def _look(self, node: SimulatedNode, shell: Shell, core: ReplicaCore, action: Action) -> None:
+    def _look(self, node: SimulatedNode, shell: Shell, core: ReplicaCore, action: ReplicaAction) -> None:
         place = shell.shard, node.id
         if core.registered:
             self._acts(place, core.record.incarnation)

@@ -23,17 +23,17 @@ from lsmq import Client, Consumer, Producer
 from lsmq.errors import LsmqError
 from lsmq_node.cluster.replica import Replica
 from lsmq_node.cluster.shell import Shell
-from lsmq_node.replication import Action, ControlView, ReplicaCore
+from lsmq_node.replication import ControlView, ReplicaAction, ReplicaCore
 from lsmq_node.replication import actions as act
-from lsmq_node.replication.messages import Message
+from lsmq_node.replication.messages import ReplicaMessage
 from lsmq_node.storage.wal import segment_name
 
 from .medium import DirectoryNode
 from .protocol import Protocol
 from .simulated_cluster import SimulatedCluster, SimulatedNode
 
-Condition = Callable[[], bool]
-Script = Iterator[Condition]
+SceneCondition = Callable[[], bool]
+Script = Iterator[SceneCondition]
 
 #: So long any of a scene's moments may be waited for.
 _LIMIT_S = 6.0
@@ -133,9 +133,9 @@ class Scene:
         self._late_s: dict[tuple[str, str], float] = {}
         self._leaves: dict[tuple[str, str], float] = {}  # when the last message does
         self._script: Script | None = None
-        self._waits: Condition = self.settled
+        self._waits: SceneCondition = self.settled
         self._since = self.world.now
-        self._watches: list[Callable[[SimulatedNode, Action], None]] = []
+        self._watches: list[Callable[[SimulatedNode, ReplicaAction], None]] = []
         protocol.on_action = self._acted
 
     # How it goes on
@@ -163,7 +163,7 @@ class Scene:
         if not self.over and not self.cluster.problems:
             self.world.scheduler.call_later(_LOOK_S, self._look)
 
-    def _acted(self, node: SimulatedNode, shard: int, action: Action) -> None:
+    def _acted(self, node: SimulatedNode, shard: int, action: ReplicaAction) -> None:
         for watch in self._watches:
             watch(node, action)
         if not self.over and self._waits():
@@ -191,7 +191,7 @@ class Scene:
     def installed(self) -> Iterator[None]:
         sends = Shell._send
 
-        def send(shell: Shell, peer: str, message: Message, payload: bytes | memoryview) -> None:
+        def send(shell: Shell, peer: str, message: ReplicaMessage, payload: bytes | memoryview) -> None:
             link = shell.node, peer
             if link in self._silent:
                 return
@@ -258,7 +258,7 @@ class Scene:
         """Whatever was to be written is."""
         return self.writer.idle
 
-    def after(self, seconds: float) -> Condition:
+    def after(self, seconds: float) -> SceneCondition:
         end = self.world.now + seconds
 
         def time_has_passed() -> bool:
@@ -266,7 +266,7 @@ class Scene:
 
         return time_has_passed
 
-    def rises(self) -> Condition:
+    def rises(self) -> SceneCondition:
         """More is committed."""
         before = self.committed
 
@@ -275,13 +275,13 @@ class Scene:
 
         return high_watermark_rises
 
-    def left(self, node: SimulatedNode) -> Condition:
+    def left(self, node: SimulatedNode) -> SceneCondition:
         def has_left() -> bool:
             return not self.listed(node)
 
         return has_left
 
-    def holds(self, node: SimulatedNode, lsn: int) -> Condition:
+    def holds(self, node: SimulatedNode, lsn: int) -> SceneCondition:
         """Its log is durable up to there."""
 
         def log_is_durable() -> bool:
@@ -289,11 +289,11 @@ class Scene:
 
         return log_is_durable
 
-    def longer(self, node: SimulatedNode) -> Condition:
+    def longer(self, node: SimulatedNode) -> SceneCondition:
         """Its log is durable beyond where it is now."""
         return self.holds(node, self.end(node) + 1)
 
-    def serves(self, *nodes: SimulatedNode) -> Condition:
+    def serves(self, *nodes: SimulatedNode) -> SceneCondition:
         """Any of them."""
 
         def serves_the_shard() -> bool:
@@ -301,7 +301,7 @@ class Scene:
 
         return serves_the_shard
 
-    def acts(self, node: SimulatedNode) -> Condition:
+    def acts(self, node: SimulatedNode) -> SceneCondition:
         """Its start is registered, and known to be."""
 
         def start_is_registered() -> bool:
@@ -310,11 +310,13 @@ class Scene:
 
         return start_is_registered
 
-    def did(self, node: SimulatedNode, kind: type, where: Callable[[Any], bool] = lambda action: True) -> Condition:
+    def did(
+        self, node: SimulatedNode, kind: type, where: Callable[[Any], bool] = lambda action: True
+    ) -> SceneCondition:
         """It is about to do something, or to send a message, of that kind."""
         seen = [False]
 
-        def watch(actor: SimulatedNode, action: Action) -> None:
+        def watch(actor: SimulatedNode, action: ReplicaAction) -> None:
             what = action.message if isinstance(action, act.Send) else action
             if actor is node and isinstance(what, kind) and where(what):
                 seen[0] = True

@@ -18,7 +18,7 @@ from .codec import Format, decode, encode
 from .rendering import render_spans
 from .schema import check
 
-Names = Mapping[int, str] | None
+NamesByNumber = Mapping[int, str] | None
 
 PING_S = 20.0
 SILENT_S = 60.0
@@ -39,7 +39,7 @@ class WebSocketSink:
     def binary(self) -> bool:
         return self.form is Format.MSGPACK
 
-    def pack(self, found: Fetched, topic_id: int, spans: Spans, names: Names) -> Packed:
+    def pack(self, found: Fetched, topic_id: int, spans: Spans, names: NamesByNumber) -> Packed:
         return _pack(found, topic_id, spans, names, self.form, self.note)
 
     def note(self, kind: str, value: Any) -> bytes:
@@ -96,7 +96,7 @@ class EventSink:
     def __init__(self, response: web.StreamResponse) -> None:
         self._response = response
 
-    def pack(self, found: Fetched, topic_id: int, spans: Spans, names: Names) -> Packed:
+    def pack(self, found: Fetched, topic_id: int, spans: Spans, names: NamesByNumber) -> Packed:
         return _pack(found, topic_id, spans, names, Format.JSON, self.note)
 
     def note(self, kind: str, value: Any) -> bytes:
@@ -127,7 +127,7 @@ AnySink = WebSocketSink | EventSink
 
 
 def _pack(
-    found: Fetched, topic_id: int, spans: Spans, names: Names, form: Format, note: Callable[[str, Any], bytes]
+    found: Fetched, topic_id: int, spans: Spans, names: NamesByNumber, form: Format, note: Callable[[str, Any], bytes]
 ) -> Packed:
     messages, sent = [], []
     for message, size in render_spans(found, topic_id, spans, form):

@@ -24,7 +24,7 @@ from .manifest import BackupManifest
 from .places import BACKUPS, FILES
 from .repository import Repository
 
-Begin = Callable[[int], Advance]
+BeginProgress = Callable[[int], Advance]
 
 
 def is_repository(path: Path) -> bool:
@@ -36,7 +36,7 @@ def verify_directory(
     path: Path,
     *,
     tell: Tell = lambda finding: None,
-    begin: Begin = lambda total: lambda size: None,
+    begin: BeginProgress = lambda total: lambda size: None,
 ) -> Summary:
     """Read all of data that nobody has open. Raises ``InvalidRequest`` where there are none, ``DataDirectoryLocked``,
     ``UnsupportedFormat``."""
@@ -48,7 +48,7 @@ def verify_repository(
     *,
     backup: str | None = None,
     tell: Tell = lambda finding: None,
-    begin: Begin = lambda total: lambda size: None,
+    begin: BeginProgress = lambda total: lambda size: None,
 ) -> Summary:
     """Read all backups of a place, or one. Raises ``InvalidRequest`` where there are none."""
     summary = Summary()
@@ -104,7 +104,7 @@ def _described(backup: BackupManifest) -> str:
 
 
 async def verify_nodes(
-    client: Client, *, tell: Tell = lambda finding: None, begin: Begin = lambda total: lambda size: None
+    client: Client, *, tell: Tell = lambda finding: None, begin: BeginProgress = lambda total: lambda size: None
 ) -> Summary:
     """Have each shard's leader read all files that it has of it by now. Raises ``Unavailable``, ``SnapshotGone``."""
     snapshots, summary = ShardSnapshots(client, f"verify-{runtime.token_hex(8)}"), Summary()

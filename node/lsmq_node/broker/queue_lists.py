@@ -24,7 +24,7 @@ _ASK_TIMEOUT_S = 10.0
 #: Queues of one page.
 MAX_LISTED = 1_000
 
-Row = tuple[str, int, int, int]
+QueueRow = tuple[str, int, int, int]
 """A queue's name, the first offset kept, the next to be written, and its number."""
 
 
@@ -38,7 +38,7 @@ class QueueLists:
         self._admission = admission
         self._leaders = LeaderCalls(topology, OPERATION, self._own_page, _ASK_TIMEOUT_S)
 
-    async def page(self, topic: StoredTopic, prefix: str, after: str, limit: int) -> list[Row]:
+    async def page(self, topic: StoredTopic, prefix: str, after: str, limit: int) -> list[QueueRow]:
         """Up to ``limit`` queues whose names begin with ``prefix`` and come behind ``after``, in order of their names.
 
         Raises ``Unavailable`` where the leader of a shard cannot be asked.
@@ -47,7 +47,7 @@ class QueueLists:
         pages = await asyncio.gather(*(self._page_of(shard, topic, prefix, after, limit) for shard in shards))
         return sorted((row for rows in pages for row in rows), key=lambda row: row[0])[:limit]
 
-    async def _page_of(self, shard: int, topic: StoredTopic, prefix: str, after: str, limit: int) -> Sequence[Row]:
+    async def _page_of(self, shard: int, topic: StoredTopic, prefix: str, after: str, limit: int) -> Sequence[QueueRow]:
         asked = {"topic": topic.id, "prefix": prefix, "after": after, "limit": limit}
         try:
             found = await self._leaders.ask(shard, asked)

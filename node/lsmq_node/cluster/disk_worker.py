@@ -94,7 +94,7 @@ class LookAround:
     """Note how far the log is committed, where it begins now, and what is damaged."""
 
 
-Operation = Keep | Truncate | Append | Begin | Leave | Settle | Swap | LookAround
+DiskOperation = Keep | Truncate | Append | Begin | Leave | Settle | Swap | LookAround
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ Report = (
 )
 
 
-class DiskWorker(DiskThread[Operation]):
+class DiskWorker(DiskThread[DiskOperation]):
     """``post`` is called in the thread. ``store`` changes with ``Swap`` only."""
 
     def __init__(
@@ -212,7 +212,7 @@ class DiskWorker(DiskThread[Operation]):
 
     # In the thread
 
-    def _do(self, operation: Operation) -> None:
+    def _do(self, operation: DiskOperation) -> None:
         log = self.store.replica
         match operation:
             case Keep(record):

@@ -34,13 +34,13 @@ from lsmq_coordinator.errors import NotAuthenticated
 from lsmq_coordinator.names import Names
 from lsmq_coordinator.parts import Parts
 from lsmq_coordinator.tls import Certificates
-from lsmq_node.replication import Message
+from lsmq_node.replication import ReplicaMessage
 
 from .outgoing import CONGESTED_BYTES, PROTOCOL, Dial, Outgoing, set_up
 from .seals import Seal
 from .wire import BadMessage, Decoder, encode
 
-OnMessage = Callable[[str, int, Message, memoryview], None]
+OnMessage = Callable[[str, int, ReplicaMessage, memoryview], None]
 
 PATH = "/internal/replication"
 _SWITCHING = 101
@@ -86,7 +86,7 @@ class Links:
     def start(self) -> None:
         self._open = True
 
-    def send(self, peer: str, shard: int, message: Message, payload: bytes | memoryview = b"") -> None:
+    def send(self, peer: str, shard: int, message: ReplicaMessage, payload: bytes | memoryview = b"") -> None:
         """Best effort, in order; dialled on demand. Dropped when the peer cannot be reached.
 
         ``payload`` must not change any more.

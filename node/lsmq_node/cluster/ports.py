@@ -6,14 +6,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lsmq_node.replication import Message
+from lsmq_node.replication import ReplicaMessage
 from lsmq_node.replication.actions import ProposeInSync, ProposeLeave, RegisterStart
 from lsmq_node.storage import StoredTopic
 
 from .writes import Touched
 
 #: ``(bytes done, bytes in all)``
-Progress = Callable[[int, int], None]
+TransferProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class ReplicaPorts:
         congested: ``(peer)``: so much waits to be sent there that log is better not shipped now. ``Links.congested``.
     """
 
-    send: Callable[[str, int, Message, bytes | memoryview], None]
+    send: Callable[[str, int, ReplicaMessage, bytes | memoryview], None]
     propose_in_sync: Callable[[int, ProposeInSync], None]
     propose_leave: Callable[[int, ProposeLeave], None]
     register_start: Callable[[int, RegisterStart, Callable[[str], None]], None]
     ask_election: Callable[[int, int, bool], None]
-    fetch_snapshot: Callable[[int, str, Path, Progress], Awaitable[Callable[[], None]]]
-    gather_snapshot: Callable[[int, str, Path, Progress], Awaitable[object]]
+    fetch_snapshot: Callable[[int, str, Path, TransferProgress], Awaitable[Callable[[], None]]]
+    gather_snapshot: Callable[[int, str, Path, TransferProgress], Awaitable[object]]
     client_url: Callable[[str | None], str | None] = lambda node: node
     touched: Touched = lambda topic_id, pieces: None
     changed: Callable[[int], None] = lambda shard: None

@@ -13,7 +13,7 @@ from lsmq import runtime
 from lsmq.errors import LsmqError, NotEnoughReplicas, ShuttingDown, StoreBusy, Unavailable
 from lsmq_coordinator.lives import LifeId
 from lsmq_node.broker.topology import Ack
-from lsmq_node.replication import ControlView, LogPosition, Message, ReplicaRole, Timings
+from lsmq_node.replication import ControlView, LogPosition, ReplicaMessage, ReplicaRole, Timings
 from lsmq_node.replication.actions import Distrust
 from lsmq_node.replication.events import LeaseGranted, MessageReceived, StreamBroken
 from lsmq_node.storage import Appended, ShardStore, StoredTopic, StoreOptions
@@ -85,7 +85,7 @@ class Replica:
         self._shell.viewed(view)
         self._shell.handle(LeaseGranted(valid_until, view))
 
-    def received(self, sender: str, message: Message, payload: bytes | memoryview = b"") -> None:
+    def received(self, sender: str, message: ReplicaMessage, payload: bytes | memoryview = b"") -> None:
         """A message of another replica of this shard. ``payload`` must not change any more."""
         if len(payload) and self._shell.disk_full:
             return  # As if it were lost. It is asked for again when there is space.

@@ -45,7 +45,7 @@ from lsmq_node.config import NodeConfig
 from lsmq_node.connections import INTERNAL_CONNECTIONS, Doorkeeper, Limits
 from lsmq_node.descriptors import shares
 from lsmq_node.listening import listening_socket
-from lsmq_node.replication import Message
+from lsmq_node.replication import ReplicaMessage
 from lsmq_node.storage import StoreOptions
 from lsmq_node.tls_settings import peer_files
 
@@ -112,7 +112,7 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
         member = ClusterMember(config, control, waiters, parts)
         member.rights.voucher_keys = secret.keys("vouchers")
 
-        def received(sender: str, shard: int, message: Message, payload: memoryview) -> None:
+        def received(sender: str, shard: int, message: ReplicaMessage, payload: memoryview) -> None:
             replica = member.replicas.get(shard)
             if replica is not None:
                 replica.received(sender, message, payload)

@@ -30,10 +30,18 @@ import structlog
 
 from lsmq import runtime
 from lsmq.errors import CorruptFile, LsmqError, NotEnoughReplicas, NotLeader, ShardStopped
-from lsmq_node.replication import Action, ControlView, Event, ReplicaCore, ReplicaRecord, ReplicaRole, Timings
+from lsmq_node.replication import (
+    ControlView,
+    ReplicaAction,
+    ReplicaCore,
+    ReplicaEvent,
+    ReplicaRecord,
+    ReplicaRole,
+    Timings,
+)
 from lsmq_node.replication import actions as act
 from lsmq_node.replication import events as ev
-from lsmq_node.replication.messages import Hello, Message
+from lsmq_node.replication.messages import Hello, ReplicaMessage
 from lsmq_node.storage import Committed, ShardStore
 from lsmq_node.storage.epochs import EPOCH_ENTRY_BYTES
 from lsmq_node.storage.failures import may_pass
@@ -43,7 +51,7 @@ from . import disk_worker as worker
 from .disk_thread import ThreadFailed
 from .log_tail import Piece
 from .opening import Directory, history_of, recovered
-from .ports import Progress, ReplicaPorts
+from .ports import ReplicaPorts, TransferProgress
 from .repair import Repair
 from .replica_life import Item, ReplicaLife
 from .shipper import Shipper
@@ -91,7 +99,7 @@ class Shell:
         self._life: ReplicaLife | None = None
         self._record: ReplicaRecord | None = None
         self._view: ControlView | None = None
-        self._events: deque[tuple[Event, bytes | memoryview]] = deque()
+        self._events: deque[tuple[ReplicaEvent, bytes | memoryview]] = deque()
         self._handling = False
         self._payload: bytes | memoryview = b""
         self._leads = False  # the line is open, or about to be
@@ -243,7 +251,7 @@ class Shell:
             self._view = view
         self.handle(ev.ControlViewed(view))
 
-    def handle(self, event: Event, payload: bytes | memoryview = b"") -> None:
+    def handle(self, event: ReplicaEvent, payload: bytes | memoryview = b"") -> None:
         """Feed the core and do what it asks; what that gives rise to follows at once."""
         self._events.append((event, payload))
         if self._handling:
@@ -269,7 +277,7 @@ class Shell:
         self._drop_core("internal error")
         self._give_up(f"internal error: {error!r}")
 
-    def _step(self, core: ReplicaCore, event: Event) -> None:
+    def _step(self, core: ReplicaCore, event: ReplicaEvent) -> None:
         for action in core.handle(event, runtime.monotonic()):
             self._perform(core, action)
             if self.core is not core:
@@ -280,7 +288,7 @@ class Shell:
 
     # Actions
 
-    def _perform(self, core: ReplicaCore, action: Action) -> None:
+    def _perform(self, core: ReplicaCore, action: ReplicaAction) -> None:
         life = self._life
         assert life is not None
         match action:
@@ -351,7 +359,7 @@ class Shell:
         self._applies_to = lsn
         life.applier.advance(lsn, leads=self._leads)
 
-    def _send(self, peer: str, message: Message, payload: bytes | memoryview) -> None:
+    def _send(self, peer: str, message: ReplicaMessage, payload: bytes | memoryview) -> None:
         self._ports.send(peer, self.shard, message, payload)
 
     def _keep_log(self, core: ReplicaCore, lsn: int) -> None:
@@ -476,7 +484,7 @@ class Shell:
             await self._ports.gather_snapshot(self.shard, peer, self._directory.path, progress)
 
     @contextmanager
-    def _reporting(self) -> Iterator[Progress]:
+    def _reporting(self) -> Iterator[TransferProgress]:
         """Show the progress of a snapshot."""
 
         def progress(done: int, total: int) -> None:

@@ -13,7 +13,7 @@ import structlog
 
 from lsmq.errors import CorruptFile, LogTrimmed, LsmqError
 from lsmq_node.replication.actions import Ship
-from lsmq_node.replication.events import Event, LogRecycled, Shipped
+from lsmq_node.replication.events import LogRecycled, ReplicaEvent, Shipped
 from lsmq_node.replication.messages import Frame
 from lsmq_node.storage import ShardStore
 
@@ -35,7 +35,7 @@ class Shipper:
         store: Callable[[], ShardStore | None],
         send: SendFrame,
         congested: Callable[[str], bool],
-        handle: Callable[[Event], None],
+        handle: Callable[[ReplicaEvent], None],
         failed: Callable[[LsmqError], None],
     ) -> None:
         """``failed``: the log cannot be read."""

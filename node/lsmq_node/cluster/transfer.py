@@ -38,7 +38,8 @@ from lsmq_node.storage import ShardStore
 from lsmq_node.storage.snapshot import SnapshotManifest
 from lsmq_node.storage.snapshot_install import install
 
-from .transfer_client import Download, Progress, SignedRequests
+from .ports import TransferProgress
+from .transfer_client import Download, SignedRequests
 from .transfer_server import SnapshotServer
 
 PATIENCE_S = 20.0
@@ -99,7 +100,7 @@ class Snapshots:
         """For the internal HTTP server. They check no proof themselves."""
         return self._server.routes()
 
-    async def fetch(self, shard: int, peer: str, path: Path, progress: Progress) -> Callable[[], None]:
+    async def fetch(self, shard: int, peer: str, path: Path, progress: TransferProgress) -> Callable[[], None]:
         """Download a snapshot of a shard from ``peer`` into the directory ``path`` of its replica, which may be open.
 
         Returns what puts the snapshot in the store's place: a blocking function, to be called in a thread when the
@@ -118,7 +119,7 @@ class Snapshots:
 
         return put_in_place
 
-    async def gather(self, shard: int, peer: str, path: Path, progress: Progress) -> SnapshotManifest:
+    async def gather(self, shard: int, peer: str, path: Path, progress: TransferProgress) -> SnapshotManifest:
         """The download alone. What has come is kept: the next download, from whomever, fetches what differs.
 
         ``progress(done, total)``, in bytes, is called in the loop. May be cancelled.

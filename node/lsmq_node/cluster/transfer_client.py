@@ -34,9 +34,10 @@ from lsmq_node.broker.throttle import Throttle
 from lsmq_node.storage.snapshot import SnapshotFile, SnapshotManifest, decode_snapshot
 from lsmq_node.storage.snapshot_target import SnapshotTarget
 
+from .ports import TransferProgress
+
 _log = structlog.get_logger("lsmq.cluster")
 
-Progress = Callable[[int, int], None]
 T = TypeVar("T")
 
 BEGIN_TIMEOUT_S = 30.0  # the source flushes first
@@ -115,7 +116,7 @@ class Download:
         throttle: Throttle,
         threads: runtime.ThreadPoolExecutor,
         min_free_bytes: int,
-        progress: Progress,
+        progress: TransferProgress,
     ) -> None:
         self._requests = requests
         self._base = f"/internal/snapshots/{shard}"

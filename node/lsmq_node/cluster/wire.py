@@ -31,7 +31,7 @@ import msgpack
 
 from lsmq.errors import LsmqError
 from lsmq_coordinator.lives import LifeId
-from lsmq_node.replication import EpochHistory, EpochStart, LogPosition, Message, ReplicaSession
+from lsmq_node.replication import EpochHistory, EpochStart, LogPosition, ReplicaMessage, ReplicaSession
 from lsmq_node.replication.messages import (
     Frame,
     Hello,
@@ -80,7 +80,7 @@ class BadMessage(LsmqError):
 
 class FromWire(NamedTuple):
     shard: int
-    message: Message
+    message: ReplicaMessage
     payload: memoryview
 
 
@@ -140,7 +140,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "EpochHistory": _history,
 }
 
-_KINDS: dict[MessageKind, type[Message]] = {
+_KINDS: dict[MessageKind, type[ReplicaMessage]] = {
     MessageKind.HELLO: Hello,
     MessageKind.WELCOME: Welcome,
     MessageKind.TAKE_SNAPSHOT: TakeSnapshot,
@@ -158,7 +158,7 @@ _KINDS: dict[MessageKind, type[Message]] = {
 class _Codec:
     """One kind of message: its fields, taken out and put in again."""
 
-    def __init__(self, kind: MessageKind, message: type[Message]) -> None:
+    def __init__(self, kind: MessageKind, message: type[ReplicaMessage]) -> None:
         names = [field.name for field in fields(message)]
         self.kind = kind
         self.make = message
@@ -175,7 +175,7 @@ def _plain(value: Any) -> Any:
     return value.starts if type(value) is EpochHistory else value
 
 
-def encode(shard: int, message: Message, payload_bytes: int = 0) -> bytes:
+def encode(shard: int, message: ReplicaMessage, payload_bytes: int = 0) -> bytes:
     """Head and body; the code is to follow, and the payload, where there is one."""
     codec = _BY_TYPE[type(message)]
     body: bytes = msgpack.packb(codec.values(message), default=_plain)
@@ -192,7 +192,9 @@ class Decoder:
     def __init__(self, seal: Seal) -> None:
         self._seal = seal
         self._rest = bytearray()  # of a head, body and code that are not whole yet
-        self._message: tuple[int, Message, memoryview] | None = None  # whose payload is not whole yet, and its head
+        self._message: tuple[int, ReplicaMessage, memoryview] | None = (
+            None  # whose payload is not whole yet, and its head
+        )
         self._payload = bytearray()
         self._filled = 0
 
@@ -244,7 +246,7 @@ class Decoder:
 
     _taken = 0
 
-    def _sealed(self, shard: int, message: Message, head: memoryview, payload: memoryview) -> FromWire:
+    def _sealed(self, shard: int, message: ReplicaMessage, head: memoryview, payload: memoryview) -> FromWire:
         """The message, once its code is found right. Raises ``BadMessage``."""
         code = self._seal.next(head[:-SEAL_BYTES], payload)
         if not hmac.compare_digest(code, head[-SEAL_BYTES:]):
@@ -279,7 +281,7 @@ def _codec(kind: int) -> _Codec:
     return codec
 
 
-def _message(codec: _Codec, body: memoryview) -> Message:
+def _message(codec: _Codec, body: memoryview) -> ReplicaMessage:
     try:
         values = msgpack.unpackb(body)
         if len(values) != len(codec.readers):

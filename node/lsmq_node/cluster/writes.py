@@ -21,7 +21,7 @@ from lsmq_node.storage import Appended, Committed
 
 _log = structlog.get_logger("lsmq.cluster")
 
-Verdict = Callable[[], LsmqError | None]
+WhyRefused = Callable[[], LsmqError | None]
 Touched = Callable[[int, Sequence[NDArray[Any]]], None]
 
 _ALL_ROUNDS = 1 << 62
@@ -38,7 +38,7 @@ class WaitingWrites:
         touched: Touched,
         *,
         timeout_s: float = float("inf"),
-        verdict: Verdict = lambda: None,
+        verdict: WhyRefused = lambda: None,
     ) -> None:
         """Args:
         touched: called with a topic's id and the queues of which a commit has made more visible.
@@ -141,7 +141,7 @@ class _Line:
     def __len__(self) -> int:
         return len(self.waiting)
 
-    def reached(self, round_: int, lsn: int, verdict: Verdict) -> None:
+    def reached(self, round_: int, lsn: int, verdict: WhyRefused) -> None:
         """All up to ``lsn`` in rounds up to ``round_`` are answered: well, or with the error that ``verdict`` finds."""
         waiting = self.waiting
         if not waiting or waiting[0].round > round_ or waiting[0].lsn > lsn:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .ranges import Ranges
 
-Offsets = NDArray[np.int64]
+OffsetArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Lag:
     by_range: tuple[int, ...]
 
 
-def count_lag(first: int, earliest: Offsets, latest: Offsets, committed: Offsets, ranges: Ranges) -> Lag:
+def count_lag(first: int, earliest: OffsetArray, latest: OffsetArray, committed: OffsetArray, ranges: Ranges) -> Lag:
     """``ranges`` lie within the queues from ``first`` on, of which the arrays hold one number each."""
     lags = np.maximum(latest - np.maximum(committed, earliest), 0)
     pieces = [lags[low - first : high - first] for low, high in ranges]

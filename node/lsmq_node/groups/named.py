@@ -11,17 +11,16 @@ from lsmq_node.broker import Broker, ShardPort
 from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.storage import NamesBehind, StoredTopic
 
-from .lag import Lag
+from .lag import Lag, OffsetArray
 from .ranges import Ranges
 
-Queues = NDArray[Any]
-Offsets = NDArray[np.int64]
+NumberArray = NDArray[Any]
 
 #: The slot of a number that has no name.
 NO_SLOT = 0xFFFF
 
 
-async def slots_of(broker: Broker, topic: StoredTopic, queues: Queues) -> Queues:
+async def slots_of(broker: Broker, topic: StoredTopic, queues: NumberArray) -> NumberArray:
     """The slot that each queue's name lies in; ``NO_SLOT`` where there is no such queue. Raises as reading does."""
     found = np.full(len(queues), NO_SLOT, np.uint32)
     parts = split_by_shard(queues, topic, broker.topology.shard_count)
@@ -34,8 +33,8 @@ async def slots_of(broker: Broker, topic: StoredTopic, queues: Queues) -> Queues
 
 
 async def worth_committing(
-    broker: Broker, topic: StoredTopic, queues: Queues, offsets: Offsets
-) -> tuple[Queues, Queues]:
+    broker: Broker, topic: StoredTopic, queues: NumberArray, offsets: OffsetArray
+) -> tuple[NumberArray, NumberArray]:
     """Which of these a commit says something for, and the slots of those.
 
     A queue that was deleted has no offset to commit, and one at or below what is kept says nothing: its number may be
@@ -49,7 +48,7 @@ async def worth_committing(
     return there, slots[there]
 
 
-async def numbers_in(broker: Broker, port: ShardPort, topic: StoredTopic, slots: Ranges) -> Queues:
+async def numbers_in(broker: Broker, port: ShardPort, topic: StoredTopic, slots: Ranges) -> NumberArray:
     """The numbers of a shard's queues whose names lie in these slots, ascending."""
     while True:
         names = await broker.names.current(port, topic)
@@ -59,7 +58,9 @@ async def numbers_in(broker: Broker, port: ShardPort, topic: StoredTopic, slots:
             continue
 
 
-def count_named_lag(slots: Queues, earliest: Offsets, latest: Offsets, committed: Offsets, ranges: Ranges) -> Lag:
+def count_named_lag(
+    slots: NumberArray, earliest: OffsetArray, latest: OffsetArray, committed: OffsetArray, ranges: Ranges
+) -> Lag:
     """Of queues that all lie in ``ranges`` of slots, which are disjoint. The arrays hold one number for each queue."""
     lags = np.maximum(latest - np.maximum(committed, earliest), 0)
     in_slot = np.zeros((ranges[-1][1] if ranges else 0) + 1, np.int64)

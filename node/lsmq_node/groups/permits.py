@@ -37,7 +37,7 @@ VACANT_S = 1.0
 MAX_PERMITS = 10_000
 MAX_VACANT = 10_000
 
-Queues = NDArray[Any]
+QueueArray = NDArray[Any]
 Held = Mapping[str, tuple[int, Ranges]]
 """By topic, its id and the queues that a member may commit for."""
 
@@ -81,12 +81,12 @@ class Permit:
         if overlap(own, ranges):
             self._held[topic] = id, subtract(own, ranges)
 
-    def lacks(self, topic: str, topic_id: int, queues: Queues) -> int | None:
+    def lacks(self, topic: str, topic_id: int, queues: QueueArray) -> int | None:
         """A queue that it is not for, if there is one."""
         id, own = self._held.get(topic, (-1, NONE))
         return first_outside(queues, own if id == topic_id else NONE)
 
-    def covers(self, epoch: int, topic: str, topic_id: int, queues: Queues) -> bool:
+    def covers(self, epoch: int, topic: str, topic_id: int, queues: QueueArray) -> bool:
         return epoch <= self.generation and self.lacks(topic, topic_id, queues) is None
 
 
@@ -104,7 +104,7 @@ class Permits:
 
     # Members
 
-    async def admit(self, group: str, member: str, epoch: int, topic: str, topic_id: int, queues: Queues) -> None:
+    async def admit(self, group: str, member: str, epoch: int, topic: str, topic_id: int, queues: QueueArray) -> None:
         """Return if the member may commit for these queues.
 
         Raises ``UnknownMember``, ``FencedMember``, and ``Unavailable`` where nobody can be asked.
@@ -132,7 +132,7 @@ class Permits:
         if not permit.covers(epoch, topic, topic_id, queues):
             raise _fenced(group, member, epoch, topic, permit.lacks(topic, topic_id, queues), permit.generation)
 
-    def check(self, group: str, member: str, epoch: int, topic: str, topic_id: int, queues: Queues) -> None:
+    def check(self, group: str, member: str, epoch: int, topic: str, topic_id: int, queues: QueueArray) -> None:
         """What was admitted still is. Raises ``Unavailable`` to come again where something happened since."""
         permit = self._known.get((group, member))
         if permit is None or not permit.covers(epoch, topic, topic_id, queues):
@@ -140,7 +140,7 @@ class Permits:
                 f"queues of group {group!r} have just changed hands; heartbeat, and commit again", sent=False
             )
 
-    def _is_good(self, permit: Permit, epoch: int, topic: str, topic_id: int, queues: Queues) -> bool:
+    def _is_good(self, permit: Permit, epoch: int, topic: str, topic_id: int, queues: QueueArray) -> bool:
         return self._clock() < permit.until and permit.covers(epoch, topic, topic_id, queues)
 
     def _permit(self, group: str, member: str) -> Permit:
@@ -206,7 +206,7 @@ class Permits:
             self._forget(group, member)
 
 
-def first_outside(queues: Queues, ranges: Ranges) -> int | None:
+def first_outside(queues: QueueArray, ranges: Ranges) -> int | None:
     """The first of the queues that lies in none of the ranges."""
     if not len(queues):
         return None

@@ -17,7 +17,7 @@ HOUR_S = 3_600.0
 #: A use is written down when the last one that is was so large a part of the retention ago.
 _EXACTNESS = 8
 
-Documents = dict[str, bytes | None]
+IdleDocuments = dict[str, bytes | None]
 
 
 class IdleNames:
@@ -38,7 +38,7 @@ class IdleNames:
             else:
                 self._used[key.removeprefix(self.used_prefix)] = int(body)
 
-    def touch(self, name: str) -> Documents:
+    def touch(self, name: str) -> IdleDocuments:
         """It is used."""
         used = self._used.get(name)
         if not self._retention or (used is not None and (self._hours - used) * _EXACTNESS < self._retention):
@@ -46,7 +46,7 @@ class IdleNames:
         self._used[name] = self._hours
         return {self.used_prefix + name: b"%d" % self._hours}
 
-    def hour(self) -> Documents:
+    def hour(self) -> IdleDocuments:
         """An hour has passed."""
         if not self._used:
             return {}
@@ -61,6 +61,6 @@ class IdleNames:
         """Whether it was used since uses are written down."""
         return name in self._used or not self._retention
 
-    def forget(self, name: str) -> Documents:
+    def forget(self, name: str) -> IdleDocuments:
         """There is nothing left of it."""
         return {} if self._used.pop(name, None) is None else {self.used_prefix + name: None}

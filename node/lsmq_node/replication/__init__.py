@@ -1,21 +1,21 @@
 """Replication of a shard: the protocol as pure state machines. Begin with ``core``."""
 
-from .actions import Action
+from .actions import ReplicaAction
 from .control import NOBODY, ControlView, DiskStart, ReplicaRecord, Timings
 from .core import ReplicaCore, ReplicaRole
-from .events import Event, Recovered
+from .events import Recovered, ReplicaEvent
 from .history import EpochHistory, EpochStart, LogPosition, common_end
-from .messages import Message, ReplicaSession
+from .messages import ReplicaMessage, ReplicaSession
 
 __all__ = [
     "NOBODY",
-    "Action",
+    "ReplicaAction",
     "ControlView",
     "EpochHistory",
     "EpochStart",
-    "Event",
+    "ReplicaEvent",
     "LogPosition",
-    "Message",
+    "ReplicaMessage",
     "Recovered",
     "ReplicaCore",
     "ReplicaRecord",

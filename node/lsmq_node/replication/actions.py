@@ -8,7 +8,7 @@ from enum import Enum
 from lsmq_coordinator.lives import InSyncMember, LifeId
 
 from .control import DiskStart, ReplicaRecord
-from .messages import Message, ReplicaSession
+from .messages import ReplicaMessage, ReplicaSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Send:
     """Send a message; it may be lost. Messages to one peer go in order."""
 
     peer: str
-    message: Message
+    message: ReplicaMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ class Halt:
     reason: str
 
 
-Action = (
+ReplicaAction = (
     Persist
     | TruncateLog
     | AppendFrame

@@ -57,13 +57,12 @@ from typing import assert_never
 
 from lsmq_coordinator.lives import UNCLAIMED
 
-from .actions import Action, AdvanceHighWatermark, AskElection, Distrust, Halt, Reopen, StopServing
+from .actions import AdvanceHighWatermark, AskElection, Distrust, Halt, Reopen, ReplicaAction, StopServing
 from .candidate import Candidate
 from .control import ControlView, ReplicaRecord, Timings
 from .events import (
     ControlViewed,
     EpochBegun,
-    Event,
     LeaseGranted,
     LogDurable,
     LogRecycled,
@@ -71,6 +70,7 @@ from .events import (
     MessageReceived,
     Persisted,
     Recovered,
+    ReplicaEvent,
     Shipped,
     SnapshotFailed,
     SnapshotInstalled,
@@ -87,12 +87,12 @@ from .lease import EpochLease
 from .messages import (
     Frame,
     Hello,
-    Message,
     Progress,
     Promise,
     PromiseRefusal,
     PromiseRequest,
     Rejoin,
+    ReplicaMessage,
     ReplicaSession,
     Stale,
     TakeNewIncarnation,
@@ -136,7 +136,7 @@ class ReplicaCore:
         self._early_hellos: dict[str, Hello] = {}  # of followers that knew sooner who leads
         self._lease = EpochLease()
 
-    def start(self, now: float) -> list[Action]:
+    def start(self, now: float) -> list[ReplicaAction]:
         """The first actions. Until the record is persisted the replica answers nobody."""
         state = self._state
         state.now = now
@@ -234,7 +234,7 @@ class ReplicaCore:
 
     # Events.
 
-    def handle(self, event: Event, now: float) -> list[Action]:
+    def handle(self, event: ReplicaEvent, now: float) -> list[ReplicaAction]:
         """Take one event; returns what is to be done, in order."""
         if self._halted:
             return []
@@ -286,7 +286,7 @@ class ReplicaCore:
                 assert_never(event)
         return self._take_outbox()
 
-    def _take_outbox(self) -> list[Action]:
+    def _take_outbox(self) -> list[ReplicaAction]:
         state = self._state
         actions, state.outbox = state.outbox, []
         for position, action in enumerate(actions):
@@ -298,7 +298,7 @@ class ReplicaCore:
                 break
         return actions
 
-    def _receive(self, sender: str, message: Message) -> None:
+    def _receive(self, sender: str, message: ReplicaMessage) -> None:
         state, part = self._state, self._part
         if state.persisted is None or not self._registration.complete:
             return

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .control import ControlView, ReplicaRecord
 from .history import EpochHistory
-from .messages import Message, ReplicaSession
+from .messages import ReplicaMessage, ReplicaSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class MessageReceived:
     """A message from another replica. The bytes of a ``Frame`` stay with the shell until ``AppendFrame``."""
 
     sender: str
-    message: Message
+    message: ReplicaMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class Tick:
     """Time has passed. At least every half ``heartbeat_s``."""
 
 
-Event = (
+ReplicaEvent = (
     ControlViewed
     | LeaseGranted
     | StartRefused

@@ -128,7 +128,7 @@ class PromiseRefusal:
     seen_leader: str | None
 
 
-Message = (
+ReplicaMessage = (
     Hello
     | Welcome
     | TakeSnapshot

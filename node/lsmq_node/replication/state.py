@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from lsmq_coordinator.lives import UNCLAIMED, InSyncMember, LifeId
 
-from .actions import Action, AskElection, Persist, ProposeLeave, Send, TruncateLog
+from .actions import AskElection, Persist, ProposeLeave, ReplicaAction, Send, TruncateLog
 from .control import ControlView, ReplicaRecord, Timings
 from .history import EpochHistory, LogPosition
-from .messages import Message, ReplicaSession
+from .messages import ReplicaMessage, ReplicaSession
 
 
 class LogState:
@@ -102,14 +102,14 @@ class ReplicaState:
         self.bound_here = 0
         self.view: ControlView | None = None
         self.now = 0.0
-        self.outbox: list[Action] = []
+        self.outbox: list[ReplicaAction] = []
         self._hellos = 0
         self._last_done: dict[object, float] = {}
 
-    def emit(self, action: Action) -> None:
+    def emit(self, action: ReplicaAction) -> None:
         self.outbox.append(action)
 
-    def send(self, peer: str, message: Message) -> None:
+    def send(self, peer: str, message: ReplicaMessage) -> None:
         self.outbox.append(Send(peer, message))
 
     def due(self, what: object, every_s: float | None = None) -> bool:

@@ -20,7 +20,7 @@ from lsmq.errors import LsmqError
 
 from .applier import Applier, PendingEntry, PendingRecords
 from .columns import U32
-from .line import Line, Pending, Written, end_of
+from .line import Line, Pending, WrittenEntry, end_of
 from .topic_flow import Flow, TopicFlow
 from .wal import LogEntry
 
@@ -66,7 +66,7 @@ class CommitPoint:
     step says that it is under way before it begins, so that this is seen even where the exception struck twice.
     """
 
-    def __init__(self, line: Line, applier: Applier, lsn: int, written: Iterable[Written]) -> None:
+    def __init__(self, line: Line, applier: Applier, lsn: int, written: Iterable[WrittenEntry]) -> None:
         """``written``: what the log holds from ``lsn`` on."""
         self._line = line
         self._applier = applier
@@ -89,7 +89,7 @@ class CommitPoint:
 
     # -- what is written ---------------------------------------------------------------------------------
 
-    def extend(self, written: Iterable[Written]) -> None:
+    def extend(self, written: Iterable[WrittenEntry]) -> None:
         """More is in the log, and not committed yet."""
         with self._line.lock:
             self._written.extend(written)
@@ -147,7 +147,7 @@ class CommitPoint:
             self.after_apply(reached)
             self.tell(Committed(reached, self._line.round, touched))
 
-    def _apply(self, item: Written, touched: list[tuple[int, U32]]) -> None:
+    def _apply(self, item: WrittenEntry, touched: list[tuple[int, U32]]) -> None:
         """Apply the oldest of what is written, and forget it there in the same step."""
         lock = self._line.lock
         match item:

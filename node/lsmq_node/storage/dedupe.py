@@ -147,7 +147,7 @@ class DedupePlan:
         self._offsets[int(self._bounds[number]) : int(self._bounds[number + 1])] = offsets
 
 
-Source = IdLayer | IdFile
+IdSource = IdLayer | IdFile
 
 
 class DedupeIds:
@@ -159,7 +159,7 @@ class DedupeIds:
     def __init__(self) -> None:
         self._lock = runtime.Lock()  # guards the layer, and who replaces the sources
         self._layer = IdLayer()
-        self._sources: tuple[Source, ...] = (self._layer,)  # newest first; replaced as a whole
+        self._sources: tuple[IdSource, ...] = (self._layer,)  # newest first; replaced as a whole
 
     @property
     def count(self) -> int:
@@ -192,7 +192,7 @@ class DedupeIds:
                 if sources is self._sources:  # else a merge has removed it meanwhile
                     raise disappeared("a file of ids", error) from error
 
-    def _find(self, sources: tuple[Source, ...], ids: BatchIds, since_ms: int) -> I64:
+    def _find(self, sources: tuple[IdSource, ...], ids: BatchIds, since_ms: int) -> I64:
         offsets = np.full(len(ids.high), _NO_OFFSET)
         everyone = bool(ids.has.all())
         left = np.arange(len(ids.high)) if everyone else np.flatnonzero(ids.has)
@@ -242,7 +242,7 @@ class DedupeIds:
         with self._lock:
             self._sources = (*self._sources, *files)
 
-    def replace(self, gone: Collection[Source], file: IdFile | None) -> None:
+    def replace(self, gone: Collection[IdSource], file: IdFile | None) -> None:
         """What is ``gone``, sources that follow one another, is in ``file`` now, or nowhere."""
         with self._lock:
             at = next((place for place, source in enumerate(self._sources) if source in gone), None)

@@ -46,7 +46,7 @@ from .wal import Appender, EntryFlag, EntryKind, LogEntry, encode_entry_header
 _MANY_DELAYED = 1024
 
 Pending = PendingRecords | PendingEntry
-Written = Pending | LogEntry
+WrittenEntry = Pending | LogEntry
 """On disk and not applied: as it came from a producer here, or raw, as it came from a leader or from the log."""
 
 
@@ -503,6 +503,6 @@ class PlannedIds:
         self.plan.stored(self.number, offsets)
 
 
-def end_of(item: Written) -> int:
+def end_of(item: WrittenEntry) -> int:
     """The LSN after an entry."""
     return item.entry.end_lsn if isinstance(item, PendingEntry) else item.end_lsn

@@ -23,7 +23,7 @@ from .version import TableRun
 FEW_RUNS = 4
 
 #: A row of the index, for a block that may hold records of a queue.
-Row = tuple[Table, IndexPage, int]
+LocatedRow = tuple[Table, IndexPage, int]
 
 
 def in_memory(
@@ -50,7 +50,7 @@ def in_memory(
     return begins, found[::-1]
 
 
-def in_tables(runs: Sequence[TableRun], key: int, offset: int, end: int) -> Iterator[Row]:
+def in_tables(runs: Sequence[TableRun], key: int, offset: int, end: int) -> Iterator[LocatedRow]:
     """Where messages ``[offset, end)`` of the queue may be, oldest first. ``runs`` are newest first.
 
     Raises ``CorruptFile``, and ``FileNotFoundError`` for a table that is gone.
@@ -71,7 +71,7 @@ def in_tables(runs: Sequence[TableRun], key: int, offset: int, end: int) -> Iter
         yield from run.rows_from(key, probe, offset, end)
 
 
-def _first_holding(rows: Iterator[Row], key: int, offset: int) -> Row | None:
+def _first_holding(rows: Iterator[LocatedRow], key: int, offset: int) -> LocatedRow | None:
     """The first of the rows, if its run has the queue from ``offset`` or before on. What is damaged has nothing."""
     try:
         for table, page, row in rows:

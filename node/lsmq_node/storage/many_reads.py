@@ -12,7 +12,7 @@ from lsmq.record_batch import Column
 
 from .columns import I64, U32, queue_keys
 from .file_range import FileRange
-from .ranges import Part, RangeReader
+from .ranges import RangePart, RangeReader
 from .reader import RECORD_OVERHEAD_BYTES, QueueRead, Slice
 from .sieve import Sieve
 from .sorted_records import SortedRecords, TooMuch, concatenate, encode_records, select
@@ -43,7 +43,7 @@ class Sources(Protocol):
     ) -> QueueRead:
         """Records of one queue."""
 
-    def read_ranges(self, ranges: RangeReader) -> Part | None:
+    def read_ranges(self, ranges: RangeReader) -> RangePart | None:
         """Records of many queues."""
 
 

@@ -19,7 +19,7 @@ from lsmq.record_batch import Column, Flag, split_batches
 
 from .columns import DTYPES, I64, decode_column
 from .queries import Queries
-from .queue_options import UNLIMITED, Limit, QueueOptions, decode, topic_of
+from .queue_options import UNLIMITED, LimitValue, QueueOptions, decode, topic_of
 from .state import ShardState, TopicState
 
 _NEVER = 1 << 62
@@ -27,7 +27,7 @@ _PIECES = 32
 _READ_RECORDS = 1 << 14
 _READ_BYTES = 4 << 20
 
-Document = tuple[str, bytes]
+LimitsDocument = tuple[str, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class QueueOwnLimits:
         ]
 
 
-def own(limit: Limit, of_topic: int | None) -> int | None:
+def own(limit: LimitValue, of_topic: int | None) -> int | None:
     """What counts for a queue; None for no limit."""
     if limit is None:
         return of_topic
@@ -68,7 +68,7 @@ def own(limit: Limit, of_topic: int | None) -> int | None:
 
 
 def read_limits(
-    documents: Iterable[Document], state: ShardState, numbers_of: Callable[[int, Sequence[str]], I64]
+    documents: Iterable[LimitsDocument], state: ShardState, numbers_of: Callable[[int, Sequence[str]], I64]
 ) -> dict[int, QueueOwnLimits]:
     """By topic. ``numbers_of`` has the numbers of a topic's queues by their names, below 0 where there is none.
 

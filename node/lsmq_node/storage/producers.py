@@ -279,7 +279,7 @@ class ProducerFile:
         return next((each for each in decode_answers(value) if (each.epoch, each.sequence) == (epoch, sequence)), None)
 
 
-Source = Layer | ProducerFile
+ProducerSource = Layer | ProducerFile
 Found = TypeVar("Found")
 
 
@@ -291,7 +291,7 @@ class Producers:
 
     def __init__(self) -> None:
         self._layer = Layer()
-        self._sources: tuple[Source, ...] = (self._layer,)  # newest first; replaced as a whole
+        self._sources: tuple[ProducerSource, ...] = (self._layer,)  # newest first; replaced as a whole
         self._lock = runtime.Lock()  # of who replaces it
 
     @property
@@ -317,7 +317,7 @@ class Producers:
             return None
         return self._look(lambda source: source.answer(producer_id, epoch, sequence))
 
-    def _look(self, find: Callable[[Source], Found | None]) -> Found | None:
+    def _look(self, find: Callable[[ProducerSource], Found | None]) -> Found | None:
         """What the newest source has that has it."""
         while True:
             sources = self._sources
@@ -354,5 +354,5 @@ class Producers:
             self._sources = (*kept[:at], ProducerFile(file), *kept[at:])
 
 
-def _origin(source: Source) -> Layer | KeyedFile:
+def _origin(source: ProducerSource) -> Layer | KeyedFile:
     return source if isinstance(source, Layer) else source.file

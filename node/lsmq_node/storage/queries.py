@@ -19,7 +19,7 @@ from .failures import disappeared, no_descriptor
 from .key_search import KeyFound, KeyQuery, KeySearch
 from .many_reads import ManyRead, ReadCollector
 from .point_reads import NotFound, Places, read_point
-from .ranges import Part, RangeReader
+from .ranges import RangePart, RangeReader
 from .reader import MissingRecords, QueueRead, Slice, read_queue
 from .sieve import Expired, Picked, Sieve
 from .state import ShardState, StoredTopic, TopicState
@@ -264,7 +264,7 @@ class Queries:
                 self._count_read(found.record_count, found.size_bytes)
                 return found
 
-    def read_ranges(self, ranges: RangeReader) -> Part | None:
+    def read_ranges(self, ranges: RangeReader) -> RangePart | None:
         """What :class:`RangeReader` finds. Raises ``TooMuch`` or ``CorruptFile``."""
         found = self._of_present_version(ranges.read)
         if found:

@@ -27,7 +27,7 @@ MAX_QUEUE_OPTIONS: Final = 10_000
 UNLIMITED: Final = "unlimited"
 _VERSION: Final = 1
 
-Limit = int | str | None
+LimitValue = int | str | None
 """A number, ``UNLIMITED``, or None: as the topic has it."""
 
 
@@ -42,9 +42,9 @@ class QueueOptions:
         retention_messages: keep its newest so many.
     """
 
-    retention_ms: Limit = None
-    retention_bytes: Limit = None
-    retention_messages: Limit = None
+    retention_ms: LimitValue = None
+    retention_bytes: LimitValue = None
+    retention_messages: LimitValue = None
 
     def altered(self, changes: Mapping[str, Any]) -> QueueOptions:
         """With some changed; None has one follow the topic. Raises ``InvalidRequest`` naming an unknown or bad one."""

@@ -28,7 +28,7 @@ from .sorted_records import SortedPart, SortedRecords, TooMuch, concatenate, sel
 from .table import Table
 from .version import TableRun, Version
 
-Part = tuple[SortedRecords, I64]
+RangePart = tuple[SortedRecords, I64]
 """Records, and for each the queue it belongs to: an index into the queues asked for."""
 
 #: Records of so few queues are cut out of a block one by one.
@@ -64,14 +64,14 @@ class RangeReader:
     def _begin(self) -> None:
         self._ends = self._wanted_ends.copy()  # not found yet: [starts, ends)
         self._left = np.arange(len(self._keys))  # the queues of which something is not found yet
-        self._found: list[Part] = []
+        self._found: list[RangePart] = []
         self._cuts = BlockPieces()
         self._cut_owners: list[int] = []
         self._pieces: list[tuple[I64, I64, I64]] = []  # of the present source: owners, first offsets, counts
         self._room_bytes = self._limit_bytes
         self._apart = np.zeros(len(self._keys), np.bool_)
 
-    def read(self, version: Version) -> Part | None:
+    def read(self, version: Version) -> RangePart | None:
         """The records, ordered as the queues are, and by offset, and the queue of each. None when there is nothing.
 
         Raises ``TooMuch``, ``CorruptFile``, or ``FileNotFoundError`` for a table that was merged away meanwhile.
@@ -184,7 +184,7 @@ class RangeReader:
                 self._room_bytes -= len(records.payload)
                 self._found.append((records, whose))
 
-    def _result(self) -> Part | None:
+    def _result(self) -> RangePart | None:
         """All that was found and is not apart, in order."""
         if len(self._cuts):
             self._found.append((self._cuts.records(), np.repeat(np.array(self._cut_owners), self._cuts.counts)))

@@ -27,7 +27,7 @@ from .evictions import Delete, Evictions
 from .extents import Extents, joined
 from .losses import LossReason
 from .named_topics import NamedTopics
-from .own_limits import Document, QueueOwnLimits, QueueSizes, read_limits
+from .own_limits import LimitsDocument, QueueOwnLimits, QueueSizes, read_limits
 from .queries import Queries
 from .queue_options import PREFIX as QUEUE_OPTIONS
 from .shares import ALONE, Holding, Rest, Usage, kept_share
@@ -85,7 +85,7 @@ class Retention:
         queries: Queries,
         log_starts: LogStarts,
         expired_before: Callable[[int], int],
-        documents: Callable[[str], Sequence[Document]],
+        documents: Callable[[str], Sequence[LimitsDocument]],
         named: NamedTopics,
     ) -> None:
         """``expired_before`` tells when what has reached an age was stored, ``documents`` gives those of a prefix."""

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq.errors import InvalidBatch
-from lsmq.filter_expressions import All, Compare, Field, FieldOf, In, IsNull, Like, Literal, Node, Not
+from lsmq.filter_expressions import All, Compare, Field, FieldOf, FilterNode, In, IsNull, Like, Literal, Not
 from lsmq.filter_expressions import Any as AnyOf
 from lsmq.filters import MessageFilter
 from lsmq.record_batch import Column, decode_header, key_hash, tag_hash, type_hash
@@ -37,7 +37,7 @@ from .word_filters import may_have, of_tags, of_types
 
 Mask = NDArray[np.bool_]
 #: A column of the records that are looked at.
-Columns = Callable[[int], NDArray[Any]]
+ReadColumn = Callable[[int], NDArray[Any]]
 #: Which messages have expired, of their ``STORED_MS`` and ``EXPIRES_MS``; 0 is never.
 Expired = Callable[[I64, I64], Mask]
 
@@ -83,7 +83,7 @@ class Picked:
             return 0
         return 1 + (0 if self.filter.expression is None else len(self.filter.expression.text) // _CHARACTERS_A_COUNT)
 
-    def may_pass(self, columns: Columns, count: int) -> Mask:
+    def may_pass(self, columns: ReadColumn, count: int) -> Mask:
         """Which of ``count`` records their columns let through."""
         keep = np.ones(count, np.bool_)
         for column, hashes in self._hashes:
@@ -173,7 +173,7 @@ class Sieve:
         self._records_left -= _PASSED_BLOCK_RECORDS
         return True
 
-    def look(self, columns: Columns, count: int) -> Mask:
+    def look(self, columns: ReadColumn, count: int) -> Mask:
         """Which of ``count`` records may pass, by their columns; they count as looked at."""
         self._records_left -= count
         self._bytes_left -= int(columns(Column.LENGTH).sum(dtype=np.int64))
@@ -207,7 +207,7 @@ class Sieve:
         return self._picked.passing(records)
 
 
-def _blocks_may_be(node: Node, filters: U64) -> Mask:
+def _blocks_may_be(node: FilterNode, filters: U64) -> Mask:
     """Which blocks may have a message that makes the node true, as far as their filters say."""
     match node:
         case All(nodes):
@@ -227,7 +227,7 @@ def _blocks_have(field: Field, values: tuple[Any, ...], filters: U64) -> Mask:
     return may_have(filters, of_tags(hashes) if field is Field.TAG else of_types(hashes))
 
 
-def may_be(node: Node, columns: Columns, count: int) -> tuple[Mask, Mask]:
+def may_be(node: FilterNode, columns: ReadColumn, count: int) -> tuple[Mask, Mask]:
     """Which records may make the node true, and which false, as far as columns say."""
     match node:
         case All(nodes):
@@ -266,7 +266,7 @@ def _exactly(true: Mask) -> tuple[Mask, Mask]:
     return true, ~true
 
 
-def _is_word(field: Field, values: tuple[Any, ...], columns: Columns, count: int) -> tuple[Mask, Mask]:
+def _is_word(field: Field, values: tuple[Any, ...], columns: ReadColumn, count: int) -> tuple[Mask, Mask]:
     """Two words may have one hash, so that it is the same says little; that it is another says all."""
     if field is Field.KEY:
         hashes = columns(Column.KEY_HASH)

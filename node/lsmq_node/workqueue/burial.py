@@ -72,7 +72,7 @@ class Burial:
         return [(queue, offset) for queue, offset, _, _ in self.rows]
 
 
-class Undertaker:
+class DeadLetterMover:
     """Puts away the dead letters of one work queue in one shard, a batch at a time."""
 
     def __init__(self, work: ShardWork, broker: Broker, start: StartTask) -> None:

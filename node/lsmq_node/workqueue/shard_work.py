@@ -26,7 +26,7 @@ from lsmq_node.letters import LetterRecord
 from lsmq_node.machines import ShardMachine, Step, StepOffsets
 from lsmq_node.storage import StoredTopic
 
-from .burial import Burial, Undertaker
+from .burial import Burial, DeadLetterMover
 from .chunks import BURIAL, SETTINGS, SettledChunk, prefix
 from .ledger import MAX_OPEN, WorkLedger
 from .picks import Picks
@@ -92,7 +92,7 @@ class ShardWork(ShardMachine):
         self._timer: asyncio.TimerHandle | None = None
         self._flush: asyncio.Task[None] | None = None  # not begun yet: takes what changes until it begins
         self._flushing: asyncio.Future[None] | None = None  # begun last
-        self._undertaker = Undertaker(self, service.broker, self._start)
+        self._dead_letters = DeadLetterMover(self, service.broker, self._start)
         self.ledger = self._new_ledger()
 
     def _new_ledger(self) -> WorkLedger:
@@ -138,7 +138,7 @@ class ShardWork(ShardMachine):
         self.ledger.carry_over(left or (), now)
         await self.find_waiting(self._turns)
         self.after()
-        self._undertaker.begin(burial)
+        self._dead_letters.begin(burial)
         self.check()
         if is_new:
             await delete_documents(self.port, self._of_deleted_topics())
@@ -226,7 +226,7 @@ class ShardWork(ShardMachine):
         self._broker.waiters.unwatch(self.topic.id, self)
         if self._timer is not None:
             self._timer.cancel()
-        self._undertaker.end()
+        self._dead_letters.end()
         super().end()
 
     # Delivering
@@ -502,7 +502,7 @@ class ShardWork(ShardMachine):
         if self.ledger.is_dirty and self._flush is None:
             self._flush = self._start(self._write_changes())
         if self.ledger.has_dead:
-            self._undertaker.wake()
+            self._dead_letters.wake()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

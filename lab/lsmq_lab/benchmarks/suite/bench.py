@@ -12,7 +12,7 @@ from ..callable import CallableBench
 from ..engines import ROCKSDB, ROCKSDB_REMEDY
 from ..environment import describe
 from ..isolate import scratch
-from ..report import QUICK, BenchFailed, BenchReport, Option, Progress, TextTable
+from ..report import QUICK, BenchFailed, BenchReport, Option, TellProgress, TextTable
 from .limits import describe_limits, measure_limits
 from .page import draw_page
 from .rounds import measure_row
@@ -34,7 +34,7 @@ OPTIONS = (
 )
 
 
-def run(values: Mapping[str, Any], progress: Progress) -> BenchReport:
+def run(values: Mapping[str, Any], progress: TellProgress) -> BenchReport:
     """Measure the rows that are asked for, each with the machine's limits beside it."""
     rows = [_row(name) for name in values["only"].split(",") if name] or list(ROWS.values())
     sizes = _sizes(values["sizes"], rows)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..isolate import scratch
-from ..report import BenchFailed, Progress, spread
+from ..report import BenchFailed, TellProgress, spread
 from .limits import ceilings
 from .row import LSMQ, Case, FigureTarget, Medians, Row, Values
 
@@ -19,7 +19,7 @@ _SHOWN_CHARACTERS = 300
 
 
 def measure_row(
-    row: Row, values: Values, peers: Sequence[str], facts: Mapping[str, Any], directory: Path, progress: Progress
+    row: Row, values: Values, peers: Sequence[str], facts: Mapping[str, Any], directory: Path, progress: TellProgress
 ) -> dict[str, Any]:
     """The row as the report has it. A peer that fails is named in its gaps; raises where a case of ours fails."""
     began = time.monotonic()

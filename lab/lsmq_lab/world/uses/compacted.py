@@ -9,7 +9,7 @@ from typing import ClassVar
 from lsmq import Client, Producer
 from lsmq.errors import LsmqError
 
-from .use import DEADLINE_MS, Role, Topics, Use, all_of, text_of
+from .use import DEADLINE_MS, Use, UsedTopics, UseRole, all_of, text_of
 
 _KEYS = 3
 
@@ -18,9 +18,9 @@ class Compacted(Use):
     """The last message of each key is there, whatever went before it."""
 
     name = "compacted"
-    topics: ClassVar[Topics] = {"table": {"queues": 2, "cleanup": "compact"}}
+    topics: ClassVar[UsedTopics] = {"table": {"queues": 2, "cleanup": "compact"}}
 
-    def roles(self) -> Sequence[Role]:
+    def roles(self) -> Sequence[UseRole]:
         self._last: dict[str, int | None] = {}
         self._unknown: dict[str, set[int | None]] = {}
         return [("table1", self._write), ("table2", self._write)]

@@ -10,16 +10,16 @@ from typing import ClassVar
 from lsmq import Client, Producer
 from lsmq.errors import LsmqError
 
-from .use import DEADLINE_MS, Role, Topics, Use, all_of
+from .use import DEADLINE_MS, Use, UsedTopics, UseRole, all_of
 
 
 class Deduplicated(Use):
     """An id is stored once, and everybody who sends it is told the same place."""
 
     name = "deduplicated"
-    topics: ClassVar[Topics] = {"payments": {"queues": 2, "dedupe_window_ms": "forever"}}
+    topics: ClassVar[UsedTopics] = {"payments": {"queues": 2, "dedupe_window_ms": "forever"}}
 
-    def roles(self) -> Sequence[Role]:
+    def roles(self) -> Sequence[UseRole]:
         self._places: dict[int, tuple[int, int]] = {}
         self._known = 1
         return [("payer1", self._pay), ("payer2", self._pay)]

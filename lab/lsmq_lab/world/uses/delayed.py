@@ -11,7 +11,7 @@ from lsmq import Client, DelayedMessages, Producer
 from lsmq.errors import AlreadyDelivered, LsmqError, UnknownMessage
 from lsmq.messages import due_of_id
 
-from .use import DEADLINE_MS, Role, Topics, Use, all_of
+from .use import DEADLINE_MS, Use, UsedTopics, UseRole, all_of
 
 _LATEST_MS = 1_500
 
@@ -20,10 +20,10 @@ class Delayed(Use):
     """What was acknowledged comes once, not before its time, unless its cancellation was acknowledged: then never."""
 
     name = "delayed"
-    topics: ClassVar[Topics] = {"later": {"queues": 2}}
+    topics: ClassVar[UsedTopics] = {"later": {"queues": 2}}
     _fates: ClassVar[Mapping[str, Sequence[int]]] = {"stored": (1,), "cancelled": (0,), "unknown": (0, 1)}
 
-    def roles(self) -> Sequence[Role]:
+    def roles(self) -> Sequence[UseRole]:
         self._fate: dict[int, str] = {}
         self._due_ms: dict[int, int] = {}
         return [("later", self._send)]

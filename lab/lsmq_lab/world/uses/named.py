@@ -10,7 +10,7 @@ from typing import ClassVar
 from lsmq import Client, Consumer, Message, Producer
 from lsmq.errors import LsmqError
 
-from .use import DEADLINE_MS, Role, Topics, Use, read_to
+from .use import DEADLINE_MS, Use, UsedTopics, UseRole, read_to
 
 
 @dataclass
@@ -27,9 +27,9 @@ class Named(Use):
     """A message is in the queue whose name it was sent to, and none of a queue that was deleted before."""
 
     name = "named"
-    topics: ClassVar[Topics] = {"agents": {"queues": "named"}}
+    topics: ClassVar[UsedTopics] = {"agents": {"queues": "named"}}
 
-    def roles(self) -> Sequence[Role]:
+    def roles(self) -> Sequence[UseRole]:
         self._names = {f"{owner}.{number}": _Name() for owner in ("boss1", "boss2") for number in range(3)}
         return [("boss1", self._use), ("boss2", self._use), ("watcher", self._watch)]
 

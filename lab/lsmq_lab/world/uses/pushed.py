@@ -9,7 +9,7 @@ from typing import ClassVar
 from lsmq import Client, Message, Producer, PushConsumer
 from lsmq.errors import LsmqError
 
-from .use import DEADLINE_MS, Role, Topics, Use, all_of
+from .use import DEADLINE_MS, Use, UsedTopics, UseRole, all_of
 
 _CREDIT = 8
 
@@ -21,9 +21,9 @@ class Pushed(Use):
     """
 
     name = "pushed"
-    topics: ClassVar[Topics] = {"feed": {"queues": 2}}
+    topics: ClassVar[UsedTopics] = {"feed": {"queues": 2}}
 
-    def roles(self) -> Sequence[Role]:
+    def roles(self) -> Sequence[UseRole]:
         self._sent: dict[int, str] = {}
         self._come: dict[str, set[int]] = {"fans": set(), "critics": set()}
         self._left = 1

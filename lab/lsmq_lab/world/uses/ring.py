@@ -9,7 +9,7 @@ from typing import ClassVar
 from lsmq import Client, Consumer, Producer
 from lsmq.errors import LsmqError, OffsetOutOfRange
 
-from .use import DEADLINE_MS, Role, Topics, Use, all_of
+from .use import DEADLINE_MS, Use, UsedTopics, UseRole, all_of
 
 _QUEUES, _KEPT = 2, 30
 
@@ -18,9 +18,9 @@ class Ring(Use):
     """Below where a queue was trimmed nothing is shown; above nothing is missing but what was too much."""
 
     name = "ring"
-    topics: ClassVar[Topics] = {"ring": {"queues": _QUEUES, "queue_max_messages": _KEPT, "overflow": "drop_oldest"}}
+    topics: ClassVar[UsedTopics] = {"ring": {"queues": _QUEUES, "queue_max_messages": _KEPT, "overflow": "drop_oldest"}}
 
-    def roles(self) -> Sequence[Role]:
+    def roles(self) -> Sequence[UseRole]:
         self._places: dict[tuple[int, int], int] = {}
         self._trimmed = [0] * _QUEUES  # as it was acknowledged
         self._asked = [0] * _QUEUES  # as somebody has tried

@@ -10,7 +10,7 @@ from typing import ClassVar
 from lsmq import Client, Schedules
 from lsmq.errors import LsmqError
 
-from .use import Role, Topics, Use, all_of
+from .use import Use, UsedTopics, UseRole, all_of
 
 _MINUTE_MS = 60_000
 
@@ -19,9 +19,9 @@ class Scheduled(Use):
     """One message of each time, and one of a time that came after the schedule was acknowledged."""
 
     name = "scheduled"
-    topics: ClassVar[Topics] = {"ticks": {"queues": 1}}
+    topics: ClassVar[UsedTopics] = {"ticks": {"queues": 1}}
 
-    def roles(self) -> Sequence[Role]:
+    def roles(self) -> Sequence[UseRole]:
         self._since_ms: float | None = None
         return [("clock", self._put)]
 

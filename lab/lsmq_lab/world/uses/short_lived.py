@@ -9,7 +9,7 @@ from typing import ClassVar
 from lsmq import Client, Consumer, Producer
 from lsmq.errors import LsmqError
 
-from .use import DEADLINE_MS, Role, Topics, Use, all_of
+from .use import DEADLINE_MS, Use, UsedTopics, UseRole, all_of
 
 _LONG_MS = 36_000_000
 
@@ -19,9 +19,9 @@ class ShortLived(Use):
 
     name = "short-lived"
     expires = True
-    topics: ClassVar[Topics] = {"brief": {"queues": 2}}
+    topics: ClassVar[UsedTopics] = {"brief": {"queues": 2}}
 
-    def roles(self) -> Sequence[Role]:
+    def roles(self) -> Sequence[UseRole]:
         self._lasting: set[int] = set()
         return [("brief", self._send), ("reader", self._read)]
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from lsmq import Client, Producer, WorkQueue
 from lsmq.errors import LsmqError, ReceiptExpired
 
-from .use import DEADLINE_MS, Role, Topics, Use
+from .use import DEADLINE_MS, Use, UsedTopics, UseRole
 
 _AGAIN_MS = 100
 
@@ -19,9 +19,9 @@ class Urgent(Use):
     """Every job comes; and when all is calm, of those that wait the most urgent ones first."""
 
     name = "urgent"
-    topics: ClassVar[Topics] = {"urgent": {"queues": 1}}
+    topics: ClassVar[UsedTopics] = {"urgent": {"queues": 1}}
 
-    def roles(self) -> Sequence[Role]:
+    def roles(self) -> Sequence[UseRole]:
         self._sent: dict[int, int] = {}
         self._come: set[int] = set()
         return [("dispatcher", self._send), ("helper", self._work)]

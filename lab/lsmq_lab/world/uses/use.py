@@ -12,8 +12,8 @@ from ..simulated_cluster import SimulatedCluster
 
 DEADLINE_MS = 3_000
 #: Options of topics by name.
-Topics = Mapping[str, Mapping[str, Any]]
-Role = tuple[str, Callable[[Client], Awaitable[None]]]
+UsedTopics = Mapping[str, Mapping[str, Any]]
+UseRole = tuple[str, Callable[[Client], Awaitable[None]]]
 
 
 class RunningUses(Protocol):
@@ -34,7 +34,7 @@ class Use:
     """``topics`` are made, each of ``roles`` is a client of its own until ``load.stopping``, then :meth:`read_back`."""
 
     name: str
-    topics: ClassVar[Topics] = {}
+    topics: ClassVar[UsedTopics] = {}
     #: Replicas may show other messages of them, each by its clock.
     expires = False
 
@@ -43,7 +43,7 @@ class Use:
         self.random = Random(load.random.getrandbits(64))
         self.counted = 0
 
-    def roles(self) -> Sequence[Role]:
+    def roles(self) -> Sequence[UseRole]:
         """Names of clients, and what each does."""
         raise NotImplementedError
 

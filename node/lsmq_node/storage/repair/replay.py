@@ -37,7 +37,7 @@ _BLOCK_BYTES = 32 * 1024
 _POSITIONS = (EntryKind.TRIM, EntryKind.DELETE, EntryKind.OFFSETS)
 
 #: Keeps a record batch that nobody can place, of a topic; returns the file.
-Keep = Callable[[int, bytes], str]
+KeepEntry = Callable[[int, bytes], str]
 
 
 class Spool:
@@ -82,7 +82,7 @@ class RepairReplay:
         directory: Path,
         segment_bytes: int,
         in_tables_lsn: int,
-        keep: Keep,
+        keep: KeepEntry,
         book: FindingsBook,
     ) -> None:
         """``in_tables_lsn``: records before it are in tables, with their offsets."""
