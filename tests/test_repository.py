@@ -139,41 +139,56 @@ def test_every_text_file_ends_with_a_newline() -> None:
     assert [str(path.relative_to(ROOT)) for path, text in texts() if text and not text.endswith("\n")] == []
 
 
+def names_of_types(root: Path) -> dict[str, dict[str, str]]:
+    """By public name, all that it means, and where: each class is a meaning, and each text of an alias.
+
+    Left out are a mirror's classes that only mirror, and what users may write for an enum, a ``Literal``.
+    """
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for path in sorted(path for room in ROOMS for path in (root / room).rglob("*.py")):
+        module = path.relative_to(root).as_posix()
+        for node in ast.parse(path.read_text()).body:
+            match node:
+                case ast.ClassDef(name=name) if not name.startswith("_"):
+                    found[name][module] = module
+                case ast.Assign(targets=[ast.Name(id=name)], value=ast.Subscript() | ast.BinOp()):
+                    text = ast.unparse(node.value)
+                    if re.match(r"[A-Z]\w*[a-z]", name) and not text.startswith("Literal["):
+                        found[name].setdefault(text, module)
+    for meanings in found.values():
+        folders = {folder(module) for module in meanings.values()}
+        for meaning in [at for at, module in meanings.items() if MIRRORS.get(folder(module)) in folders]:
+            del meanings[meaning]
+    return found
+
+
 def folder(module: str) -> str:
     return module.rpartition("/")[0]
 
 
-def class_names(root: Path) -> dict[str, set[str]]:
-    """By name, the modules that have a public class of it, but for those of a mirror that only mirror one."""
-    found = defaultdict(set)
-    for room in ROOMS:
-        for path in sorted((root / room).rglob("*.py")):
-            for node in ast.parse(path.read_text()).body:
-                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                    found[node.name].add(path.relative_to(root).as_posix())
-    for modules in found.values():
-        modules -= {module for module in modules if MIRRORS.get(folder(module)) in map(folder, modules)}
-    return found
+def ambiguous(found: dict[str, dict[str, str]]) -> dict[str, list[str]]:
+    return {name: sorted(meanings.values()) for name, meanings in found.items() if len(meanings) > 1}
 
 
-def test_a_class_name_is_given_to_one_thing() -> None:
-    found = class_names(ROOT)
-    assert {"Client", "Consumer", "ShardStore"} <= set(found)
-    assert {name: sorted(modules) for name, modules in found.items() if len(modules) > 1} == {}
+def test_a_name_of_a_type_means_one_thing() -> None:
+    found = names_of_types(ROOT)
+    assert {"Client", "Consumer", "ShardStore", "RangePairs"} <= set(found)
+    assert ambiguous(found) == {}
 
 
-def test_a_name_that_two_modules_have_is_found_and_a_mirror_is_not(tmp_path: Path) -> None:
+def test_a_name_that_means_two_things_is_found_and_a_mirror_is_not(tmp_path: Path) -> None:
     for module, text in {
-        "client/lsmq/client.py": "class Client: ...",
+        "client/lsmq/client.py": "class Client: ...\nAck = Literal['all']",
         "client/lsmq/sync/_client.py": "class Client: ...\nclass Group: ...",
-        "node/lsmq_node/group.py": "class Group: ...\nclass _Own: ...",
-        "node/lsmq_node/other.py": "class _Own: ...",
+        "node/lsmq_node/group.py": "class Group: ...\nclass _Own: ...\nclass Ack: ...\nPlace = tuple[int]",
+        "node/lsmq_node/mask.py": "Mask = list[bool]",
+        "node/lsmq_node/other.py": "class _Own: ...\nMask = list[bool]\nPlace = tuple[str]",
     }.items():
         (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / module).write_text(text)
-    assert class_names(tmp_path) == {
-        "Client": {"client/lsmq/client.py"},
-        "Group": {"client/lsmq/sync/_client.py", "node/lsmq_node/group.py"},
+    assert ambiguous(names_of_types(tmp_path)) == {
+        "Group": ["client/lsmq/sync/_client.py", "node/lsmq_node/group.py"],
+        "Place": ["node/lsmq_node/group.py", "node/lsmq_node/other.py"],
     }
 
 

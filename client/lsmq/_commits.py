@@ -11,14 +11,14 @@ from lsmq._reader import Reader
 from lsmq.errors import InvalidRequest
 from lsmq.topics import Topic
 
-Held = Mapping[str, Mapping[int, int]]
+HeldQueues = Mapping[str, Mapping[int, int]]
 
 
 class Commits:
     """Of one consumer, one at a time. ``held`` says by topic and queue what not to commit beyond."""
 
     def __init__(
-        self, reader: Reader, group: str | None, membership: Membership | None, held: Callable[[], Held]
+        self, reader: Reader, group: str | None, membership: Membership | None, held: Callable[[], HeldQueues]
     ) -> None:
         self._reader = reader
         self._group = group

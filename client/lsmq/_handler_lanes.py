@@ -24,11 +24,11 @@ from lsmq.errors import InvalidRequest
 from lsmq.group_values import Ranges
 from lsmq.record_batch import Message
 
-Handler = Callable[[Message], object]
+MessageHandler = Callable[[Message], object]
 """What it returns is awaited where it can be, and then dropped."""
 Order = Literal["queue", "key", "none"]
-Place = tuple[str, int]
-Where = Callable[[Place], bool]
+TopicQueue = tuple[str, int]
+Where = Callable[[TopicQueue], bool]
 
 ORDERS = ("queue", "key", "none")
 _WINDOW_A_WORKER = 16
@@ -140,7 +140,7 @@ class HandlerRun:
         self,
         reader: MessageSource,
         in_progress: WorkInProgress,
-        handler: Handler,
+        handler: MessageHandler,
         *,
         concurrency: int,
         order: Order,
@@ -163,8 +163,8 @@ class HandlerRun:
         self._open = 0  # messages taken and not handled
         self._lanes: dict[Hashable, HandlerLane] = {}
         self._ready: deque[Hashable] = deque()
-        self._progress: dict[Place, QueueProgress] = {}
-        self._paused: dict[Place, set[Hashable]] = {}  # and behind which lanes
+        self._progress: dict[TopicQueue, QueueProgress] = {}
+        self._paused: dict[TopicQueue, set[Hashable]] = {}  # and behind which lanes
         self._workers = [HandlerWorker() for _ in range(concurrency)]
         self._idle = 0
         self._work = asyncio.Event()
@@ -275,15 +275,15 @@ class HandlerRun:
         """Whether a place is one of the topic's in these ranges."""
         loop = self._reader.loops.get(topic)
 
-        def is_one(place: Place) -> bool:
+        def is_one(place: TopicQueue) -> bool:
             return place[0] == topic and loop is not None and contains(ranges, loop.share(place[1]))
 
         return is_one
 
-    def _put_back(self, where: Where | None) -> dict[Place, set[Hashable]]:
+    def _put_back(self, where: Where | None) -> dict[TopicQueue, set[Hashable]]:
         """Let what has not begun come again later: of these queues, or all; which queues waited in which lanes."""
-        back: dict[Place, set[Hashable]] = {}
-        first: dict[Place, int] = {}
+        back: dict[TopicQueue, set[Hashable]] = {}
+        first: dict[TopicQueue, int] = {}
         for name, lane in list(self._lanes.items()):
             kept: deque[Message] = deque()
             for message in lane.waiting:

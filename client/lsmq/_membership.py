@@ -38,7 +38,7 @@ from lsmq.groups import Group
 from lsmq.topics import Topic
 
 Mode = Literal["clustered", "broadcast"]
-Callback = Callable[[ByTopic], Awaitable[None] | None]
+AssignmentCallback = Callable[[ByTopic], Awaitable[None] | None]
 
 _TAKING_OVER = "lsmq member takes over"
 _GROWING_S = 0.05
@@ -68,8 +68,8 @@ class MemberOptions:
     static_id: str | None = None
     session_ms: int = DEFAULT_SESSION_MS
     max_handler_ms: int | None = DEFAULT_MAX_HANDLER_MS
-    on_assigned: Callback | None = None
-    on_revoked: Callback | None = None
+    on_assigned: AssignmentCallback | None = None
+    on_revoked: AssignmentCallback | None = None
 
     def check(self, *, is_member: bool) -> None:
         """Raises ``InvalidRequest``."""
@@ -247,7 +247,7 @@ class Membership:
             self._reader.buffer.put_error(error)
         self._news.set()
 
-    async def _call(self, callback: Callback | None, queues: ByTopic) -> None:
+    async def _call(self, callback: AssignmentCallback | None, queues: ByTopic) -> None:
         if callback is not None and queues:
             async with self._calling:
                 token = _calling.set(self)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, TypeVar
 
-from lsmq._handler_lanes import Handler, HandlerRun, MessageSource, Order
+from lsmq._handler_lanes import HandlerRun, MessageHandler, MessageSource, Order
 from lsmq._lifecycle import Iterated, Starting
 from lsmq._retries import Deadline
 from lsmq._wire_values import check_max_messages
@@ -80,7 +80,7 @@ class MessageConsumer(Starting, Iterated[Message]):
 
     # Handling
 
-    async def run(self, handler: Handler, *, concurrency: int = 1, order: Order = "queue") -> None:
+    async def run(self, handler: MessageHandler, *, concurrency: int = 1, order: Order = "queue") -> None:
         """Call ``handler(message)`` for every message, until the consumer is closed or the handler raises.
 
         ``concurrency`` messages are handled at a time. ``order`` says what is never handled at a time, and always in
@@ -94,7 +94,7 @@ class MessageConsumer(Starting, Iterated[Message]):
         """
         await self._run(handler, concurrency, order, cancel=True)
 
-    async def _run(self, handler: Handler, concurrency: int, order: Order, *, cancel: bool) -> None:
+    async def _run(self, handler: MessageHandler, concurrency: int, order: Order, *, cancel: bool) -> None:
         """``cancel``: whether handlers can be."""
         if self._handling is not None:
             raise InvalidRequest("this consumer runs a handler already; make another consumer")

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, get_args
 
-from lsmq._commits import Commits, Held
+from lsmq._commits import Commits, HeldQueues
 from lsmq._fetch_loop import FetchLoop
 from lsmq._fetcher import FetchOptions, OutOfRange
 from lsmq._follower_reads import ReadFrom
 from lsmq._handler_lanes import HandlerRun
 from lsmq._member_state import ByTopic
-from lsmq._membership import Callback, MemberOptions, Membership, Mode
+from lsmq._membership import AssignmentCallback, MemberOptions, Membership, Mode
 from lsmq._message_consumer import MessageConsumer
 from lsmq._queue_ranges import subtract, to_ranges
 from lsmq._reader import Reader
@@ -108,8 +108,8 @@ class Consumer(MessageConsumer):
         static_id: str | None = None,
         session_ms: int = DEFAULT_SESSION_MS,
         max_handler_ms: int | None = DEFAULT_MAX_HANDLER_MS,
-        on_assigned: Callback | None = None,
-        on_revoked: Callback | None = None,
+        on_assigned: AssignmentCallback | None = None,
+        on_revoked: AssignmentCallback | None = None,
         max_messages: int = DEFAULT_MAX_MESSAGES,
         max_bytes: int = DEFAULT_MAX_BYTES,
         wait_ms: int = DEFAULT_WAIT_MS,
@@ -160,7 +160,7 @@ class Consumer(MessageConsumer):
         super().__init__(self._reader, in_progress, look)
         self._runs = False  # whether it was run that handed out what was handed out last
         self._withdraw: Callable[[str, Ranges], None] | None = None
-        self._kept_back: Callable[[], Held] = dict
+        self._kept_back: Callable[[], HeldQueues] = dict
         self._commits = Commits(self._reader, group, self._membership, self._held)
         self._leave: bool | None = None
         self._ending = BackgroundTasks(lambda error: _log.warning("a consumer ended with an error: %s", error))
@@ -418,7 +418,7 @@ class Consumer(MessageConsumer):
         else:
             await self._commits.put(self._loop(topic).topic, offsets, reset=reset)
 
-    def _held(self) -> Held:
+    def _held(self) -> HeldQueues:
         """What was handed out and is not to be committed: in a run, what is not handled yet."""
         if self._handling is None:
             return self._kept_back()

@@ -34,7 +34,7 @@ _EXTENSIONS_PER_VISIBILITY = 3
 #: so when the task is settled.
 _MAX_TRANSIT_MS = 1_000
 
-Handler = Callable[["Task"], Awaitable[object]]
+TaskHandler = Callable[["Task"], Awaitable[object]]
 
 
 @dataclass(slots=True, eq=False)
@@ -217,7 +217,7 @@ class WorkQueue(Iterated[Task]):
             tasks.append(task)
         return tasks
 
-    async def run(self, handler: Handler, *, concurrency: int = 1) -> None:
+    async def run(self, handler: TaskHandler, *, concurrency: int = 1) -> None:
         """Call ``handler`` with each task, ``concurrency`` at a time, until :meth:`close` or an error that stays.
 
         A task is kept hidden while its handler runs. When that returns, the task is acknowledged, unless the handler
@@ -239,7 +239,7 @@ class WorkQueue(Iterated[Task]):
             await workers.end()
             self._hands = None
 
-    async def _work(self, handler: Handler) -> None:
+    async def _work(self, handler: TaskHandler) -> None:
         while True:
             try:
                 task = await self._next()
@@ -258,7 +258,7 @@ class WorkQueue(Iterated[Task]):
                 self._puller.look()
                 self._end_keeping()
 
-    async def _handle(self, handler: Handler, task: Task) -> None:
+    async def _handle(self, handler: TaskHandler, task: Task) -> None:
         try:
             try:
                 await handler(task)

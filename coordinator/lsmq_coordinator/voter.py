@@ -32,7 +32,7 @@ _LOG_EVERY_S = 60.0
 #: The journal is compacted once it takes so much, or twice what its snapshot takes.
 COMPACT_BYTES = 1 << 20
 
-Callback = Callable[[Any, ProposalOutcome], None]
+CommandCallback = Callable[[Any, ProposalOutcome], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,12 @@ class Voter:
         loaded = journal.take_loaded()
         self._restored = loaded.snapshot
         #: Handed in from any thread, taken by the voter's: :attr:`_lock` guards both.
-        self._proposals: deque[tuple[bytes, Callback]] = deque()
+        self._proposals: deque[tuple[bytes, CommandCallback]] = deque()
         self._closed = False
         self._lock = runtime.Lock()
         self._told_at = float("-inf")
         #: Who waits for the entry at an index, with its term.
-        self._waiting: dict[int, tuple[int, Callback]] = {}
+        self._waiting: dict[int, tuple[int, CommandCallback]] = {}
         # Its own randomness: it draws in a thread beside programs that count on the sequence of the module's.
         self._core = RaftCore(address, voters, loaded, timing, runtime.Random(), runtime.monotonic())
         # Its life is durable before anybody is told of it.
@@ -145,7 +145,7 @@ class Voter:
         self._resigning.set()
         self._wake()
 
-    def propose(self, command: bytes, callback: Callback) -> None:
+    def propose(self, command: bytes, callback: CommandCallback) -> None:
         """Append a command if this voter leads. ``callback`` runs in the voter's thread, or at once; perhaps never."""
         if not 0 < len(command) <= MAX_COMMAND_BYTES:
             raise ValueError(f"a command of {len(command)} bytes; the limit is {MAX_COMMAND_BYTES}")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lsmq_node.groups import assignment
 from lsmq_node.groups.assignment import Demand, assign, max_pieces
 from lsmq_node.groups.ranges import (
-    Ranges,
+    RangePairs,
     clip,
     count,
     each,
@@ -29,7 +29,7 @@ from lsmq_node.groups.ranges import (
 pieces = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
 
 
-def queues(ranges: Ranges) -> set[int]:
+def queues(ranges: RangePairs) -> set[int]:
     return set(each(ranges))
 
 
@@ -57,7 +57,7 @@ steps = st.lists(st.tuples(members, st.integers(1, 60)), min_size=1, max_size=8)
 
 @given(steps)
 def test_shares_are_even_and_whole_and_only_what_is_too_much_moves(steps: list[tuple[tuple[str, ...], int]]) -> None:
-    shares: dict[str, Ranges] = {}
+    shares: dict[str, RangePairs] = {}
     for names, total in steps:
         before, demand = shares, Demand(total, names)
         shares = assign({"t": demand}, {"t": before})["t"]
@@ -83,7 +83,7 @@ def test_topics_of_fewer_queues_than_members_are_spread_over_all_members(
     rounds: list[tuple[str, ...]], queues: int
 ) -> None:
     names = [f"t{number}" for number in range(24)]
-    shares: dict[str, dict[str, Ranges]] = {}
+    shares: dict[str, dict[str, RangePairs]] = {}
     for some in rounds:
         shares = assign({name: Demand(queues, some) for name in names}, shares)
         totals = [sum(count(shares[name].get(member, ())) for name in names) for member in some]
@@ -99,7 +99,7 @@ few = st.lists(
 )
 
 
-def choices(demand: Demand, before: dict[str, Ranges]) -> tuple[int, list[dict[str, int]]]:
+def choices(demand: Demand, before: dict[str, RangePairs]) -> tuple[int, list[dict[str, int]]]:
     """How many queues of a topic must move, and all the ways to share it out in which no more do: sizes by member."""
     share, rest = divmod(demand.queues, len(demand.members))
     held = {member: count(clip(before.get(member, ()), demand.queues)) for member in demand.members}

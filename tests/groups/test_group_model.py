@@ -14,10 +14,10 @@ import pytest
 from lsmq.errors import StaleGeneration, UnknownMember
 from lsmq_node.groups.group import Beat, BeatAnswer, CoordinatedGroup
 from lsmq_node.groups.plan import GenerationPlan
-from lsmq_node.groups.ranges import Ranges, count, each, intersect, overlap, subtract, union
+from lsmq_node.groups.ranges import RangePairs, count, each, intersect, overlap, subtract, union
 
 SESSION_S = 10.0
-Owned = dict[str, Ranges]
+Owned = dict[str, RangePairs]
 
 
 @dataclass

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lsmq_node.broker import queue_ranges
-from lsmq_node.groups.ranges import Ranges, count, each, intersect
+from lsmq_node.groups.ranges import RangePairs, count, each, intersect
 from lsmq_node.push.part import NOBODY, PushedPart
 from lsmq_node.push.sharing import share
 from lsmq_node.storage import StoredTopic, TopicOptions
@@ -22,7 +22,7 @@ from lsmq_node.storage import StoredTopic, TopicOptions
     crowds=st.lists(st.sets(st.sampled_from("abcdefgh"), max_size=8), min_size=1, max_size=6),
 )
 def test_shares_are_even_complete_and_sticky(queues: int, first: int, crowds: list[set[str]]) -> None:
-    shares: dict[str, Ranges] = {}
+    shares: dict[str, RangePairs] = {}
     before: set[str] = set()
     for crowd in crowds:
         former, shares = shares, share(first, first + queues, crowd, shares)

@@ -21,7 +21,7 @@ from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import Appended, ShardStore, TopicOptions
 from lsmq_node.storage.dedupe_chain import joined
 from lsmq_node.storage.dedupe_file import IdFile, IdFileMeta, IdWriter, newest_of
-from lsmq_node.storage.dedupe_layer import ROW, IdLayer, Rows
+from lsmq_node.storage.dedupe_layer import ROW, IdLayer, IdRows
 from lsmq_node.storage.repair import repair_store
 from lsmq_node.storage.snapshot_install import install
 from support.clock import SimClock
@@ -329,7 +329,7 @@ def _topic() -> object:
 # -- layers and files ------------------------------------------------------------------------------------
 
 
-def rows_of(ids: Sequence[tuple[int, int]], offset: int = 0) -> Rows:
+def rows_of(ids: Sequence[tuple[int, int]], offset: int = 0) -> IdRows:
     rows = np.zeros(len(ids), ROW)
     rows["high"], rows["low"] = [high for high, _ in ids], [low for _, low in ids]
     rows["offset"], rows["topic"] = np.arange(offset, offset + len(ids)), 1

@@ -11,7 +11,7 @@ from lsmq import consumer as asynchronous
 from lsmq import runtime
 from lsmq._handler_lanes import Order
 from lsmq._member_state import ByTopic
-from lsmq._membership import Callback
+from lsmq._membership import AssignmentCallback
 from lsmq._queue_ranges import contains
 from lsmq._wire_values import check_max_messages
 from lsmq.group_values import Ranges
@@ -41,8 +41,8 @@ class Consumer(BlockingIterable[Message]):
         client: Client,
         topic: str | Sequence[str],
         *,
-        on_assigned: Callback | None = None,
-        on_revoked: Callback | None = None,
+        on_assigned: AssignmentCallback | None = None,
+        on_revoked: AssignmentCallback | None = None,
         **options: Any,
     ) -> None:
         self._thread = client._thread

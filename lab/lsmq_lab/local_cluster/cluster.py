@@ -34,7 +34,7 @@ _POLL_S = 0.05
 _HOSTS = (HOST, "localhost")
 _PROGRAM = ("-m", "lsmq")
 
-Tell = Callable[[ClusterStatus], None]
+TellStatus = Callable[[ClusterStatus], None]
 
 
 def _private(path: str, flags: int) -> int:
@@ -99,7 +99,7 @@ class LocalCluster:
 
     # All of it
 
-    def up(self, *, timeout: float = READY_TIMEOUT_S, tell: Tell = _tell_nobody) -> ClusterStatus:
+    def up(self, *, timeout: float = READY_TIMEOUT_S, tell: TellStatus = _tell_nobody) -> ClusterStatus:
         """Start what is down and wait until every shard has a leader that serves.
 
         Raises ``ClusterNotReady`` or ``NodeEnded``; the processes then stay as they are, to be looked at.
@@ -114,7 +114,7 @@ class LocalCluster:
                     self._spawn(node)
         return self.wait_ready(timeout=timeout, tell=tell)
 
-    def wait_ready(self, *, timeout: float = READY_TIMEOUT_S, tell: Tell = _tell_nobody) -> ClusterStatus:
+    def wait_ready(self, *, timeout: float = READY_TIMEOUT_S, tell: TellStatus = _tell_nobody) -> ClusterStatus:
         """The status once every process that was started answers and every shard has a leader that serves.
 
         Raises ``ClusterNotReady``; ``NodeEnded`` when a process that was there is gone meanwhile.

@@ -44,7 +44,7 @@ from .simulated_cluster import SimulatedCluster, SimulatedNode
 _LOOK_BYTES = 32
 _TAIL_BYTES = 4096
 #: A replica of a shard, at a node.
-Place = tuple[int, str]
+ShardReplica = tuple[int, str]
 
 
 class Protocol:
@@ -53,17 +53,17 @@ class Protocol:
     def __init__(self, cluster: SimulatedCluster) -> None:
         self.cluster = cluster
         self._committed: dict[int, bytearray] = {}  # by shard: the log below the highest high watermark of a leader
-        self._shown: dict[tuple[Place, str], int] = {}  # by replica and process
+        self._shown: dict[tuple[ShardReplica, str], int] = {}  # by replica and process
         self._begun: dict[tuple[int, int], tuple[str, str]] = {}
-        self._promised: dict[tuple[Place, int], int] = {}
+        self._promised: dict[tuple[ShardReplica, int], int] = {}
         self._in_sync: dict[int, frozenset[InSyncMember]] = {}
         self._newest: ClusterState | None = None
         #: Incarnations that a disk has lost, or may have: nothing is asked of them until they act again.
-        self._doubted: dict[Place, set[int]] = {}
-        self._lost: dict[Place, set[int]] = {}
-        self._matched: set[tuple[Place, str, int, int, int]] = set()
+        self._doubted: dict[ShardReplica, set[int]] = {}
+        self._lost: dict[ShardReplica, set[int]] = {}
+        self._matched: set[tuple[ShardReplica, str, int, int, int]] = set()
         #: Whom a control plane that went back takes for members that have everything.
-        self._excused: set[Place] = set()
+        self._excused: set[ShardReplica] = set()
         #: Told of each action of a shard's replica at a node, before it is done.
         self.on_action: Callable[[SimulatedNode, int, ReplicaAction], None] = lambda node, shard, action: None
 
@@ -156,7 +156,7 @@ class Protocol:
                 self._advances(node, place, core, lsn)
         self._in_sync_changes(shell.shard)
 
-    def _ships(self, place: Place, ship: act.Ship) -> None:
+    def _ships(self, place: ShardReplica, ship: act.Ship) -> None:
         """Looked at once for each session, as far as both have written what they have."""
         session = place, ship.peer, ship.epoch, *ship.session
         if session in self._matched:
@@ -170,7 +170,7 @@ class Protocol:
                 "log-matching", f"{place} goes on at {ship.lsn} with the log of {ship.peer}, which is another one"
             )
 
-    def _cuts(self, place: Place, core: ReplicaCore, lsn: int) -> None:
+    def _cuts(self, place: ShardReplica, core: ReplicaCore, lsn: int) -> None:
         committed = self._committed.get(place[0], bytearray())
         member = InSyncMember(place[1], core.record.incarnation)
         if lsn < len(committed) and member in self._in_sync.get(place[0], ()):
@@ -178,7 +178,7 @@ class Protocol:
             if content and content == committed[lsn : lsn + len(content)]:
                 self._fail("acknowledged-is-kept", f"{place} cuts at {lsn} what is committed up to {len(committed)}")
 
-    def _acts(self, place: Place, incarnation: int) -> None:
+    def _acts(self, place: ShardReplica, incarnation: int) -> None:
         if incarnation in self._lost.get(place, ()):
             self._fail("lost-is-another", f"{place} acts as {incarnation}, whose disk was lost")
         doubted = self._doubted.get(place)
@@ -187,7 +187,7 @@ class Protocol:
             if any(member == InSyncMember(place[1], incarnation) for member in self._in_sync.get(place[0], ())):
                 self._holds(place, "in-sync-holds-everything", f"{place} came back as {incarnation}")
 
-    def _advances(self, node: SimulatedNode, place: Place, core: ReplicaCore, lsn: int) -> None:
+    def _advances(self, node: SimulatedNode, place: ShardReplica, core: ReplicaCore, lsn: int) -> None:
         process, shard = self._process(node), place[0]
         shown = self._shown.get((place, process), 0)
         if lsn < shown:
@@ -249,15 +249,15 @@ class Protocol:
             self._excused.discard(place)
         self._agrees(place, begin, end, "in-sync-holds-everything", f"{member.node} is in sync of shard {shard}")
 
-    def _holds(self, place: Place, name: str, what: str) -> None:
+    def _holds(self, place: ShardReplica, name: str, what: str) -> None:
         self._agrees(place, 0, len(self._committed.get(place[0], b"")), name, what)
 
-    def _agrees(self, place: Place, begin: int, end: int, name: str, what: str) -> None:
+    def _agrees(self, place: ShardReplica, begin: int, end: int, name: str, what: str) -> None:
         at = self._differs(place, begin, end)
         if at is not None:
             self._fail(name, f"{what}, and its log differs from what is committed up to {end} at LSN {at}")
 
-    def _differs(self, place: Place, begin: int, end: int) -> int | None:
+    def _differs(self, place: ShardReplica, begin: int, end: int) -> int | None:
         """Where the durable log of a replica is not what is committed, as far as there are files of it."""
         committed = self._committed.get(place[0], bytearray())
         for start, content in self._segments(place, begin, end):
@@ -267,7 +267,7 @@ class Protocol:
 
     # Disks
 
-    def _written(self, place: Place, begin: int, end: int) -> bytes:
+    def _written(self, place: ShardReplica, begin: int, end: int) -> bytes:
         """A stretch of one segment, as processes see it, as far as there is a file of it."""
         size = self.cluster.segment_bytes
         path = self._wal(place) / segment_name(begin - begin % size)
@@ -277,13 +277,13 @@ class Protocol:
             file.seek(begin % size)
             return file.read(end - begin)
 
-    def _wal(self, place: Place) -> Path:
+    def _wal(self, place: ShardReplica) -> Path:
         return self.cluster.node(place[1]).disk.root / f"data/shard-{place[0]}/wal"
 
-    def _durable(self, place: Place, begin: int, end: int) -> bytes:
+    def _durable(self, place: ShardReplica, begin: int, end: int) -> bytes:
         return b"".join(content for _, content in self._segments(place, begin, end))
 
-    def _segments(self, place: Place, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
+    def _segments(self, place: ShardReplica, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
         """What is durable of ``[begin, end)`` of a replica's log, by segment, where there are files."""
         node, wal = self.cluster.node(place[1]), self._wal(place)
         size = self.cluster.segment_bytes

@@ -20,7 +20,7 @@ from lsmq.errors import (
     UnknownTopic,
 )
 from lsmq_node.groups import Mode
-from lsmq_node.groups.ranges import Ranges, normal, parse
+from lsmq_node.groups.ranges import RangePairs, normal, parse
 from lsmq_node.rights import Action, ResourceKind
 from lsmq_node.storage import StoredTopic
 
@@ -204,7 +204,7 @@ async def get_lag(call: Call) -> web.StreamResponse:
     )
 
 
-def parse_runs(given: str, field: str = "ranges") -> Ranges:
+def parse_runs(given: str, field: str = "ranges") -> RangePairs:
     """``0-99,200``: both ends included; in order and disjoint, so that the answer's are the same."""
     pieces = []
     for piece in given.split(","):

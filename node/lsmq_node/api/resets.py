@@ -9,7 +9,7 @@ from aiohttp import web
 
 from lsmq.errors import GroupHasMembers, GroupModeMismatch, InvalidRequest, NotLeader, UnknownQueue, UnknownTopic
 from lsmq_node.broker.requests import ReadStart
-from lsmq_node.groups.ranges import Ranges, normal
+from lsmq_node.groups.ranges import RangePairs, normal
 from lsmq_node.groups.resets import Cursor, Moves, ResetTo, next_moves
 from lsmq_node.storage import StoredTopic
 
@@ -78,7 +78,7 @@ async def _moves(call: Call, group: str, topic: StoredTopic, given: Mapping[str,
     return await next_moves(call.broker, group, topic, to, only, (int(shard), int(row)))
 
 
-def _only(call: Call, topic: StoredTopic, queues: str) -> Ranges:
+def _only(call: Call, topic: StoredTopic, queues: str) -> RangePairs:
     if topic.named:
         raise InvalidRequest(
             f"queues is given, and topic {topic.name!r} has named queues: leave it out, or set single ones with 'lsmq "

@@ -75,7 +75,7 @@ class Content:
     status: int = 200
 
 
-Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
+OperationHandler = Callable[["Call"], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class ApiOperation:
     tag: str
     summary: str
     description: str
-    handler: Handler
+    handler: OperationHandler
     answers: tuple[Content, ...]
     parameters: tuple[Parameter, ...] = ()
     request: Content | None = None
@@ -146,10 +146,10 @@ class Routes:
         request: Content | None = None,
         errors: tuple[type[LsmqError], ...] = (),
         is_stream: bool = False,
-    ) -> Callable[[Handler], Handler]:
+    ) -> Callable[[OperationHandler], OperationHandler]:
         """A decorator of the handler. ``parameters`` need not say what :data:`_PATH` says of the path."""
 
-        def decorate(handler: Handler) -> Handler:
+        def decorate(handler: OperationHandler) -> OperationHandler:
             first, *others = handler.__name__.split("_")
             operation = first + "".join(map(str.capitalize, others))
             summary, _, description = (handler.__doc__ or "").partition("\n")

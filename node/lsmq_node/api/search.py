@@ -25,7 +25,7 @@ from .routing import Call
 _CURSOR = re.compile(r"([0-9]{1,4})\.([0-9]{1,10})\.([0-9]{1,19})")
 
 #: Shard, queue and offset.
-Place = tuple[int, int, int]
+SearchPlace = tuple[int, int, int]
 
 
 async def search_messages(call: Call, topic: StoredTopic, shards: Sequence[int]) -> dict[str, Any]:
@@ -60,7 +60,7 @@ async def search_messages(call: Call, topic: StoredTopic, shards: Sequence[int])
     return found
 
 
-async def _in_shard(call: Call, topic: StoredTopic, at: Place, limit: int, max_bytes: int) -> dict[str, Any]:
+async def _in_shard(call: Call, topic: StoredTopic, at: SearchPlace, limit: int, max_bytes: int) -> dict[str, Any]:
     shard, *begin = at
     query, form = call.query, answer_format(call.request)
     picks = _picks(query)
@@ -103,11 +103,11 @@ def _picks(query: dict[str, Any]) -> MessageFilter:
     return found
 
 
-def _cursor(place: Place) -> str:
+def _cursor(place: SearchPlace) -> str:
     return ".".join(map(str, place))
 
 
-def _place(cursor: str | None) -> Place | None:
+def _place(cursor: str | None) -> SearchPlace | None:
     """Raises ``InvalidRequest``."""
     if cursor is None:
         return None

@@ -24,7 +24,7 @@ MAX_SLOW_LINES_A_SECOND = 10
 
 _log = structlog.get_logger("lsmq.http")
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+RequestHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class SlowRequests:
@@ -63,7 +63,9 @@ def _ms(seconds: float) -> float:
     return round(1000 * seconds, 1)
 
 
-def watched(route: ApiOperation, node: Node, metrics: HttpMetrics, slow: SlowRequests, handle: Handler) -> Handler:
+def watched(
+    route: ApiOperation, node: Node, metrics: HttpMetrics, slow: SlowRequests, handle: RequestHandler
+) -> RequestHandler:
     """The handler with its requests watched, where the node wants that; held streams never are."""
     limit_s, tracing = node.broker.config.slow_request_ms / 1000, node.tracing
     if route.is_stream or route.tag == SYSTEM_TAG or (not limit_s and tracing is None):

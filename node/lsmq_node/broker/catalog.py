@@ -23,7 +23,7 @@ from .placement import queue_ranges, shard_cuts, stored_range
 #: Keys of the documents with the ranges of topics that have grown: this and the topic's id.
 RANGES = "ranges/"
 
-Ranges = tuple[tuple[int, int, int], ...]
+ShardRanges = tuple[tuple[int, int, int], ...]
 
 
 class NodeCatalog:
@@ -32,7 +32,7 @@ class NodeCatalog:
     def __init__(self, stores: Sequence[ShardStore]) -> None:
         self._stores = stores
         self._first = stores[0]
-        self._ranges: dict[int, Ranges] = {}
+        self._ranges: dict[int, ShardRanges] = {}
 
     def topics(self) -> list[StoredTopic]:
         return [self._placed(topic) for topic in self._first.topics()]
@@ -114,7 +114,7 @@ class NodeCatalog:
         self._grow(topic, ranges)
         return self.topic(name)
 
-    def _grow(self, topic: StoredTopic, ranges: Ranges) -> None:
+    def _grow(self, topic: StoredTopic, ranges: ShardRanges) -> None:
         """The first shard last: from then on the new queues are there."""
         for shard, store in reversed(list(enumerate(self._stores))):
             end = max((end for _, end, holder in ranges if holder == shard), default=0)

@@ -13,15 +13,15 @@ from .disk_worker import DiskWorker, Report
 from .mailbox import Mailbox
 from .opening import Directory
 
-Item = Report | Committed
+LifeReport = Report | Committed
 
 
 class ReplicaLife:
     """Make it in the loop's thread. ``deliver`` is called there, and not any more after :meth:`end`."""
 
-    def __init__(self, directory: Directory, store: ShardStore, deliver: Callable[[Item], None]) -> None:
-        self._deliver: Callable[[Item], None] | None = deliver
-        self._mailbox: Mailbox[Item] = Mailbox(self._delivered)
+    def __init__(self, directory: Directory, store: ShardStore, deliver: Callable[[LifeReport], None]) -> None:
+        self._deliver: Callable[[LifeReport], None] | None = deliver
+        self._mailbox: Mailbox[LifeReport] = Mailbox(self._delivered)
         self.left_at: list[int] = []  # where each leadership of this life left the log
         self.disk = DiskWorker(
             directory.shard,
@@ -43,7 +43,7 @@ class ReplicaLife:
         store.replica.listen(self.disk.wrote, self.disk.durable, self._mailbox.post)
         return store
 
-    def _delivered(self, item: Item) -> None:
+    def _delivered(self, item: LifeReport) -> None:
         if self._deliver is not None:
             self._deliver(item)
 

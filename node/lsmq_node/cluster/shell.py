@@ -53,7 +53,7 @@ from .log_tail import Piece
 from .opening import Directory, history_of, recovered
 from .ports import ReplicaPorts, TransferProgress
 from .repair import Repair
-from .replica_life import Item, ReplicaLife
+from .replica_life import LifeReport, ReplicaLife
 from .shipper import Shipper
 from .writes import WaitingWrites
 
@@ -390,13 +390,13 @@ class Shell:
 
     # Reports of the threads
 
-    def _delivered(self, item: Item) -> None:
+    def _delivered(self, item: LifeReport) -> None:
         try:
             self._heed(item)
         except Exception as error:
             self._broke(error)
 
-    def _heed(self, item: Item) -> None:
+    def _heed(self, item: LifeReport) -> None:
         life = self._life
         assert life is not None
         match item:

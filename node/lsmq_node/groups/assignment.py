@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, nsmallest
 from itertools import pairwise
 
-from .ranges import NONE, Ranges, clip, count, normal, subtract, union
+from .ranges import NONE, RangePairs, clip, count, normal, subtract, union
 
-Shares = Mapping[str, Ranges]
+Shares = Mapping[str, RangePairs]
 #: Looks at members and topics to even out totals: some tenths of a second.
 _MOST_STEPS = 300_000
 
@@ -40,7 +40,7 @@ def max_pieces(members: int) -> int:
     return max(256, 4 * members)
 
 
-def assign(topics: Mapping[str, Demand], previous: Mapping[str, Shares]) -> dict[str, dict[str, Ranges]]:
+def assign(topics: Mapping[str, Demand], previous: Mapping[str, Shares]) -> dict[str, dict[str, RangePairs]]:
     """The shares of all topics. Deterministic; members without a queue have no entry.
 
     Each topic is shared out for itself, so that as few queues as possible move; then so that members own about as many
@@ -48,7 +48,7 @@ def assign(topics: Mapping[str, Demand], previous: Mapping[str, Shares]) -> dict
     """
     held = {name: _held(demand, previous.get(name, {})) for name, demand in topics.items()}
     quotas = _quotas(topics, held)
-    shares: dict[str, dict[str, Ranges]] = {}
+    shares: dict[str, dict[str, RangePairs]] = {}
     for name, demand in topics.items():
         found = share_out(demand, held[name], quotas[name])
         if sum(len(ranges) for ranges in found.values()) > max_pieces(len(demand.members)):
@@ -57,7 +57,7 @@ def assign(topics: Mapping[str, Demand], previous: Mapping[str, Shares]) -> dict
     return shares
 
 
-def _held(demand: Demand, previous: Shares) -> dict[str, Ranges]:
+def _held(demand: Demand, previous: Shares) -> dict[str, RangePairs]:
     """What is left of the shares before: of members and queues that there are, and each queue once."""
     clipped = {
         member: clip(previous[member], demand.queues) for member in sorted(previous.keys() & set(demand.members))
@@ -65,7 +65,7 @@ def _held(demand: Demand, previous: Shares) -> dict[str, Ranges]:
     held = {member: ranges for member, ranges in clipped.items() if ranges}
     pieces = sorted(piece for ranges in held.values() for piece in ranges)
     if any(after[0] < before[1] for before, after in pairwise(pieces)):
-        taken: Ranges = NONE
+        taken: RangePairs = NONE
         for member, ranges in held.items():
             held[member] = subtract(ranges, taken)
             taken = union(taken, ranges)
@@ -180,7 +180,7 @@ def _way(came: Mapping[str, tuple[_Odd, str]], giver: str, taker: str) -> list[t
     return way[::-1]
 
 
-def share_out(demand: Demand, held: Shares, quotas: Mapping[str, int]) -> dict[str, Ranges]:
+def share_out(demand: Demand, held: Shares, quotas: Mapping[str, int]) -> dict[str, RangePairs]:
     """Take what is over the quotas from those who hold it, and give it, and what nobody holds, to the others."""
     if not demand.members:
         return {}
@@ -203,7 +203,7 @@ def share_out(demand: Demand, held: Shares, quotas: Mapping[str, int]) -> dict[s
     return {member: found[member] for member in sorted(found) if found[member]}
 
 
-def _keep(ranges: Ranges, quota: int) -> Ranges:
+def _keep(ranges: RangePairs, quota: int) -> RangePairs:
     """As many of the queues as the quota allows: the longest pieces, and the beginning of the last one of those."""
     if count(ranges) <= quota:
         return ranges
@@ -220,13 +220,13 @@ def _keep(ranges: Ranges, quota: int) -> Ranges:
 class _Pool:
     """Queues that nobody keeps."""
 
-    def __init__(self, ranges: Ranges) -> None:
+    def __init__(self, ranges: RangePairs) -> None:
         self._end_of = dict(ranges)
         self._first_of = {end: first for first, end in ranges}
         self._firsts = list(self._end_of)  # a heap; those that are gone are passed over
         heapify(self._firsts)
 
-    def beside(self, ranges: Ranges, wanted: int) -> Ranges:
+    def beside(self, ranges: RangePairs, wanted: int) -> RangePairs:
         """Up to ``wanted`` queues that touch ``ranges``."""
         found: list[tuple[int, int]] = []
         for first, end in ranges:
@@ -240,7 +240,7 @@ class _Pool:
                 wanted -= found[-1][1] - found[-1][0]
         return normal(found)
 
-    def take(self, wanted: int) -> Ranges:
+    def take(self, wanted: int) -> RangePairs:
         """``wanted`` queues, from the lowest on."""
         found: list[tuple[int, int]] = []
         while wanted > 0 and self._end_of:

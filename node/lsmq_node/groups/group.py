@@ -15,7 +15,7 @@ from lsmq.errors import GroupModeMismatch, InvalidRequest, StaleGeneration, TooM
 from .assignment import Demand, assign
 from .holdings import Holdings, MemberHolding, Owned
 from .plan import GenerationPlan, MemberSpec, Mode, TopicPlan
-from .ranges import NONE, Ranges, count, intersect, union
+from .ranges import NONE, RangePairs, count, intersect, union
 
 MAX_MEMBERS = 1_000
 MAX_TOPICS = 100
@@ -54,7 +54,7 @@ class BeatAnswer:
     epoch: int
     version: int
     heartbeat_ms: int
-    assigned: Mapping[str, Ranges]
+    assigned: Mapping[str, RangePairs]
     topics: Mapping[str, tuple[int, int]]  # id and number of queues
     waiting_for: int
     standby: bool
@@ -262,7 +262,7 @@ class CoordinatedGroup:
         self.staged = GenerationPlan(generation, self.mode, members, topics, self._changes)
         return self.staged
 
-    def _shares(self, demands: Mapping[str, Demand], ids: Mapping[str, int]) -> dict[str, dict[str, Ranges]]:
+    def _shares(self, demands: Mapping[str, Demand], ids: Mapping[str, int]) -> dict[str, dict[str, RangePairs]]:
         if self.mode is not Mode.CLUSTERED:
             everything = self.mode is Mode.BROADCAST
             return {
@@ -277,8 +277,8 @@ class CoordinatedGroup:
         return assign(demands, previous)
 
     def _pending(
-        self, name: str, id: int, shares: Mapping[str, Ranges], members: Mapping[str, MemberSpec]
-    ) -> dict[str, Ranges]:
+        self, name: str, id: int, shares: Mapping[str, RangePairs], members: Mapping[str, MemberSpec]
+    ) -> dict[str, RangePairs]:
         known = self.plan.topics.get(name)
         if self.mode is not Mode.CLUSTERED or known is None or known.id != id:
             return {}
@@ -325,7 +325,7 @@ class CoordinatedGroup:
             )
         holder = self.holdings.by_member[member]
         keeps = {} if holder.heard else self.holdings.may_hold(member, owned, self.plan)
-        assigned: dict[str, Ranges] = {}
+        assigned: dict[str, RangePairs] = {}
         waiting_for, any_share = 0, False
         for name in self.plan.members[member].topics:
             topic = self.plan.topics.get(name)
@@ -355,7 +355,7 @@ class CoordinatedGroup:
             member, self.plan.generation, holder.version, interval_ms, assigned, topics, waiting_for, not any_share
         )
 
-    def may_commit(self, member: str, static_id: str | None = None) -> dict[str, tuple[int, Ranges]] | None:
+    def may_commit(self, member: str, static_id: str | None = None) -> dict[str, tuple[int, RangePairs]] | None:
         """By topic, its id and the queues that a member may commit for; None where it is none, or was told nothing.
 
         ``static_id``: for the offsets of the member of a broadcast group that has it.

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from .plan import GenerationPlan
-from .ranges import NONE, Ranges, count, intersect, overlap, subtract, union
+from .ranges import NONE, RangePairs, count, intersect, overlap, subtract, union
 
-Owned = Mapping[str, Ranges]
+Owned = Mapping[str, RangePairs]
 
 
 class MemberHolding:
@@ -32,10 +32,10 @@ class MemberHolding:
     def __init__(self, version: int, *, heard: bool) -> None:
         self.version = self._read = version
         self.heard = heard
-        self.held: dict[str, Ranges] = {}
-        self._given: list[tuple[int, str, Ranges]] = []  # by version, what was given since the one that was read
+        self.held: dict[str, RangePairs] = {}
+        self._given: list[tuple[int, str, RangePairs]] = []  # by version, what was given since the one that was read
 
-    def give(self, topic: str, ranges: Ranges) -> None:
+    def give(self, topic: str, ranges: RangePairs) -> None:
         """It holds these as well, from the next version on."""
         self.held[topic] = union(self.held.get(topic, NONE), ranges)
         self._given.append((self.version + 1, topic, ranges))
@@ -68,11 +68,11 @@ class MemberHolding:
         self.held.pop(topic, None)
         self._given = [given for given in self._given if given[1] != topic]
 
-    def take(self, topic: str, ranges: Ranges) -> None:
+    def take(self, topic: str, ranges: RangePairs) -> None:
         """Somebody who must know says that it holds these."""
         self._set(topic, subtract(self.held.get(topic, NONE), ranges))
 
-    def _set(self, topic: str, ranges: Ranges) -> None:
+    def _set(self, topic: str, ranges: RangePairs) -> None:
         if ranges:
             self.held[topic] = ranges
         else:
@@ -84,8 +84,8 @@ class Holdings:
 
     def __init__(self) -> None:
         self.by_member: dict[str, MemberHolding] = {}
-        self._in_the_way: dict[str, dict[str, Ranges]] = {}  # by topic and member: held, and another's by plan
-        self._blocked: dict[str, Ranges] = {}  # by topic: all of it
+        self._in_the_way: dict[str, dict[str, RangePairs]] = {}  # by topic and member: held, and another's by plan
+        self._blocked: dict[str, RangePairs] = {}  # by topic: all of it
 
     def presume(self, plan: GenerationPlan, version: int) -> None:
         """A new coordinator: each member may hold what is its own by the plan, and what the plan says beside that."""
@@ -139,13 +139,13 @@ class Holdings:
         for name in touched:
             self._blocked[name] = union(*self._in_the_way[name].values())
 
-    def wanted(self, member: str, topic: str, share: Ranges) -> tuple[Ranges, Ranges]:
+    def wanted(self, member: str, topic: str, share: RangePairs) -> tuple[RangePairs, RangePairs]:
         """Of a member's share, what it may be given now, and what others still hold."""
         missing = subtract(share, self.by_member[member].held.get(topic, NONE))
         free = subtract(missing, self._blocked.get(topic, NONE))
         return free, missing if not free else subtract(missing, free)
 
-    def pending(self, topic: str, shares: Mapping[str, Ranges]) -> dict[str, Ranges]:
+    def pending(self, topic: str, shares: Mapping[str, RangePairs]) -> dict[str, RangePairs]:
         """What members hold of a topic beyond these shares, for a plan."""
         found = {
             member: subtract(holder.held.get(topic, NONE), shares.get(member, NONE))
@@ -153,7 +153,7 @@ class Holdings:
         }
         return {member: ranges for member, ranges in found.items() if ranges}
 
-    def may_hold(self, member: str, owned: Owned, plan: GenerationPlan) -> dict[str, Ranges]:
+    def may_hold(self, member: str, owned: Owned, plan: GenerationPlan) -> dict[str, RangePairs]:
         """Of what a member says it owns, what a coordinator before this one may have given it under this plan."""
         found = {}
         for name, ranges in owned.items():
@@ -163,7 +163,7 @@ class Holdings:
                 found[name] = intersect(ranges, may)
         return found
 
-    def may_commit(self, member: str, plan: GenerationPlan) -> dict[str, tuple[int, Ranges]]:
+    def may_commit(self, member: str, plan: GenerationPlan) -> dict[str, tuple[int, RangePairs]]:
         """By topic, its id and the queues that a member owns, or may own as far as is known under this plan."""
         holder = self.by_member[member]
         found = {}

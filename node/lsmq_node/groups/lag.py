@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from .ranges import Ranges
+from .ranges import RangePairs
 
 OffsetArray = NDArray[np.int64]
 
@@ -34,7 +34,9 @@ class Lag:
     by_range: tuple[int, ...]
 
 
-def count_lag(first: int, earliest: OffsetArray, latest: OffsetArray, committed: OffsetArray, ranges: Ranges) -> Lag:
+def count_lag(
+    first: int, earliest: OffsetArray, latest: OffsetArray, committed: OffsetArray, ranges: RangePairs
+) -> Lag:
     """``ranges`` lie within the queues from ``first`` on, of which the arrays hold one number each."""
     lags = np.maximum(latest - np.maximum(committed, earliest), 0)
     pieces = [lags[low - first : high - first] for low, high in ranges]

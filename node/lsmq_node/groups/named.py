@@ -12,7 +12,7 @@ from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.storage import NamesBehind, StoredTopic
 
 from .lag import Lag, OffsetArray
-from .ranges import Ranges
+from .ranges import RangePairs
 
 NumberArray = NDArray[Any]
 
@@ -48,7 +48,7 @@ async def worth_committing(
     return there, slots[there]
 
 
-async def numbers_in(broker: Broker, port: ShardPort, topic: StoredTopic, slots: Ranges) -> NumberArray:
+async def numbers_in(broker: Broker, port: ShardPort, topic: StoredTopic, slots: RangePairs) -> NumberArray:
     """The numbers of a shard's queues whose names lie in these slots, ascending."""
     while True:
         names = await broker.names.current(port, topic)
@@ -59,7 +59,7 @@ async def numbers_in(broker: Broker, port: ShardPort, topic: StoredTopic, slots:
 
 
 def count_named_lag(
-    slots: NumberArray, earliest: OffsetArray, latest: OffsetArray, committed: OffsetArray, ranges: Ranges
+    slots: NumberArray, earliest: OffsetArray, latest: OffsetArray, committed: OffsetArray, ranges: RangePairs
 ) -> Lag:
     """Of queues that all lie in ``ranges`` of slots, which are disjoint. The arrays hold one number for each queue."""
     lags = np.maximum(latest - np.maximum(committed, earliest), 0)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from lsmq.errors import FencedMember, GroupHasMembers, Unavailable, UnknownMember
 
-from .ranges import NONE, Ranges, overlap, subtract, union
+from .ranges import NONE, RangePairs, overlap, subtract, union
 
 PERMIT_S = 30.0
 VACANT_S = 1.0
@@ -38,7 +38,7 @@ MAX_PERMITS = 10_000
 MAX_VACANT = 10_000
 
 QueueArray = NDArray[Any]
-Held = Mapping[str, tuple[int, Ranges]]
+PermittedQueues = Mapping[str, tuple[int, RangePairs]]
 """By topic, its id and the queues that a member may commit for."""
 
 
@@ -49,7 +49,7 @@ class Standing:
     members: int
     mode: str | None
     generation: int = 0
-    held: Held | None = None
+    held: PermittedQueues | None = None
 
 
 class Permit:
@@ -61,8 +61,8 @@ class Permit:
         self.asking = asyncio.Lock()
         self.generation = -1
         self.until = float("-inf")
-        self._held: dict[str, tuple[int, Ranges]] = {}
-        self._lost: dict[str, Ranges] = {}  # while the coordinator is asked: fenced by others meanwhile
+        self._held: dict[str, tuple[int, RangePairs]] = {}
+        self._lost: dict[str, RangePairs] = {}  # while the coordinator is asked: fenced by others meanwhile
 
     def ask(self) -> None:
         """The coordinator is asked from here on."""
@@ -73,7 +73,7 @@ class Permit:
         held = standing.held or {}
         self._held = {name: (id, subtract(own, self._lost.get(name, NONE))) for name, (id, own) in held.items()}
 
-    def take(self, topic: str, ranges: Ranges) -> None:
+    def take(self, topic: str, ranges: RangePairs) -> None:
         """Somebody else has these queues."""
         if self.asking.locked():
             self._lost[topic] = union(self._lost.get(topic, NONE), ranges)
@@ -191,7 +191,7 @@ class Permits:
 
     # What happens here
 
-    def fenced(self, group: str, member: str, topic: str, ranges: Ranges) -> None:
+    def fenced(self, group: str, member: str, topic: str, ranges: RangePairs) -> None:
         """The member has taken over these queues: whoever had them has them no more."""
         self._fences += 1
         self._vacant.pop(group, None)
@@ -206,7 +206,7 @@ class Permits:
             self._forget(group, member)
 
 
-def first_outside(queues: QueueArray, ranges: Ranges) -> int | None:
+def first_outside(queues: QueueArray, ranges: RangePairs) -> int | None:
     """The first of the queues that lies in none of the ranges."""
     if not len(queues):
         return None

@@ -14,7 +14,7 @@ from typing import Any
 
 from lsmq_node.machines import documents
 
-from .ranges import NONE, Ranges, flat, from_flat
+from .ranges import NONE, RangePairs, flat, from_flat
 
 VERSION = 1
 KEY_PREFIX = "group/"
@@ -53,8 +53,8 @@ class TopicPlan:
 
     id: int
     queues: int
-    shares: Mapping[str, Ranges]
-    pending: Mapping[str, Ranges] = field(default_factory=dict)
+    shares: Mapping[str, RangePairs]
+    pending: Mapping[str, RangePairs] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class GenerationPlan:
         names = sorted({name for member in self.members.values() for name in member.topics} | set(self.topics))
         number = {name: at for at, name in enumerate(names)}
 
-        def of(member: str, column: Callable[[TopicPlan], Mapping[str, Ranges]]) -> list[Any]:
+        def of(member: str, column: Callable[[TopicPlan], Mapping[str, RangePairs]]) -> list[Any]:
             return [
                 [number[name], flat(ranges)]
                 for name, topic in self.topics.items()
@@ -113,8 +113,8 @@ class GenerationPlan:
     def _of(cls, fields: Mapping[str, Any]) -> GenerationPlan:
         names = fields["names"]
         members: dict[str, MemberSpec] = {}
-        shares: dict[str, dict[str, Ranges]] = {}
-        pending: dict[str, dict[str, Ranges]] = {}
+        shares: dict[str, dict[str, RangePairs]] = {}
+        pending: dict[str, dict[str, RangePairs]] = {}
         for id, static_id, session_ms, client, topics, owned, held in fields["members"]:
             subscribed = tuple(names[at] for at in topics)
             members[id] = MemberSpec(id, static_id, session_ms, subscribed, client)

@@ -10,12 +10,12 @@ from itertools import chain
 
 from lsmq.errors import InvalidRequest
 
-Ranges = tuple[tuple[int, int], ...]
+RangePairs = tuple[tuple[int, int], ...]
 
-NONE: Ranges = ()
+NONE: RangePairs = ()
 
 
-def normal(pieces: Iterable[tuple[int, int]]) -> Ranges:
+def normal(pieces: Iterable[tuple[int, int]]) -> RangePairs:
     """The set of all queues of ``pieces``, which may be in any order and overlap."""
     found: list[tuple[int, int]] = []
     for first, end in sorted(pieces):
@@ -29,18 +29,18 @@ def normal(pieces: Iterable[tuple[int, int]]) -> Ranges:
     return tuple(found)
 
 
-def count(ranges: Ranges) -> int:
+def count(ranges: RangePairs) -> int:
     """How many queues."""
     return sum(end - first for first, end in ranges)
 
 
-def union(*sets: Ranges) -> Ranges:
+def union(*sets: RangePairs) -> RangePairs:
     """The queues of any of them."""
     filled = [ranges for ranges in sets if ranges]
     return filled[0] if len(filled) == 1 else normal(chain.from_iterable(filled))
 
 
-def subtract(ranges: Ranges, other: Ranges) -> Ranges:
+def subtract(ranges: RangePairs, other: RangePairs) -> RangePairs:
     """The queues of ``ranges`` that are not in ``other``."""
     if not other or not ranges:
         return ranges
@@ -60,7 +60,7 @@ def subtract(ranges: Ranges, other: Ranges) -> Ranges:
     return tuple(found)
 
 
-def intersect(ranges: Ranges, other: Ranges) -> Ranges:
+def intersect(ranges: RangePairs, other: RangePairs) -> RangePairs:
     """The queues of both."""
     found: list[tuple[int, int]] = []
     left, right = 0, 0
@@ -75,29 +75,29 @@ def intersect(ranges: Ranges, other: Ranges) -> Ranges:
     return tuple(found)
 
 
-def clip(ranges: Ranges, end: int) -> Ranges:
+def clip(ranges: RangePairs, end: int) -> RangePairs:
     """The queues below ``end``."""
     return intersect(ranges, ((0, end),)) if ranges and ranges[-1][1] > end else ranges
 
 
-def overlap(ranges: Ranges, other: Ranges) -> bool:
+def overlap(ranges: RangePairs, other: RangePairs) -> bool:
     """Whether a queue is in both."""
     return bool(ranges and other and ranges[0][0] < other[-1][1] and other[0][0] < ranges[-1][1]) and bool(
         intersect(ranges, other)
     )
 
 
-def flat(ranges: Ranges) -> list[int]:
+def flat(ranges: RangePairs) -> list[int]:
     """For a document: first, end, first, end, ..."""
     return list(chain.from_iterable(ranges))
 
 
-def from_flat(numbers: Sequence[int]) -> Ranges:
+def from_flat(numbers: Sequence[int]) -> RangePairs:
     """The inverse of :func:`flat`."""
     return tuple(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-def parse(pieces: Iterable[Sequence[int]], field: str) -> Ranges:
+def parse(pieces: Iterable[Sequence[int]], field: str) -> RangePairs:
     """Ranges as a request has them: pairs ``[first, end]``. Raises ``InvalidRequest``."""
     found = []
     for piece in pieces:
@@ -110,11 +110,11 @@ def parse(pieces: Iterable[Sequence[int]], field: str) -> Ranges:
     return normal(found)
 
 
-def pairs(ranges: Ranges) -> list[list[int]]:
+def pairs(ranges: RangePairs) -> list[list[int]]:
     """Ranges as an answer has them."""
     return [[first, end] for first, end in ranges]
 
 
-def each(ranges: Ranges) -> Iterator[int]:
+def each(ranges: RangePairs) -> Iterator[int]:
     """Every queue. Costs as many."""
     return chain.from_iterable(range(first, end) for first, end in ranges)

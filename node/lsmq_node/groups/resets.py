@@ -13,7 +13,7 @@ from lsmq_node.broker.requests import ReadStart
 from lsmq_node.storage import StoredTopic
 
 from .named import numbers_in
-from .ranges import Ranges, intersect
+from .ranges import RangePairs, intersect
 
 #: Of one step: each may have to be looked up by time.
 QUEUES_A_STEP: Final = 20_000
@@ -78,15 +78,15 @@ def moves_to(
 
 
 async def next_moves(
-    broker: Broker, group: str, topic: StoredTopic, to: ResetTo, only: Ranges | None, after: Cursor
+    broker: Broker, group: str, topic: StoredTopic, to: ResetTo, only: RangePairs | None, after: Cursor
 ) -> tuple[Moves, Cursor | None]:
     """Of some queues from ``after`` on, all of one shard, and where the next ones begin; None behind the last.
 
     ``only`` are of queues by number. Raises ``NotLeader`` unless this node leads that shard.
     """
-    shards: dict[int, Ranges] = {}
+    shards: dict[int, RangePairs] = {}
     for part in broker.ranges(topic):
-        whole: Ranges = ((part.first, part.end),)
+        whole: RangePairs = ((part.first, part.end),)
         if own := whole if only is None else intersect(only, whole):
             shards[part.shard] = (*shards.get(part.shard, ()), *own)
     ahead = sorted(number for number in shards if number >= after[0])
@@ -102,7 +102,9 @@ async def next_moves(
     return await _moves(broker, port, group, topic, to, some), following
 
 
-async def _queues(broker: Broker, port: ShardPort, topic: StoredTopic, own: Ranges, first: int) -> NDArray[np.uint32]:
+async def _queues(
+    broker: Broker, port: ShardPort, topic: StoredTopic, own: RangePairs, first: int
+) -> NDArray[np.uint32]:
     """Those of the shard from the ``first`` on; of queues by number one more than a step takes, if there is one."""
     if topic.named:
         numbers = await numbers_in(broker, port, topic, own)

@@ -33,7 +33,7 @@ from .lag import Lag, add, count_lag, join
 from .named import NO_SLOT, count_named_lag, numbers_in, worth_committing
 from .permits import Permits, Standing
 from .plan import Mode
-from .ranges import Ranges, count, flat, from_flat, intersect
+from .ranges import RangePairs, count, flat, from_flat, intersect
 
 _ASK_TIMEOUT_S = 2.0
 #: Sixteen million queues take a second.
@@ -248,7 +248,7 @@ class GroupService(MachineService[ShardGroups]):
         await broker.commit_offsets(group, topic, queues, offsets, reset=reset, allow=allow, allowed=allowed)
 
     async def fence(
-        self, group: str, member: str, topic: StoredTopic, ranges: Ranges, epoch: int
+        self, group: str, member: str, topic: StoredTopic, ranges: RangePairs, epoch: int
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Refuse commits below ``epoch`` in the shards of these queues; the committed offsets of those that have one.
 
@@ -286,7 +286,7 @@ class GroupService(MachineService[ShardGroups]):
         return np.concatenate([each for each, _ in found]), np.concatenate([offsets for _, offsets in found])
 
     async def committed_in(
-        self, group: str, topic: StoredTopic, slots: Ranges
+        self, group: str, topic: StoredTopic, slots: RangePairs
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """The queues of a named topic that lie in these slots and have a committed offset, and these.
 
@@ -304,7 +304,7 @@ class GroupService(MachineService[ShardGroups]):
                 found.append((numbers[offsets >= 0], offsets[offsets >= 0]))
         return np.concatenate([numbers for numbers, _ in found]), np.concatenate([offsets for _, offsets in found])
 
-    async def lag(self, group: str, topic: StoredTopic, ranges: Ranges) -> tuple[Lag, float | None]:
+    async def lag(self, group: str, topic: StoredTopic, ranges: RangePairs) -> tuple[Lag, float | None]:
         """How far a group is behind in these queues, whoever leads them, and when it last committed (s since 1970).
 
         ``by_range`` follows the ranges, cut where shards begin. Of a named topic they are slots. Raises ``NotLeader``,
@@ -324,7 +324,7 @@ class GroupService(MachineService[ShardGroups]):
     async def _lag_here(self, number: int, asked: dict[str, Any]) -> dict[str, Any]:
         """Of queues of one shard, which this node leads. Raises ``NotLeader``, ``UnknownTopic``."""
         group, topic = str(asked["group"]), await self.broker.topic_by_id(int(asked["topic"]))
-        own: Ranges = tuple((int(first), int(end)) for first, end in asked["ranges"])
+        own: RangePairs = tuple((int(first), int(end)) for first, end in asked["ranges"])
         self._check_ranges(topic, own, limited=False)
         shard = await self.shard(number)
         await shard.port.prepare(topic)
@@ -340,7 +340,7 @@ class GroupService(MachineService[ShardGroups]):
         shard.check()
         return {"lag": asdict(lag), "committed_at": shard.last_commit.get((group, topic.id))}
 
-    def _check_ranges(self, topic: StoredTopic, ranges: Ranges, *, limited: bool = True) -> None:
+    def _check_ranges(self, topic: StoredTopic, ranges: RangePairs, *, limited: bool = True) -> None:
         limit = self.broker.config.max_queues_per_request
         if not ranges:
             raise InvalidRequest("queues names no queue", field="queues")
@@ -380,7 +380,7 @@ def _count_lag(store: ShardStore, group: str, topic_id: int, first: int, end: in
     return count_lag(first, earliest, latest, store.committed_offsets(group, topic_id, queues), ((first, end),))
 
 
-def _count_named(store: ShardStore, group: str, topic_id: int, numbers: Any, slots: Ranges) -> Lag:
+def _count_named(store: ShardStore, group: str, topic_id: int, numbers: Any, slots: RangePairs) -> Lag:
     lies_in = store.names(topic_id).slots_of(numbers)
     there = lies_in != NO_SLOT  # Those that are gone since they were asked for are passed over.
     numbers, lies_in = numbers[there], lies_in[there].astype(np.int64)

@@ -18,7 +18,7 @@ from .machine import ShardMachine
 #: A machine that nobody uses is dropped after so long; so is what one has left for the next.
 IDLE_S = 300.0
 
-Key = tuple[int, Hashable]
+MachineKey = tuple[int, Hashable]
 """A shard, and which of its machines."""
 
 M = TypeVar("M", bound=ShardMachine)
@@ -36,9 +36,11 @@ class MachineService(Generic[M]):
         self.held = HeldRequests()
         self._log = structlog.get_logger(f"lsmq.{self.name}")
         self._each = each
-        self._known: dict[Key, M] = {}
-        self._loading: dict[Key, asyncio.Task[M]] = {}
-        self._left: dict[Key, tuple[int, float, Any]] = {}  # epoch, when, and what a machine left for the next one
+        self._known: dict[MachineKey, M] = {}
+        self._loading: dict[MachineKey, asyncio.Task[M]] = {}
+        self._left: dict[
+            MachineKey, tuple[int, float, Any]
+        ] = {}  # epoch, when, and what a machine left for the next one
 
     def start(self) -> None:
         self.background.start(kept(self.broker.parts.part(f"{self.name}-timer"), self._tick))
@@ -103,11 +105,11 @@ class MachineService(Generic[M]):
         if known is None and key not in self._loading:
             self._begin(key, port, make)
 
-    def _begin(self, key: Key, port: ShardPort, make: Callable[[ShardPort], M]) -> asyncio.Task[M]:
+    def _begin(self, key: MachineKey, port: ShardPort, make: Callable[[ShardPort], M]) -> asyncio.Task[M]:
         task = self._loading[key] = self.background.start(self._build(key, port, make))
         return task
 
-    async def _build(self, key: Key, port: ShardPort, make: Callable[[ShardPort], M]) -> M:
+    async def _build(self, key: MachineKey, port: ShardPort, make: Callable[[ShardPort], M]) -> M:
         found = None
         try:
             found = make(port)
@@ -126,14 +128,14 @@ class MachineService(Generic[M]):
 
     # Dropping
 
-    def _retire(self, key: Key, known: M) -> None:
+    def _retire(self, key: MachineKey, known: M) -> None:
         """It is read again from what is stored."""
         left = known.leaves()
         if left is not None:
             self._left[key] = known.epoch, asyncio.get_running_loop().time(), left
         self.drop(key)
 
-    def drop(self, key: Key) -> None:
+    def drop(self, key: MachineKey) -> None:
         """Forget it, as far as it is not stored."""
         known = self._known.pop(key, None)
         if known is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq_node.groups.ranges import Ranges
+from lsmq_node.groups.ranges import RangePairs
 
 NOBODY = -1
 
@@ -31,7 +31,7 @@ class PushedPart:
         self.cursor = self._cursor = cursor
         self.owner = self._owner = np.full(end - first, NOBODY, np.int32)
         self.target = self._target = np.full(end - first, NOBODY, np.int32)
-        self.shares: dict[str, Ranges] = {}
+        self.shares: dict[str, RangePairs] = {}
         self.pending: dict[int, int] = {}
 
     def grow(self, end: int, cursor: NDArray[np.int64]) -> None:
@@ -52,7 +52,7 @@ class PushedPart:
     def has(self, queue: int) -> bool:
         return self.first <= queue < self.end
 
-    def aim(self, shares: dict[str, Ranges], numbers: Mapping[str, int]) -> None:
+    def aim(self, shares: dict[str, RangePairs], numbers: Mapping[str, int]) -> None:
         """Who is to have which queue from now on."""
         self.shares = shares
         self.target[:] = NOBODY

@@ -38,7 +38,7 @@ _STOP_S = 2.0
 _DECLARED_S = 60.0
 _REMEMBERED_GROUPS = 10_000
 
-Key = tuple[str, int]
+FeedKey = tuple[str, int]
 
 
 class PushService(MachineService[LedPart]):
@@ -53,7 +53,7 @@ class PushService(MachineService[LedPart]):
         self.streams: dict[str, HeldStream] = {}
         self.stopping = False
         self._groups = groups
-        self._feeds: dict[Key, Feed] = {}
+        self._feeds: dict[FeedKey, Feed] = {}
         self._declared: dict[tuple[str, Mode], float] = {}
         self._client: Client | None = None
         self._empty = asyncio.Event()

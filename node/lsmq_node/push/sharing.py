@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from lsmq_node.groups.assignment import Demand, max_pieces, share_out
-from lsmq_node.groups.ranges import Ranges
+from lsmq_node.groups.ranges import RangePairs
 
-Shares = Mapping[str, Ranges]
+Shares = Mapping[str, RangePairs]
 
 
-def share(first: int, end: int, subscribers: Iterable[str], previous: Shares) -> dict[str, Ranges]:
+def share(first: int, end: int, subscribers: Iterable[str], previous: Shares) -> dict[str, RangePairs]:
     """Queues ``[first, end)`` shared out, given how they were before; who gets none is left out."""
     ordered = tuple(sorted(subscribers))
     if not ordered:
@@ -31,5 +31,5 @@ def share(first: int, end: int, subscribers: Iterable[str], previous: Shares) ->
     return {name: _shift(ranges, first) for name, ranges in found.items()}
 
 
-def _shift(ranges: Ranges, by: int) -> Ranges:
+def _shift(ranges: RangePairs, by: int) -> RangePairs:
     return tuple((first + by, end + by) for first, end in ranges)

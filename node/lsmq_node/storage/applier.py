@@ -33,7 +33,7 @@ from .columns import (
     wrap_signed,
 )
 from .dedupe import BatchIds, Repeats, decode_repeats, scoped
-from .dedupe_layer import Rows
+from .dedupe_layer import IdRows
 from .delayed import DUE, HAND, LAST_DUE_MS, STORED, due_keys, due_times, is_due_topic
 from .epochs import epoch_start
 from .failures import damaged
@@ -73,7 +73,7 @@ class PendingRecords:
     first_due_ms: int = 0  # of those that come later
     repeats: Repeats | None = None
     #: What is remembered of their deduplication ids.
-    ids: Rows | None = None
+    ids: IdRows | None = None
 
     def touched_queues(self) -> tuple[int, U32]:
         """The topic's id and the queues that got records, in any order and with repeats."""

@@ -43,7 +43,7 @@ from .deletions import Deleted
 from .disk import Disk
 from .epochs import StoredEpochStart
 from .failures import damaged
-from .keyed_file import Item, KeyedFile, KeyedWriter
+from .keyed_file import KeyedFile, KeyedItem, KeyedWriter
 from .pages import PAGE_BITS
 from .producers import KIND as PRODUCER
 from .producers import decode_answers, decode_head, merge_values, producer_key
@@ -142,9 +142,9 @@ def _unpack(packed: bytes, position: int = 0) -> tuple[I64, int]:
     return values, position + count * width
 
 
-def items_of(change: StateChange) -> list[Item]:
+def items_of(change: StateChange) -> list[KeyedItem]:
     """All that a file holds of a change but the producers, sorted."""
-    items: list[Item] = []
+    items: list[KeyedItem] = []
     for topic in change.topics:
         of = topic.topic
         key = CATALOG + _number(of.id)

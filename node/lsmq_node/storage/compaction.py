@@ -27,8 +27,8 @@ PARTITION_BYTES = 4 << 20
 Mask = NDArray[np.bool_]
 #: Earliest offset kept of each of the given queue keys; a topic that is gone keeps nothing.
 LogStarts = Callable[[U64], I64]
-#: Queue key and offset: records up to there, in key order.
-Place = tuple[int, int]
+#: Queue key and offset, which records are ordered by.
+KeyPlace = tuple[int, int]
 #: Which targets of delayed messages are of topics that are gone.
 Nowhere = Callable[[U64], Mask]
 
@@ -69,7 +69,7 @@ class Unreadable:
         return needed
 
 
-def merge(runs: Sequence[TableRun], unreadable: Unreadable) -> Iterator[tuple[Place, SortedRecords]]:
+def merge(runs: Sequence[TableRun], unreadable: Unreadable) -> Iterator[tuple[KeyPlace, SortedRecords]]:
     """Records of ``runs`` (oldest first) in key order, piece by piece, each with the place that it reaches to.
 
     Holds about ``PARTITION_BYTES`` at a time, whatever the size of the runs.
@@ -84,7 +84,7 @@ def merge(runs: Sequence[TableRun], unreadable: Unreadable) -> Iterator[tuple[Pl
         yield cut, _readable(records, unreadable)
 
 
-def _cuts(runs: Sequence[TableRun]) -> Iterator[Place]:
+def _cuts(runs: Sequence[TableRun]) -> Iterator[KeyPlace]:
     """Keys (queue key, offset) at which to cut the merge into partitions; the last is the end.
 
     Found while the merge goes on: what is held of the index is a page a run.
@@ -106,7 +106,7 @@ def _block_ends(run: TableRun) -> Iterator[tuple[int, int, int]]:
             yield from zip(page.last_keys, page.last_offsets, page.sizes, strict=True)
 
 
-def _part(run: TableRun, after: Place, upto: Place) -> Iterator[SortedRecords]:
+def _part(run: TableRun, after: KeyPlace, upto: KeyPlace) -> Iterator[SortedRecords]:
     """The run's records in ``(after, upto]``."""
     for table in run.tables:
         meta = table.meta

@@ -25,7 +25,7 @@ from lsmq import runtime
 
 from .columns import I64, U32, U64, mix, queue_keys
 from .dedupe_file import IdFile
-from .dedupe_layer import ROW, IdLayer, Rows
+from .dedupe_layer import ROW, IdLayer, IdRows
 from .failures import damaged, disappeared
 
 _COUNT = struct.Struct("<I")
@@ -40,7 +40,7 @@ class BatchIds:
     low: U64
     has: NDArray[np.bool_]
 
-    def rows(self, chosen: NDArray[np.bool_], topic_id: int, offsets: I64, stored_ms: int) -> Rows:
+    def rows(self, chosen: NDArray[np.bool_], topic_id: int, offsets: I64, stored_ms: int) -> IdRows:
         """What is kept of some of them. ``offsets`` are of all records."""
         places = np.flatnonzero(chosen)
         rows = np.empty(len(places), ROW)
@@ -213,7 +213,7 @@ class DedupeIds:
 
     # Changing
 
-    def note(self, rows: Rows) -> None:
+    def note(self, rows: IdRows) -> None:
         """Ids of an entry that is put in line, or about to be applied; no two the same."""
         with self._lock:
             self._layer.add(rows)

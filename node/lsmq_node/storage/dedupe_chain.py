@@ -20,7 +20,7 @@ from lsmq.errors import CorruptFile
 from .checkpoint import choose
 from .dedupe import DedupeIds
 from .dedupe_file import ROW_BYTES, IdFile, IdFileMeta, IdWriter, ids_name, newest_of
-from .dedupe_layer import ROW, IdLayer, Rows
+from .dedupe_layer import ROW, IdLayer, IdRows
 from .disk import Disk
 from .failures import damaged
 from .manifest import Manifest
@@ -121,7 +121,7 @@ class DedupeChain:
             self._files = (*self._files, file)
         self._ids.replace((layer,), file)
 
-    def _write(self, pieces: Iterator[Rows], expected: int, end_lsn: int) -> tuple[IdFileMeta, IdFile]:
+    def _write(self, pieces: Iterator[IdRows], expected: int, end_lsn: int) -> tuple[IdFileMeta, IdFile]:
         meta = write_ids(self._disk, self._directory, self._take_number(), pieces, expected, end_lsn)
         path = self._directory / meta.name
         try:
@@ -193,12 +193,12 @@ class DedupeChain:
         for old in merged:
             self._pinned.remove(old.path.name)
 
-    def _joined(self, files: Sequence[IdFile]) -> Iterator[Rows]:
+    def _joined(self, files: Sequence[IdFile]) -> Iterator[IdRows]:
         for rows in joined([file.scan() for file in files[::-1]], sum(file.count for file in files)):
             self._check()
             yield self._without_expired(rows)
 
-    def _without_expired(self, rows: Rows) -> Rows:
+    def _without_expired(self, rows: IdRows) -> IdRows:
         keep = np.ones(len(rows), np.bool_)
         for topic_id in np.unique(rows["topic"]).tolist():
             mine = rows["topic"] == topic_id
@@ -208,7 +208,7 @@ class DedupeChain:
 
 
 def write_ids(
-    disk: Disk, directory: Path, number: int, pieces: Iterator[Rows], expected: int, end_lsn: int
+    disk: Disk, directory: Path, number: int, pieces: Iterator[IdRows], expected: int, end_lsn: int
 ) -> IdFileMeta:
     """Write sorted rows that come in ``pieces``; durable on return. Leaves nothing behind when it raises."""
     path = directory / ids_name(number)
@@ -225,7 +225,7 @@ def write_ids(
     return IdFileMeta(number, size, end_lsn)
 
 
-def joined(scans: Sequence[Iterator[Rows]], count: int) -> Iterator[Rows]:
+def joined(scans: Sequence[Iterator[IdRows]], count: int) -> Iterator[IdRows]:
     """The rows of several sources of ``count`` rows together, the newest first, in order; of each id the newest."""
     streams = [_Stream(scan) for scan in scans]
     parts = max(1, count // _PIECE_ROWS)
@@ -239,11 +239,11 @@ def joined(scans: Sequence[Iterator[Rows]], count: int) -> Iterator[Rows]:
 class _Stream:
     """Rows of one source, in stretches of ids."""
 
-    def __init__(self, scan: Iterator[Rows]) -> None:
+    def __init__(self, scan: Iterator[IdRows]) -> None:
         self._scan = scan
-        self._held: Rows = np.empty(0, ROW)
+        self._held: IdRows = np.empty(0, ROW)
 
-    def below(self, limit: int | None) -> Rows:
+    def below(self, limit: int | None) -> IdRows:
         """The next rows, up to those whose ``high`` is ``limit`` or more."""
         pieces = []
         while True:

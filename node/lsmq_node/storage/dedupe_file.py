@@ -39,7 +39,7 @@ from lsmq_node.descriptors import SHORTAGE
 
 from .buffered_file import BufferedFile
 from .columns import I64, U64, group_starts, windows
-from .dedupe_layer import ROW, Rows
+from .dedupe_layer import ROW, IdRows
 from .disk import Disk, File
 from .failures import damaged, newer, no_descriptor
 
@@ -84,14 +84,14 @@ class IdWriter:
     def __init__(self, disk: Disk, path: Path, expected: int) -> None:
         """``expected``: about so many rows will come; more make the filter slower, fewer larger."""
         self._file = BufferedFile(disk, path, HEAD.pack(MAGIC, VERSION))
-        self._rest: Rows = np.empty(0, ROW)  # of a block that is not full
+        self._rest: IdRows = np.empty(0, ROW)  # of a block that is not full
         self._marks: list[NDArray[np.uint16]] = []
         self._buckets = max(1, expected // BUCKET_ROWS)
         self._starts = np.zeros(self._buckets + 1, np.uint32)
         self._topics: dict[int, list[int]] = {}
         self.count = 0
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: IdRows) -> None:
         """The next rows, sorted by ``high`` and ``low``, above the last."""
         if not len(rows):
             return
@@ -113,7 +113,7 @@ class IdWriter:
             self._put_block(whole[begin : begin + BLOCK_ROWS])
         self._rest = whole[end:].copy()
 
-    def _put_block(self, rows: Rows) -> None:
+    def _put_block(self, rows: IdRows) -> None:
         raw = rows.tobytes()
         self._file.write(raw + crc32c.crc32c(raw).to_bytes(4, "little"))
 
@@ -230,7 +230,7 @@ class IdFile:
                 numbers = np.append(numbers, more)
         return places + base, numbers
 
-    def _read_rows(self, numbers: I64) -> Rows:
+    def _read_rows(self, numbers: I64) -> IdRows:
         try:
             file = self._disk.open(self.path, random=True)
         except OSError as error:
@@ -246,7 +246,7 @@ class IdFile:
                 found[mine] = self._read(file, block, 1)[places]
         return found
 
-    def _read(self, file: File, first: int, count: int) -> Rows:
+    def _read(self, file: File, first: int, count: int) -> IdRows:
         """The rows of ``count`` blocks from ``first`` on."""
         begin = HEAD.size + first * BLOCK_BYTES
         rows = min(self.count - first * BLOCK_ROWS, count * BLOCK_ROWS)
@@ -263,13 +263,13 @@ class IdFile:
             raise self._damaged("a block is cut off", begin)
         return found
 
-    def scan(self) -> Iterator[Rows]:
+    def scan(self) -> Iterator[IdRows]:
         """All rows, in order, some at a time. Raises ``CorruptFile``."""
         with closing(self._disk.open(self.path)) as file:
             for first in range(0, -(-self.count // BLOCK_ROWS), _SCAN_BLOCKS):
                 yield self._read(file, first, _SCAN_BLOCKS)
 
-    def whole_blocks(self) -> Iterator[Rows | None]:
+    def whole_blocks(self) -> Iterator[IdRows | None]:
         """The rows of each block; None of one that is damaged."""
         with closing(self._disk.open(self.path)) as file:
             for first in range(-(-self.count // BLOCK_ROWS)):
@@ -292,18 +292,18 @@ class IdFile:
             raise self._damaged("its blocks and its filter do not belong together", 0)
 
 
-def _first(rows: Rows) -> tuple[int, int]:
+def _first(rows: IdRows) -> tuple[int, int]:
     return int(rows["high"][0]), int(rows["low"][0])
 
 
-def is_sorted(rows: Rows) -> bool:
+def is_sorted(rows: IdRows) -> bool:
     """Whether ids ascend, each once."""
     high, low = rows["high"], rows["low"]
     above: Any = (high[1:] > high[:-1]) | ((high[1:] == high[:-1]) & (low[1:] > low[:-1]))
     return bool(above.all())
 
 
-def newest_of(rows: Rows) -> Rows:
+def newest_of(rows: IdRows) -> IdRows:
     """Sorted by id, and of each id the row that stands first."""
     if not len(rows):
         return rows

@@ -27,7 +27,7 @@ from .columns import I64, U64, mix
 
 #: One id, in memory and in files.
 ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("offset", "<i8"), ("stored_ms", "<i8"), ("topic", "<u4")])
-Rows = NDArray[np.void]
+IdRows = NDArray[np.void]
 
 _FIRST_ROWS = 512
 #: Slots of the table for each row that there is room for.
@@ -39,13 +39,13 @@ _PIECE_ROWS = 1 << 12
 class IdLayer:
     """The ids of one memtable. Its owner lets one thread at a time add, and none look meanwhile."""
 
-    def __init__(self, rows: Rows | None = None) -> None:
+    def __init__(self, rows: IdRows | None = None) -> None:
         """With ``rows``, which are in line."""
         self._salt: np.uint64 | None = None  # so that nobody can choose ids that share a slot; once there are any
         self.count = 0
         #: So many rows, the first, are of entries that are applied.
         self.applied = 0
-        self._rows: Rows = np.empty(0, ROW)
+        self._rows: IdRows = np.empty(0, ROW)
         self._slots = np.zeros(0, np.int32)  # of each row's number + 1; 0: nothing
         self._tags = np.zeros(0, np.uint64)  # ``high`` of that row: most look-ups need nothing else
         if rows is not None and len(rows):
@@ -59,14 +59,14 @@ class IdLayer:
         """Memory it takes."""
         return self._rows.nbytes + self._slots.nbytes + self._tags.nbytes
 
-    def in_line(self) -> Rows:
+    def in_line(self) -> IdRows:
         """The rows that are not applied."""
         return self._rows[self.applied : self.count]
 
-    def kept(self) -> Rows:
+    def kept(self) -> IdRows:
         """Those that are applied, without what later ones have taken the place of; a copy."""
         rows = self._rows[: self.applied]
-        kept: Rows = rows[rows["topic"] != 0]
+        kept: IdRows = rows[rows["topic"] != 0]
         return kept
 
     def find(self, high: U64, low: U64) -> tuple[I64, I64, I64]:
@@ -95,7 +95,7 @@ class IdLayer:
         chosen = self._rows[rows[there]]
         return found[there], chosen["offset"], chosen["stored_ms"]
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: IdRows) -> None:
         """Ids, no two the same, that are stored from now on; what was here under them is forgotten."""
         if not len(rows):
             return

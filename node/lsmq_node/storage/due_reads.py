@@ -14,7 +14,7 @@ import numpy as np
 
 from lsmq.record_batch import Column
 
-from .compaction import Place, tombstones_among
+from .compaction import KeyPlace, tombstones_among
 from .delayed import LAST_DUE_MS, DuePlace, due_key
 from .sorted_records import SHADOW, SortedPart, SortedRecords, concatenate, select
 from .table import Table
@@ -56,7 +56,7 @@ def read_due(version: Version, after: DuePlace, upto_ms: int, max_records: int, 
         return DueRead(None, after, more=False)
     begin, stop = (due_key(after[0]), after[1] + 1), due_key(upto_ms) + 1
     parts: list[SortedRecords] = []
-    cut: Place = (stop, -1)  # what lies from here on is left
+    cut: KeyPlace = (stop, -1)  # what lies from here on is left
     for part, reached in _sources(version, begin, stop, max_records, max_bytes):
         parts.append(part)
         cut = min(cut, reached)
@@ -78,7 +78,7 @@ def read_due(version: Version, after: DuePlace, upto_ms: int, max_records: int, 
     return DueRead(found, end, more)
 
 
-def _until(parts: Sequence[SortedRecords], cut: Place) -> SortedRecords | None:
+def _until(parts: Sequence[SortedRecords], cut: KeyPlace) -> SortedRecords | None:
     """The records of all parts up to ``cut``, in order."""
     if not parts:
         return None
@@ -93,8 +93,8 @@ def _until(parts: Sequence[SortedRecords], cut: Place) -> SortedRecords | None:
 
 
 def _sources(
-    version: Version, begin: Place, stop: int, max_records: int, max_bytes: int
-) -> Iterator[tuple[SortedRecords, Place]]:
+    version: Version, begin: KeyPlace, stop: int, max_records: int, max_bytes: int
+) -> Iterator[tuple[SortedRecords, KeyPlace]]:
     """The first records of each source from ``begin`` on, of keys below ``stop``; and up to where it had no others."""
     for memtable in version.memtables:
         for chunk, first, end in memtable.between(begin[0], stop):
@@ -119,11 +119,13 @@ def _sources(
             yield rows, (stop, -1) if complete else _place(rows)
 
 
-def _place(records: SortedRecords) -> Place:
+def _place(records: SortedRecords) -> KeyPlace:
     return records.keys.item(-1), records.offsets.item(-1)
 
 
-def _taken(part: SortedPart, first: int, end: int, begin: Place, limits: _Limits) -> tuple[SortedRecords, bool] | None:
+def _taken(
+    part: SortedPart, first: int, end: int, begin: KeyPlace, limits: _Limits
+) -> tuple[SortedRecords, bool] | None:
     """Records of the rows ``[first, end)`` from ``begin`` on, within limits, and whether those are all."""
     if part.keys.item(first) == begin[0]:
         same = int(part.keys.searchsorted(np.uint64(begin[0]), "right"))
@@ -144,7 +146,7 @@ def _first_from(part: SortedPart, first: int, end: int, offset: int) -> int:
     return first + int(part.column(Column.OFFSET, first, end).searchsorted(offset))
 
 
-def _rows(run: TableRun, begin: Place, stop: int) -> Iterator[tuple[SortedPart, int, int]]:
+def _rows(run: TableRun, begin: KeyPlace, stop: int) -> Iterator[tuple[SortedPart, int, int]]:
     """Blocks of a run with records from ``begin`` on and of keys below ``stop``, and the rows of these."""
     for table in run.tables:
         meta = table.meta
@@ -155,7 +157,7 @@ def _rows(run: TableRun, begin: Place, stop: int) -> Iterator[tuple[SortedPart, 
         yield from _rows_of(table, max(begin, (meta.first_key, meta.first_offset)), stop)
 
 
-def _rows_of(table: Table, begin: Place, stop: int) -> Iterator[tuple[SortedPart, int, int]]:
+def _rows_of(table: Table, begin: KeyPlace, stop: int) -> Iterator[tuple[SortedPart, int, int]]:
     root = table.root()
     for number in range(root.seek(*begin), root.count):
         if root.first_keys[number] >= stop:
@@ -171,7 +173,7 @@ def _rows_of(table: Table, begin: Place, stop: int) -> Iterator[tuple[SortedPart
                 yield block, first, end
 
 
-def _tombstones(version: Version, begin: Place, cut: Place) -> Iterator[SortedRecords]:
+def _tombstones(version: Version, begin: KeyPlace, cut: KeyPlace) -> Iterator[SortedRecords]:
     """Tombstones of delayed messages from ``begin`` up to ``cut``."""
     low, stop = (begin[0] | _SHADOW, begin[1]), (cut[0] | _SHADOW) + 1
     for memtable in version.memtables:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from .compaction import Place
+from .compaction import KeyPlace
 from .manifest import Manifest
 from .sstable import TableMeta
 
@@ -25,7 +25,7 @@ class Edit:
 
     gone: frozenset[int]
     added: tuple[TableMeta, ...] = ()
-    clips: dict[int, Place] = field(default_factory=dict)
+    clips: dict[int, KeyPlace] = field(default_factory=dict)
     sources: frozenset[int] | None = None
     behind: int | None = None
 

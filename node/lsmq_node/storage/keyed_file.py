@@ -57,7 +57,7 @@ BLOCK_BYTES = 16 * 1024
 #: A parsed item takes about so much memory beside its bytes.
 _ITEM_BYTES = 120
 
-Item = tuple[bytes, bytes | None]
+KeyedItem = tuple[bytes, bytes | None]
 
 
 class KeyedBlock:
@@ -232,7 +232,7 @@ class KeyedFile:
             raise self._damaged("a block is not the one of the index", begin)
         return block
 
-    def scan(self, first: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
+    def scan(self, first: bytes = b"", end: bytes | None = None) -> Iterator[KeyedItem]:
         """Keys in ``[first, end)`` and their values, in order, past the cache. Raises ``CorruptFile``."""
         blocks = range(max(0, bisect_right(self._firsts, first) - 1), len(self._firsts))
         with closing(self._disk.open(self.path)) as file:

@@ -47,7 +47,7 @@ _NONE: I64 = np.empty(0, np.int64)
 
 _log = logging.getLogger("lsmq.storage")
 
-Rows = NDArray[Any]
+LapsedRows = NDArray[Any]
 
 
 @dataclass(slots=True)
@@ -412,7 +412,7 @@ class _Part:
     """Of a batch that was read: which of its messages lie in what was asked for (``mine``), and columns."""
 
     def __init__(self, batch: RecordBatch, topic_id: int, queues: U32, begins: I64, ends: I64) -> None:
-        def column(number: Column) -> Rows:
+        def column(number: Column) -> LapsedRows:
             return decode_column(batch.buffer, batch.directory.get(number), batch.record_count, DTYPES[number])
 
         self.queue, self.offset = column(Column.QUEUE), column(Column.OFFSET).astype(np.int64)
@@ -433,7 +433,7 @@ def _keys(rows: I64, offsets: I64) -> U64:
     return keys
 
 
-def _firsts(values: Rows) -> I64:
+def _firsts(values: LapsedRows) -> I64:
     """Of sorted values the first of each."""
     fresh = np.ones(len(values), np.bool_)
     fresh[1:] = values[1:] != values[:-1]

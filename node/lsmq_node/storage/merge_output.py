@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from .compaction import Place
+from .compaction import KeyPlace
 from .edits import Edit
 from .sorted_records import SortedRecords
 from .sstable import TableMeta, TableWriter, table_name
@@ -44,7 +44,7 @@ class MergeOutput:
         self._behind: int | None = None
         self.written_bytes = 0
 
-    def write(self, pieces: Iterator[tuple[Place, SortedRecords]], closing: Callable[[], bool]) -> None:
+    def write(self, pieces: Iterator[tuple[KeyPlace, SortedRecords]], closing: Callable[[], bool]) -> None:
         """Write all, and put it in place. What is not in place when this raises is gone."""
         try:
             for place, records in pieces:
@@ -72,7 +72,7 @@ class MergeOutput:
             self._metas.append(self._writer.finish(self._first_lsn, self._end_lsn, self._clean_lsn))
             self._writer = None
 
-    def _install(self, place: Place | None) -> None:
+    def _install(self, place: KeyPlace | None) -> None:
         """Put in place what is written, which is all up to ``place``; all there is without it."""
         self._finish()
         gone = [

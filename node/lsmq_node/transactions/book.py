@@ -29,9 +29,9 @@ from lsmq.errors import (
 from .memory import Memory
 from .records import (
     BookChange,
-    Key,
     MemberSequence,
     ProducerMember,
+    RecordKey,
     TransactionPart,
     TransactionRecord,
     TransactionState,
@@ -80,7 +80,7 @@ class TransactionBook(Memory):
 
     # Members
 
-    def join(self, key: Key, session_ms: int, client: str, *, checks: bool, now: float) -> BookChange:
+    def join(self, key: RecordKey, session_ms: int, client: str, *, checks: bool, now: float) -> BookChange:
         """A member is heard of; the plan makes it known. Raises ``TooManyMembers``, ``TooManyGroups``."""
         if key in self.members:
             self._seen[key] = now
@@ -99,16 +99,16 @@ class TransactionBook(Memory):
             )
         return BookChange(members={key: ProducerMember(0, (), session_ms, client, checks)})
 
-    def hear(self, key: Key, now: float) -> None:
+    def hear(self, key: RecordKey, now: float) -> None:
         """A member heartbeats. Raises ``UnknownProducerMember``."""
         self._member(key)
         self._seen[key] = now
 
-    def age_s(self, key: Key, now: float) -> float:
+    def age_s(self, key: RecordKey, now: float) -> float:
         """How long a member has been silent."""
         return max(0.0, now - self._seen[key])
 
-    def _member(self, key: Key) -> ProducerMember:
+    def _member(self, key: RecordKey) -> ProducerMember:
         member = self.members.get(key)
         if member is None:
             raise UnknownProducerMember(
@@ -119,7 +119,7 @@ class TransactionBook(Memory):
             )
         return member
 
-    def leave(self, key: Key) -> BookChange:
+    def leave(self, key: RecordKey) -> BookChange:
         """What it has not decided, others are asked about at once."""
         return BookChange(members={key: None}) if key in self.members else BookChange()
 
@@ -174,7 +174,7 @@ class TransactionBook(Memory):
                 epoch=counts,
             )
 
-    def add(self, key: Key, number: int, part: TransactionPart) -> BookChange:
+    def add(self, key: RecordKey, number: int, part: TransactionPart) -> BookChange:
         """More messages. ``number`` counts the parts of the transaction; the first has come with its beginning.
 
         Raises ``UnknownTransaction``, ``TransactionDecided``, ``TransactionTooLarge``, ``InvalidRequest`` for a part
@@ -220,14 +220,14 @@ class TransactionBook(Memory):
         key = transaction.key
         return BookChange(transactions={key: changed}, parts={part_key(key, transaction.parts): part.body})
 
-    def transaction(self, key: Key) -> TransactionRecord:
+    def transaction(self, key: RecordKey) -> TransactionRecord:
         """Raises ``UnknownTransaction``."""
         found = self.transactions.get(key)
         if found is None:
             raise self._unknown(key)
         return found
 
-    def _unknown(self, key: Key) -> UnknownTransaction:
+    def _unknown(self, key: RecordKey) -> UnknownTransaction:
         return UnknownTransaction(
             f"producer group {key[0]!r} has no transaction {key[1]!r}: it was never begun, or ended more than "
             f"{REMEMBER_MS // 60_000} minutes ago",
@@ -235,7 +235,7 @@ class TransactionBook(Memory):
             transaction=key[1],
         )
 
-    def decide(self, key: Key, state: TransactionState, by: str, wall_ms: int) -> BookChange:
+    def decide(self, key: RecordKey, state: TransactionState, by: str, wall_ms: int) -> BookChange:
         """Commit or roll back, once and for all. With a commit its sequence, if it has one, is at its position.
 
         Raises ``UnknownTransaction``, and ``TransactionDecided`` when it was decided the other way.
@@ -286,7 +286,7 @@ class TransactionBook(Memory):
         able = sorted(id for id in of if self.members[transaction.group, id].checks)
         return able[transaction.checks % len(able)] if able else None
 
-    def take_asked(self, key: Key) -> list[TransactionRecord]:
+    def take_asked(self, key: RecordKey) -> list[TransactionRecord]:
         """The transactions a member is to be asked about; it is told of them now."""
         found = [self.transactions.get((key[0], id)) for id in self.asked.pop(key, ())]
         return [transaction for transaction in found if transaction is not None and transaction.is_open]
@@ -320,7 +320,7 @@ class TransactionBook(Memory):
         plan.sequences[group, name] = MemberSequence(epoch + 1, position, member)
         return plan
 
-    def is_held(self, key: Key) -> bool:
+    def is_held(self, key: RecordKey) -> bool:
         """Whether a sequence is in the hands of a member that is heard of, or something of it is open."""
         group, name = key
         sequence = self.sequences[key]
@@ -343,7 +343,7 @@ class TransactionBook(Memory):
             found.append((first, transaction))
         return found
 
-    def delivered(self, shard: int, keys: Iterable[Key]) -> BookChange:
+    def delivered(self, shard: int, keys: Iterable[RecordKey]) -> BookChange:
         """The shard has these."""
         plan = BookChange()
         for key in keys:
@@ -374,7 +374,7 @@ class TransactionBook(Memory):
 
     def forget(self, wall_ms: int) -> BookChange:
         """Finished transactions that nobody will ask for any more."""
-        old: list[Key] = []
+        old: list[RecordKey] = []
         surplus = len(self._finished) - self.max_remembered
         for key in self._finished:
             if len(old) >= surplus and wall_ms - self.transactions[key].decided_ms < REMEMBER_MS:

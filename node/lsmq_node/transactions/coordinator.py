@@ -28,8 +28,8 @@ from .records import (
     SEQUENCES,
     TRANSACTIONS,
     BookChange,
-    Key,
     MemberSequence,
+    RecordKey,
     TransactionPart,
     TransactionRecord,
     TransactionState,
@@ -126,7 +126,7 @@ class ShardTransactions(ShardMachine):
     # Members
 
     async def heartbeat(
-        self, key: Key, session_ms: int, client: str, *, checks: bool, join: bool, wait_s: float
+        self, key: RecordKey, session_ms: int, client: str, *, checks: bool, join: bool, wait_s: float
     ) -> list[TransactionRecord]:
         """Hear a member; the transactions it is asked about. Held up to ``wait_s`` while there are none.
 
@@ -142,7 +142,7 @@ class ShardTransactions(ShardMachine):
             self.book.hear(key, self.now)
         return self.book.take_asked(key)
 
-    async def leave(self, key: Key) -> None:
+    async def leave(self, key: RecordKey) -> None:
         """Durable on return."""
         self.check()
         await self.done(self._step(self.book.leave(key)))
@@ -167,7 +167,7 @@ class ShardTransactions(ShardMachine):
                 self.shares.follow(BookChange(transactions={transaction.key: None}))
         return self.book.transaction(transaction.key)
 
-    async def add(self, key: Key, number: int, part: TransactionPart, client: str) -> TransactionRecord:
+    async def add(self, key: RecordKey, number: int, part: TransactionPart, client: str) -> TransactionRecord:
         """See :meth:`TransactionBook.add` and :class:`AddressShares`. Durable on return."""
         self.check()
         plan = self.book.add(key, number, part)
@@ -176,7 +176,7 @@ class ShardTransactions(ShardMachine):
         await self.done(self._step(plan))
         return self.book.transaction(key)
 
-    async def decide(self, key: Key, state: TransactionState, by: str, wait_s: float) -> TransactionRecord:
+    async def decide(self, key: RecordKey, state: TransactionState, by: str, wait_s: float) -> TransactionRecord:
         """See :meth:`TransactionBook.decide`. Durable on return, and delivered if not later than ``wait_s``."""
         self.check()
         plan = self.book.decide(key, state, by, _wall_ms())
@@ -187,7 +187,7 @@ class ShardTransactions(ShardMachine):
             self.check()
         return self.book.transaction(key)
 
-    def _decided(self, keys: Iterable[Key]) -> None:
+    def _decided(self, keys: Iterable[RecordKey]) -> None:
         for key in keys:
             transaction = self.book.transaction(key)
             committed = transaction.state == TransactionState.COMMITTED
@@ -212,7 +212,7 @@ class ShardTransactions(ShardMachine):
         assert taken is not None
         return taken
 
-    def transaction(self, key: Key) -> TransactionRecord:
+    def transaction(self, key: RecordKey) -> TransactionRecord:
         """Raises ``UnknownTransaction``."""
         self.check()
         return self.book.transaction(key)
@@ -253,7 +253,7 @@ class ShardTransactions(ShardMachine):
                 _log.info("sequence_forgotten", group=key[0], sequence=key[1], shard=self.port.number)
                 yield self._step(BookChange(sequences={key: None}))
 
-    def _expired(self, members: list[Key]) -> None:
+    def _expired(self, members: list[RecordKey]) -> None:
         if not members:
             return  # what they had open ended alone
         self.counts.expired += len(members)
@@ -333,7 +333,7 @@ class ShardTransactions(ShardMachine):
 
     # Waiting
 
-    async def _hold(self, key: Key, wait_s: float) -> None:
+    async def _hold(self, key: RecordKey, wait_s: float) -> None:
         """Until ``key`` is woken, or the time is over: for a member's checks, or a transaction's delivery."""
         if wait_s > 0 and not self.service.held.closed:
             await self.wait(key, deadline=self._loop.time() + wait_s)

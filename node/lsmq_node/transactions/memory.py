@@ -13,9 +13,9 @@ from .records import (
     SEQUENCES,
     TRANSACTIONS,
     BookChange,
-    Key,
     MemberSequence,
     ProducerMember,
+    RecordKey,
     TransactionRecord,
     split_key,
 )
@@ -32,27 +32,27 @@ class DeliveryLane:
     def __init__(self, next_: int = 1) -> None:
         self.next = next_
         self.limit = next_ - 1
-        self.waiting: SortedDict[int, Key] = SortedDict()  # by the number of the first batch
+        self.waiting: SortedDict[int, RecordKey] = SortedDict()  # by the number of the first batch
 
 
 class Memory:
     """Loop thread only."""
 
     def __init__(self) -> None:
-        self.members: dict[Key, ProducerMember] = {}
-        self.transactions: dict[Key, TransactionRecord] = {}
-        self.sequences: dict[Key, MemberSequence] = {}
+        self.members: dict[RecordKey, ProducerMember] = {}
+        self.transactions: dict[RecordKey, TransactionRecord] = {}
+        self.sequences: dict[RecordKey, MemberSequence] = {}
         self.lanes: dict[int, DeliveryLane] = {}
         #: By group: its members, its transactions that are not finished, its sequences.
         self._members_of: dict[str, set[str]] = {}
         self._unfinished_of: dict[str, set[str]] = {}
         self._sequences_of: dict[str, int] = {}
         self.held_bytes = 0  # of messages that are kept here, since their transactions are not finished
-        self._finished: dict[Key, None] = {}  # in the order in which they ended
-        self._seen: dict[Key, float] = {}
-        self._due: dict[Key, float] = {}  # by open transaction: when to ask about it
+        self._finished: dict[RecordKey, None] = {}  # in the order in which they ended
+        self._seen: dict[RecordKey, float] = {}
+        self._due: dict[RecordKey, float] = {}  # by open transaction: when to ask about it
         #: By member: transactions it is to be asked about, until it was told.
-        self.asked: dict[Key, dict[str, None]] = {}
+        self.asked: dict[RecordKey, dict[str, None]] = {}
 
     def load(self, documents: Iterable[tuple[str, bytes]], now: float) -> None:
         """Take what documents say, lanes first. Members and open transactions get all their time again."""
@@ -100,7 +100,7 @@ class Memory:
                 if not self._sequences_of[key[0]]:
                     del self._sequences_of[key[0]]
 
-    def _drop_member(self, key: Key, now: float) -> None:
+    def _drop_member(self, key: RecordKey, now: float) -> None:
         self.members.pop(key, None)
         self._seen.pop(key, None)
         for id in self.asked.pop(key, ()):
@@ -114,11 +114,11 @@ class Memory:
             if transaction.member == key[1]:
                 self._due[other] = now
 
-    def _open_of(self, group: str) -> list[tuple[Key, TransactionRecord]]:
+    def _open_of(self, group: str) -> list[tuple[RecordKey, TransactionRecord]]:
         keys = [(group, id) for id in self._unfinished_of.get(group, ())]
         return [(key, self.transactions[key]) for key in keys if self.transactions[key].is_open]
 
-    def _apply_transaction(self, key: Key, transaction: TransactionRecord | None, now: float) -> None:
+    def _apply_transaction(self, key: RecordKey, transaction: TransactionRecord | None, now: float) -> None:
         former = self.transactions.get(key)
         if former is not None:
             for shard, first in former.waiting.items():

@@ -31,7 +31,7 @@ LANES = "transaction-lanes"
 _FORMAT = 1
 
 #: A group's name, and the id of one of its members or transactions, or the name of a sequence.
-Key = tuple[str, str]
+RecordKey = tuple[str, str]
 
 
 class TransactionState(StrEnum):
@@ -121,7 +121,7 @@ class TransactionRecord(_Record):
     waiting: Mapping[int, int] = field(default_factory=dict)
 
     @property
-    def key(self) -> Key:
+    def key(self) -> RecordKey:
         return self.group, self.id
 
     @property
@@ -147,10 +147,10 @@ class TransactionPart:
 class BookChange:
     """A change of what is remembered: all of it or nothing. None: forget it."""
 
-    members: dict[Key, ProducerMember | None] = field(default_factory=dict)
-    transactions: dict[Key, TransactionRecord | None] = field(default_factory=dict)
+    members: dict[RecordKey, ProducerMember | None] = field(default_factory=dict)
+    transactions: dict[RecordKey, TransactionRecord | None] = field(default_factory=dict)
     parts: dict[str, bytes | None] = field(default_factory=dict)
-    sequences: dict[Key, MemberSequence | None] = field(default_factory=dict)
+    sequences: dict[RecordKey, MemberSequence | None] = field(default_factory=dict)
     lanes: dict[int, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
@@ -159,7 +159,7 @@ class BookChange:
     def documents(self, lanes: Mapping[int, int]) -> dict[str, bytes | None]:
         """What to put; ``lanes`` are those of before."""
         found: dict[str, bytes | None] = dict(self.parts)
-        kinds: tuple[tuple[str, Mapping[Key, Any]], ...] = (
+        kinds: tuple[tuple[str, Mapping[RecordKey, Any]], ...] = (
             (MEMBERS, self.members),
             (TRANSACTIONS, self.transactions),
             (SEQUENCES, self.sequences),
@@ -172,11 +172,11 @@ class BookChange:
         return found
 
 
-def part_key(key: Key, number: int) -> str:
+def part_key(key: RecordKey, number: int) -> str:
     return f"{PARTS}{key[0]}/{key[1]}/{number}"
 
 
-def split_key(key: str, prefix: str) -> Key:
+def split_key(key: str, prefix: str) -> RecordKey:
     group, _, name = key.removeprefix(prefix).partition("/")
     return group, name
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from lsmq.errors import DocumentsFull, TooManyTransactions
 from lsmq_node.broker import Made
 
-from .records import BookChange, Key
+from .records import BookChange, RecordKey
 
 #: Transactions of one address, in one shard, that are open or not delivered.
 MAX_UNFINISHED = 5_000
@@ -21,11 +21,11 @@ class AddressShares:
         """``made``: which are of principals with limits."""
         self.share_bytes = share_bytes
         self._made = made
-        self._owner: dict[Key, tuple[str, int]] = {}  # client and bytes, of what is not finished
+        self._owner: dict[RecordKey, tuple[str, int]] = {}  # client and bytes, of what is not finished
         self._bytes: dict[str, int] = {}
         self._count: dict[str, int] = {}
 
-    def check(self, key: Key, client: str, more_bytes: int) -> None:
+    def check(self, key: RecordKey, client: str, more_bytes: int) -> None:
         """Whether ``client`` may begin this one, or add to it. Raises ``TooManyTransactions``, ``DocumentsFull``."""
         if key not in self._owner and self._count.get(client, 0) >= MAX_UNFINISHED:
             raise TooManyTransactions(
@@ -43,7 +43,7 @@ class AddressShares:
                 limit=self.share_bytes,
             )
 
-    def begun(self, key: Key, client: str) -> None:
+    def begun(self, key: RecordKey, client: str) -> None:
         """This client begins it. Raises ``TooManyTransactions`` for a principal who may not."""
         if key not in self._owner:
             if self._made is not None:

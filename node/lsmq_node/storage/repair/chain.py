@@ -21,7 +21,7 @@ from lsmq.errors import CorruptFile
 from ..checkpoint import CATALOG, DOCUMENT, OFFSETS, IncrementMeta, erase, page_key, page_size, restore_item, topic_of
 from ..disk import Disk, File
 from ..epochs import StoredEpochStart
-from ..keyed_file import BLOCK, FOOTER, HEAD, MAGIC, Item, KeyedFile
+from ..keyed_file import BLOCK, FOOTER, HEAD, MAGIC, KeyedFile, KeyedItem
 from ..pages import PAGE_BITS
 from ..producers import KIND as PRODUCER
 from .findings import FindingsBook, Unknown
@@ -144,7 +144,7 @@ class Chain:
             if isinstance(found, LostKeys):
                 increment.lost.append(found)
 
-    def _blocks(self, increment: Increment) -> Iterator[list[Item] | LostKeys]:
+    def _blocks(self, increment: Increment) -> Iterator[list[KeyedItem] | LostKeys]:
         if increment.lost == [LostKeys(b"", None)]:
             return
         if increment.file is None:
@@ -167,7 +167,7 @@ class Chain:
         self._book.damage(path, begin, end, "damaged", "blocks of the checkpoint", f"as of an earlier moment: {kinds}")
         return lost
 
-    def _walk(self, path: Path) -> Iterator[list[Item] | LostKeys]:
+    def _walk(self, path: Path) -> Iterator[list[KeyedItem] | LostKeys]:
         """Blocks of a file whose index is damaged: each says how long it is."""
         with closing(self._disk.open(path)) as file:
             size, last = file.size(), b""
@@ -192,7 +192,7 @@ class Chain:
                 last = items[-1][0]
                 position += BLOCK.size + int.from_bytes(file.pread(4, position + 4), "little")
 
-    def items(self, increment: Increment, first: bytes, end: bytes | None) -> Iterator[Item]:
+    def items(self, increment: Increment, first: bytes, end: bytes | None) -> Iterator[KeyedItem]:
         """Keys in ``[first, end)`` that are left, in order."""
         for found in self._blocks(increment):
             if not isinstance(found, LostKeys):
@@ -265,7 +265,7 @@ def _all_kinds() -> str:
     return "as of an earlier moment: " + "; ".join(_KINDS.values())
 
 
-def _block_at(file: File, position: int, size: int) -> list[Item] | None:
+def _block_at(file: File, position: int, size: int) -> list[KeyedItem] | None:
     """The items of the block at a position, or None where none is, or one that is damaged."""
     head = file.pread(BLOCK.size, position)
     if len(head) < BLOCK.size:

@@ -12,7 +12,7 @@ from lsmq.errors import CorruptFile
 
 from ..dedupe_chain import joined
 from ..dedupe_file import BLOCK_BYTES, HEAD, MAGIC, VERSION, IdFile, IdFileMeta, newest_of
-from ..dedupe_layer import ROW, IdLayer, Rows
+from ..dedupe_layer import ROW, IdLayer, IdRows
 from ..disk import Disk
 from .findings import FindingsBook, Unknown
 
@@ -51,12 +51,12 @@ class LeftIds:
             file.close()
         return len(layer) + sizes // ROW.itemsize
 
-    def rows(self, layer: IdLayer) -> Iterator[Rows]:
+    def rows(self, layer: IdLayer) -> Iterator[IdRows]:
         """In order, of each id the newest; ``layer`` has those of the log."""
         scans = [iter((newest_of(layer.kept()),)), *(self._scan(path) for path in reversed(self._paths))]
         return joined(scans, self.count(layer))
 
-    def _scan(self, path: Path) -> Iterator[Rows]:
+    def _scan(self, path: Path) -> Iterator[IdRows]:
         try:
             blocks = IdFile(self._disk, path).whole_blocks()
         except CorruptFile:
@@ -68,7 +68,7 @@ class LeftIds:
             else:
                 yield rows
 
-    def _without_filter(self, path: Path) -> Iterator[Rows | None]:
+    def _without_filter(self, path: Path) -> Iterator[IdRows | None]:
         """Of a file whose end is damaged the whole blocks; it ends where there is none."""
         raw = memoryview(self._disk.read_all(path))
         if raw[: HEAD.size] != HEAD.pack(MAGIC, VERSION):

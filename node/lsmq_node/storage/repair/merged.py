@@ -15,20 +15,21 @@ import numpy as np
 from lsmq.record_batch import Column
 
 from ..columns import gather
+from ..compaction import KeyPlace
 from ..sorted_records import TOMBSTONE_TOPIC, SortedRecords, concatenate, select
-from .table_scan import FIRST, LAST, Place, TableSource, last_of
+from .table_scan import FIRST, LAST, TableSource, last_of
 
 READ_BYTES = 2 << 20
 #: Messages end before this place, and tombstones begin.
-GRAVES: Place = (TOMBSTONE_TOPIC << 32, -1)
-LAST_MESSAGE: Place = (GRAVES[0] - 1, LAST[1])
+GRAVES: KeyPlace = (TOMBSTONE_TOPIC << 32, -1)
+LAST_MESSAGE: KeyPlace = (GRAVES[0] - 1, LAST[1])
 
-Scan = Callable[[TableSource, Place, Place], Iterator[SortedRecords]]
+Scan = Callable[[TableSource, KeyPlace, KeyPlace], Iterator[SortedRecords]]
 
 
 def runs_of(sources: Sequence[TableSource]) -> list[list[TableSource]]:
     """As few runs of tables that do not overlap as there can be."""
-    ends: list[tuple[Place, int]] = []
+    ends: list[tuple[KeyPlace, int]] = []
     runs: list[list[TableSource]] = []
     for source in sorted(sources, key=lambda source: (source.first, source.number)):
         if ends and ends[0][0] < source.first:
@@ -48,7 +49,7 @@ class HeldRecords:
         self._held: list[tuple[int, SortedRecords]] = []
         self._held_bytes = 0
         self.ended = False
-        self.last: Place = FIRST
+        self.last: KeyPlace = FIRST
 
     def fill(self) -> bool:
         """Read on until enough is held. False when nothing is left."""
@@ -62,7 +63,7 @@ class HeldRecords:
             self.last = last_of(found[1])
         return bool(self._held)
 
-    def take_all(self, upto: Place) -> SortedRecords | None:
+    def take_all(self, upto: KeyPlace) -> SortedRecords | None:
         """All that there is up to a place, included; of a run alone, in which nothing comes twice."""
         parts: list[SortedRecords] = []
         while self.fill():
@@ -71,7 +72,7 @@ class HeldRecords:
                 break
         return concatenate(parts) if parts else None
 
-    def take(self, upto: Place) -> Iterator[tuple[int, SortedRecords]]:
+    def take(self, upto: KeyPlace) -> Iterator[tuple[int, SortedRecords]]:
         """Give away what there is up to a place, included, each with the rank of its table."""
         while self._held:
             rank, records = self._held[0]
@@ -97,7 +98,7 @@ class HeldRecords:
 
 
 def merged(
-    sources: Sequence[TableSource], scan: Scan, first: Place, last: Place, others: Iterable[SortedRecords] = ()
+    sources: Sequence[TableSource], scan: Scan, first: KeyPlace, last: KeyPlace, others: Iterable[SortedRecords] = ()
 ) -> Iterator[SortedRecords]:
     """Records from ``first`` to ``last``, both included, in key order and each once; ``others`` are older than all."""
     ranks = {source: rank for rank, source in enumerate(sorted(sources, key=lambda s: (s.end_lsn, s.number)))}

@@ -14,12 +14,13 @@ from lsmq.record_batch import Column
 
 from .. import queue_names
 from ..columns import Columns, gather
+from ..compaction import KeyPlace
 from ..queue_writer import MAX_NAME_BYTES, MESSAGES, NAMES
 from ..sorted_records import SortedRecords
 from ..state import TopicState
 from .findings import FindingsBook, Renamed
 from .known import KnownShard
-from .table_scan import LAST, Place
+from .table_scan import LAST
 
 PREFIX = "lost+found/"
 _AT_A_TIME = 10_000
@@ -61,12 +62,12 @@ class RepairedNames:
         return self.item.topic.id << 32
 
     @property
-    def first(self) -> Place:
+    def first(self) -> KeyPlace:
         """Where the names begin among all records."""
         return self.key, 0
 
     @property
-    def last(self) -> Place:
+    def last(self) -> KeyPlace:
         """Where they end."""
         return self.key, LAST[1]
 

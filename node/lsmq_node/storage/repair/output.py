@@ -14,9 +14,9 @@ from lsmq.record_batch import Codec
 from ..checkpoint import items_of, properties_of, write_keyed
 from ..dedupe_chain import write_ids
 from ..dedupe_file import IdFileMeta
-from ..dedupe_layer import Rows
+from ..dedupe_layer import IdRows
 from ..disk import Disk
-from ..keyed_file import Item, KeyedWriter
+from ..keyed_file import KeyedItem, KeyedWriter
 from ..log_mark import LogMark, store_log_mark
 from ..manifest import TABLE_DIRECTORY, WAL_DIRECTORY, Manifest, store_manifest
 from ..options import StoreOptions
@@ -67,7 +67,7 @@ class Output:
             self._metas.append(self._writer.finish(0, end_lsn, end_lsn))
             self._writer = None
 
-    def add_ids(self, pieces: Iterator[Rows], expected: int, end_lsn: int) -> None:
+    def add_ids(self, pieces: Iterator[IdRows], expected: int, end_lsn: int) -> None:
         """Deduplication ids, in order, about ``expected`` of them."""
         self._end_table(end_lsn)
         self._number += 1
@@ -110,7 +110,7 @@ class Output:
             self._writer.abandon()
 
 
-def joined_producers(layers: Sequence[Layer], files: Sequence[Iterator[Item]]) -> Iterator[tuple[int, bytes]]:
+def joined_producers(layers: Sequence[Layer], files: Sequence[Iterator[KeyedItem]]) -> Iterator[tuple[int, bytes]]:
     """Ids, ascending, and values of all producers; of each what follows on from its latest batch.
 
     ``layers`` and ``files`` are the oldest first; layers are newer than files.
@@ -123,11 +123,11 @@ def joined_producers(layers: Sequence[Layer], files: Sequence[Iterator[Item]]) -
         yield int.from_bytes(key[len(PRODUCER) :], "big"), merge_values(_following(values))
 
 
-def _layer_items(layer: Layer) -> Iterator[Item]:
+def _layer_items(layer: Layer) -> Iterator[KeyedItem]:
     return ((producer_key(number), value) for number, value in layer.items())
 
 
-def _aged(items: Iterator[Item], age: int) -> Iterator[tuple[bytes, int, bytes]]:
+def _aged(items: Iterator[KeyedItem], age: int) -> Iterator[tuple[bytes, int, bytes]]:
     return ((key, age, value) for key, value in items if value is not None)
 
 

@@ -17,6 +17,7 @@ from lsmq.errors import CorruptFile, InvalidRequest
 from lsmq.record_batch import HEADER_BYTES, Codec, Column
 
 from ..columns import group_starts
+from ..compaction import KeyPlace
 from ..delayed import is_due_topic
 from ..disk import Disk, File
 from ..log_mark import NAME as LOG_MARK
@@ -42,7 +43,7 @@ from .names import RepairedNames
 from .output import UNPLACED_DIRECTORY, Output, joined_producers
 from .replay import RepairReplay, Spool
 from .sources import found_tables
-from .table_scan import FIRST, LAST, Gap, Gaps, Place, TableScan, TableSource, last_of, listed
+from .table_scan import FIRST, LAST, Gap, Gaps, TableScan, TableSource, last_of, listed
 
 #: Told how many bytes of tables have gone by.
 Advance = Callable[[int], None]
@@ -255,7 +256,7 @@ class ShardRepair:
                 known.cover(item, int(queues.max()) + 1)
                 known.raise_ends(item, queues - item.first, ends[mine])
 
-    def _scan(self, source: TableSource, first: Place, last: Place) -> Iterator[SortedRecords]:
+    def _scan(self, source: TableSource, first: KeyPlace, last: KeyPlace) -> Iterator[SortedRecords]:
         return TableScan(self._disk, source, self._book, self._gaps).records(first, last)
 
     def _tell_others(self, manifest: Manifest) -> None:

@@ -14,11 +14,12 @@ from pathlib import Path
 
 from lsmq.errors import CorruptFile
 
+from ..compaction import KeyPlace
 from ..disk import Disk
 from ..manifest import LISTS, TABLE_FIELDS
 from ..sstable import TableMeta, check_properties, read_footer
 from .findings import FindingsBook, Summary
-from .table_scan import FIRST, LAST, Gaps, Place, TableScan, TableSource, first_of, last_of
+from .table_scan import FIRST, LAST, Gaps, TableScan, TableSource, first_of, last_of
 
 
 def found_tables(disk: Disk, directory: Path) -> list[TableSource]:
@@ -34,7 +35,7 @@ def _found(disk: Disk, path: Path) -> TableSource:
         first, last = (meta.first_key, meta.first_offset), (meta.last_key, meta.last_offset)
         return TableSource(path, number, first, last, meta.first_lsn, meta.end_lsn, meta)
     unknown = TableSource(path, number, FIRST, LAST, 0, 0, None)
-    bounds: tuple[Place, Place] | None = None
+    bounds: tuple[KeyPlace, KeyPlace] | None = None
     for records in TableScan(
         disk, unknown, FindingsBook(directory_of(path), lambda _: None, Summary()), Gaps()
     ).records(FIRST, LAST):
@@ -69,7 +70,7 @@ def _superseded(sources: Sequence[TableSource]) -> list[TableSource]:
     for source in known:
         assert source.meta is not None
         merges.setdefault((source.first_lsn, source.end_lsn, source.meta.clean_lsn), []).append(source)
-    spans: list[tuple[TableSource, Place, Place]] = []  # of tables, each with what lies between it and the next
+    spans: list[tuple[TableSource, KeyPlace, KeyPlace]] = []  # of tables, each with what lies between it and the next
     for group in merges.values():
         group.sort(key=lambda source: source.first)
         for one, two in pairwise(group):
@@ -77,7 +78,7 @@ def _superseded(sources: Sequence[TableSource]) -> list[TableSource]:
             spans.append((one, one.first, two.first if follows else one.last))
         spans.append((group[-1], group[-1].first, group[-1].last))
 
-    def of(source: TableSource) -> tuple[tuple[Place, Place], ...]:
+    def of(source: TableSource) -> tuple[tuple[KeyPlace, KeyPlace], ...]:
         return tuple(
             (first, last)
             for by, first, last in spans

@@ -18,15 +18,15 @@ from lsmq.record_batch import COLUMN_BYTES, HEADER, HEADER_BYTES, VERSION, Colum
 
 from ..block import Block
 from ..columns import I64
+from ..compaction import KeyPlace
 from ..disk import Disk, File
 from ..index import IndexColumn, IndexPage
 from ..sorted_records import SortedRecords, select
 from ..sstable import FOOTER_BYTES, TableMeta, check_properties, decode_footer
 from .findings import FindingsBook
 
-Place = tuple[int, int]
-FIRST: Place = (0, -1)
-LAST: Place = ((1 << 64) - 1, (1 << 63) - 1)
+FIRST: KeyPlace = (0, -1)
+LAST: KeyPlace = ((1 << 64) - 1, (1 << 63) - 1)
 _SEARCH_BYTES = 4 << 20
 _NEEDED = (Column.TOPIC, Column.QUEUE, Column.OFFSET, Column.LENGTH)
 
@@ -35,8 +35,8 @@ _NEEDED = (Column.TOPIC, Column.QUEUE, Column.OFFSET, Column.LENGTH)
 class Gap:
     """Records may be missing from ``first`` to ``last``, both included, in key order; ``records`` where it is known."""
 
-    first: Place
-    last: Place
+    first: KeyPlace
+    last: KeyPlace
     records: int | None
 
 
@@ -51,13 +51,13 @@ class TableSource:
 
     path: Path
     number: int
-    first: Place
-    last: Place
+    first: KeyPlace
+    last: KeyPlace
     first_lsn: int
     end_lsn: int
     meta: TableMeta | None
     #: In key order, what other tables have instead; first and last place of each, both included.
-    superseded: tuple[tuple[Place, Place], ...] = ()
+    superseded: tuple[tuple[KeyPlace, KeyPlace], ...] = ()
 
 
 def listed(directory: Path, meta: TableMeta) -> TableSource:
@@ -75,11 +75,11 @@ class TableScan:
         self._source = source
         self._book = book
         self._gaps = gaps
-        self._before: Place = source.first
+        self._before: KeyPlace = source.first
         self._bad: tuple[int, int, int | None] | None = None  # neighbouring bytes that are damaged, and their records
-        self._bad_last: Place | None = None
+        self._bad_last: KeyPlace | None = None
 
-    def records(self, first: Place, last: Place) -> Iterator[SortedRecords]:
+    def records(self, first: KeyPlace, last: KeyPlace) -> Iterator[SortedRecords]:
         """Whole records from ``first`` to ``last``, both included, in key order, a block at a time."""
         source = self._source
         first, last = max(first, source.first), min(last, source.last)
@@ -107,7 +107,7 @@ class TableScan:
 
     # -- with the index ----------------------------------------------------------------------------------
 
-    def _blocks(self, file: File, first: Place, last: Place) -> Iterator[Block]:
+    def _blocks(self, file: File, first: KeyPlace, last: KeyPlace) -> Iterator[Block]:
         parts = self._parts(file)
         root = None if parts is None else self._page(file, *parts[1:], root=True)
         if root is None:
@@ -176,7 +176,7 @@ class TableScan:
 
     # -- without it --------------------------------------------------------------------------------------
 
-    def _walk(self, file: File, position: int, end: int, last: Place) -> Iterator[Block]:
+    def _walk(self, file: File, position: int, end: int, last: KeyPlace) -> Iterator[Block]:
         """Whole blocks in ``[position, end)``, each of which says how long it is, up to what begins behind ``last``.
 
         What cannot be read at the end may also be an index, where nobody knows any more where that began.
@@ -203,7 +203,7 @@ class TableScan:
             return None
         return _parsed(file.pread(int.from_bytes(head[4:8], "little"), position), str(self._source.path), position)
 
-    def _search(self, file: File, position: int, end: int, reached: Place) -> Iterator[tuple[int, Block]]:
+    def _search(self, file: File, position: int, end: int, reached: KeyPlace) -> Iterator[tuple[int, Block]]:
         """Blocks that begin anywhere in ``[position, end)``, of records from a place on."""
         while position < end:
             raw = file.pread(min(_SEARCH_BYTES, end - position) + HEADER_BYTES, position)
@@ -219,7 +219,9 @@ class TableScan:
 
     # -- damage ------------------------------------------------------------------------------------------
 
-    def _note_bad(self, begin: int, end: int, records: int | None, first: Place | None, last: Place | None) -> None:
+    def _note_bad(
+        self, begin: int, end: int, records: int | None, first: KeyPlace | None, last: KeyPlace | None
+    ) -> None:
         """Bytes that are damaged; told together with their neighbours."""
         if self._bad is not None and self._bad[1] == begin:
             known = None if records is None or self._bad[2] is None else self._bad[2] + records
@@ -231,7 +233,7 @@ class TableScan:
                 self._before = first
         self._bad_last = last
 
-    def _told_bad(self, behind: Place) -> None:
+    def _told_bad(self, behind: KeyPlace) -> None:
         """``behind``: the first record after the damage."""
         if self._bad is None:
             return
@@ -305,37 +307,37 @@ def _parsed(raw: bytes, source: str, position: int) -> Block | None:
     return block if whole and ordered.all() else None
 
 
-def _first(block: Block) -> Place:
+def _first(block: Block) -> KeyPlace:
     return int(block.keys[0]), int(block.offsets[0])
 
 
-def _last(block: Block) -> Place:
+def _last(block: Block) -> KeyPlace:
     return int(block.keys[-1]), int(block.offsets[-1])
 
 
-def first_of(records: SortedRecords) -> Place:
+def first_of(records: SortedRecords) -> KeyPlace:
     """Where sorted records begin."""
     return int(records.keys[0]), int(records.columns[Column.OFFSET][0])
 
 
-def last_of(records: SortedRecords) -> Place:
+def last_of(records: SortedRecords) -> KeyPlace:
     """Where they end."""
     return int(records.keys[-1]), int(records.columns[Column.OFFSET][-1])
 
 
-def _positions(keys: np.ndarray[tuple[int], np.dtype[np.uint64]], offsets: I64, place: Place, *, after: bool) -> int:
+def _positions(keys: np.ndarray[tuple[int], np.dtype[np.uint64]], offsets: I64, place: KeyPlace, *, after: bool) -> int:
     """Where a place stands among sorted records: before those at it, or ``after`` them."""
     key = np.uint64(place[0])
     low, high = int(keys.searchsorted(key)), int(keys.searchsorted(key, "right"))
     return low + int(offsets[low:high].searchsorted(place[1], "right" if after else "left"))
 
 
-def _within(block: Block, first: Place, last: Place) -> SortedRecords:
+def _within(block: Block, first: KeyPlace, last: KeyPlace) -> SortedRecords:
     begin = _positions(block.keys, block.offsets, first, after=False)
     return block.records(begin, max(begin, _positions(block.keys, block.offsets, last, after=True)))
 
 
-def _without(records: SortedRecords, first: Place, last: Place) -> SortedRecords:
+def _without(records: SortedRecords, first: KeyPlace, last: KeyPlace) -> SortedRecords:
     offsets = records.columns[Column.OFFSET]
     begin = _positions(records.keys, offsets, first, after=False)
     end = _positions(records.keys, offsets, last, after=True)
@@ -351,11 +353,11 @@ def _between(source: TableSource) -> str:
     return f"{source.meta.record_count} records {_span(source.first, source.last)}"
 
 
-def _span(first: Place, last: Place) -> str:
+def _span(first: KeyPlace, last: KeyPlace) -> str:
     return f"from {_place(first)} to {_place(last)}"
 
 
-def _place(place: Place) -> str:
+def _place(place: KeyPlace) -> str:
     key, offset = place
     grave = " (deletions)" if key >> 63 else ""
     return f"topic {(key >> 32) & 0x7FFFFFFF} queue {key & 0xFFFFFFFF} offset {offset}{grave}"
