@@ -85,7 +85,7 @@ class RaftTiming:
     """Seconds. An election begins ``election_min_s`` to ``election_max_s`` after the leader was last heard.
 
     Where disks, or the interpreter, are slower than these times allow for, elections take their time:
-    :class:`~.raft_pace.Pace`.
+    :class:`~.raft_pace.RaftPace`.
     """
 
     tick_s: float = 0.05

@@ -47,7 +47,7 @@ class Usage:
     """What a shard can say of a topic.
 
     Attributes:
-        gone: by :class:`.losses.Why`, how many messages went by themselves, ever.
+        gone: by :class:`.LossReason`, how many messages went by themselves, ever.
         refused: batches that were refused at a limit, since this node leads the shard.
         groups: those with committed offsets.
     """
