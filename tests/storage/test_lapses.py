@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lsmq.errors import InvalidRequest
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.storage import TopicOptions
-from lsmq_node.storage.lapses import BLOCK
+from lsmq_node.storage.lapses import STRETCH
 from lsmq_node.storage.losses import LossReason
 
 from .harness import flush, merge, profile, read_queue
@@ -160,7 +160,7 @@ def test_what_was_found_and_not_moved_is_found_again(shard: Moving) -> None:
 
 
 def test_many_messages_of_long_queues_are_moved_in_pieces_each_once(shard: Moving) -> None:
-    count = BLOCK + 500
+    count = STRETCH + 500
     for first in range(0, count, 500):
         shard.put(*((0, b"%d" % number, 1_000 + number % 7) for number in range(first, first + 500)))
     flush(shard.store)

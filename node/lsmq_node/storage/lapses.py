@@ -5,9 +5,9 @@ here, in the same piece of the log as it is stored elsewhere. So what is left to
 to remember how far they are.
 
 What is over a limit, retention finds (:mod:`.retention`, :mod:`.evictions`), again and again until it is gone. To find
-what has expired, the leader looks through such a topic once, and at what comes later as it comes. Of each *block*, of
-``BLOCK`` offsets of a queue, it remembers which message expires next: a block is looked at again when that has. What is
-remembered is forgotten with the leader: some 24 bytes a block that has messages which expire, and 8 a queue.
+what has expired, the leader looks through such a topic once, and at what comes later as it comes. Of each *stretch*, of
+``STRETCH`` offsets of a queue, it remembers which message expires next: a stretch is looked at again when that has. What is
+remembered is forgotten with the leader: some 24 bytes a stretch that has messages which expire, and 8 a queue.
 
 What has expired by the clock at the start alone waits for an hour, as in merges (:mod:`.shard_time`).
 """
@@ -34,9 +34,9 @@ from .sieve import Expired
 from .state import ShardState, TopicState
 from .wal import EntryKind
 
-_BLOCK_BITS: Final = 12
+_STRETCH_BITS: Final = 12
 #: Offsets of a queue that are remembered together.
-BLOCK: Final = 1 << _BLOCK_BITS
+STRETCH: Final = 1 << _STRETCH_BITS
 #: So many offsets are looked at in one go, about, and read at once.
 _AT_ONCE = 1 << 16
 _READ_RECORDS = 4_096
@@ -52,7 +52,7 @@ LapsedRows = NDArray[Any]
 
 @dataclass(slots=True)
 class _Next:
-    """Of blocks, by key (row, and number of the block), which message expires next: when it was stored, and when it
+    """Of stretches, by key (row, and number of the stretch), which message expires next: when it was stored, and when it
     expires. Sorted by key."""
 
     keys: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
@@ -60,7 +60,7 @@ class _Next:
     expires_ms: I64 = field(default_factory=lambda: _NONE)
 
     def with_others(self, keys: U64, stored_ms: I64, expires_ms: I64) -> _Next:
-        """With more messages; of each block the one that expires first is kept."""
+        """With more messages; of each stretch the one that expires first is kept."""
         all_keys = np.concatenate((self.keys, keys))
         stored, expires = np.concatenate((self.stored_ms, stored_ms)), np.concatenate((self.expires_ms, expires_ms))
         order = np.lexsort((expires, all_keys))
@@ -117,7 +117,7 @@ class Lapsed:
 
 @dataclass(slots=True)
 class _Look:
-    """At a part of a block of each of some queues: ``keys`` of the blocks, and the offsets ``[at, ends)`` that are left
+    """At a part of a stretch of each of some queues: ``keys`` of the stretches, and the offsets ``[at, ends)`` that are left
     to look at."""
 
     rows: I64
@@ -294,20 +294,20 @@ class Lapses:
         return _Look(rows[order], _keys(rows[order], at[order]), at[order], over.ends[order], over=over)
 
     def _due(self, item: TopicState, known: _Known) -> _Look | None:
-        """At blocks of which a message has expired, one of each queue."""
+        """At stretches of which a message has expired, one of each queue."""
         over = np.flatnonzero(self._time.surely_expired(known.next.stored_ms, known.next.expires_ms))
         if not len(over):
             return None
         keys = known.next.keys[over]
         keys = keys[_firsts(keys >> np.uint64(32))]
-        keys = keys[: max(1, _AT_ONCE >> _BLOCK_BITS)]
+        keys = keys[: max(1, _AT_ONCE >> _STRETCH_BITS)]
         rows = (keys >> np.uint64(32)).astype(np.int64)
-        begins = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64) << _BLOCK_BITS
+        begins = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64) << _STRETCH_BITS
         at = np.maximum(begins, item.live_from(rows))
-        return _Look(rows, keys, at, np.minimum(begins + BLOCK, known.seen[rows]), again=True)
+        return _Look(rows, keys, at, np.minimum(begins + STRETCH, known.seen[rows]), again=True)
 
     def _fresh(self, item: TopicState, known: _Known) -> _Look | None:
-        """At what has come since, to the end of a block in each queue."""
+        """At what has come since, to the end of a stretch in each queue."""
         version = item.version
         if known.version == version:
             return None
@@ -318,7 +318,7 @@ class Lapses:
             known.version = version
             return None
         at = at[active]
-        ends = np.minimum(committed[active], (at >> _BLOCK_BITS) + 1 << _BLOCK_BITS)
+        ends = np.minimum(committed[active], (at >> _STRETCH_BITS) + 1 << _STRETCH_BITS)
         some = max(1, int(np.cumsum(ends - at).searchsorted(_AT_ONCE, "right")))
         active, at, ends = active[:some], at[:some], ends[:some]
         return _Look(active, _keys(active, at), at, ends)
@@ -428,8 +428,8 @@ class _Part:
 
 
 def _keys(rows: I64, offsets: I64) -> U64:
-    """Of blocks: the row of the queue, and the number of the block in it."""
-    keys: U64 = rows.astype(np.uint64) << np.uint64(32) | (offsets >> _BLOCK_BITS).astype(np.uint64)
+    """Of stretches: the row of the queue, and the number of the stretch in it."""
+    keys: U64 = rows.astype(np.uint64) << np.uint64(32) | (offsets >> _STRETCH_BITS).astype(np.uint64)
     return keys
 
 

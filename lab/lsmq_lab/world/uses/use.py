@@ -16,7 +16,7 @@ UsedTopics = Mapping[str, Mapping[str, Any]]
 UseRole = tuple[str, Callable[[Client], Awaitable[None]]]
 
 
-class RunningUses(Protocol):
+class UseRunner(Protocol):
     """Who runs it."""
 
     cluster: SimulatedCluster
@@ -38,7 +38,7 @@ class Use:
     #: Replicas may show other messages of them, each by its clock.
     expires = False
 
-    def __init__(self, load: RunningUses) -> None:
+    def __init__(self, load: UseRunner) -> None:
         self.load = load
         self.random = Random(load.random.getrandbits(64))
         self.counted = 0
