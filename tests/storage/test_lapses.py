@@ -142,7 +142,7 @@ def test_log_starts_that_move_by_themselves_wait_for_it_and_go_on(shard: Moving)
     assert shard.moved() == [b"expires"]
 
 
-def test_a_block_is_looked_at_again_for_each_message_that_expires_in_it(shard: Moving) -> None:
+def test_a_stretch_is_looked_at_again_for_each_message_that_expires_in_it(shard: Moving) -> None:
     shard.put(*((0, b"%d" % number, 1_000 * number) for number in (3, 1, 2, 5)), (0, b"stays", 0))
     for number in (1, 2, 3):
         shard.after(1_000 if number > 1 else 1_001)

@@ -6,8 +6,8 @@ to remember how far they are.
 
 What is over a limit, retention finds (:mod:`.retention`, :mod:`.evictions`), again and again until it is gone. To find
 what has expired, the leader looks through such a topic once, and at what comes later as it comes. Of each *stretch*, of
-``STRETCH`` offsets of a queue, it remembers which message expires next: a stretch is looked at again when that has. What is
-remembered is forgotten with the leader: some 24 bytes a stretch that has messages which expire, and 8 a queue.
+``STRETCH`` offsets of a queue, it remembers which message expires next: a stretch is looked at again when that has.
+What is remembered is forgotten with the leader: some 24 bytes a stretch that has messages which expire, and 8 a queue.
 
 What has expired by the clock at the start alone waits for an hour, as in merges (:mod:`.shard_time`).
 """
@@ -52,8 +52,8 @@ LapsedRows = NDArray[Any]
 
 @dataclass(slots=True)
 class _Next:
-    """Of stretches, by key (row, and number of the stretch), which message expires next: when it was stored, and when it
-    expires. Sorted by key."""
+    """Of stretches, by key (row, and number of the stretch), which message expires next: when it was stored, and when
+    it expires. Sorted by key."""
 
     keys: U64 = field(default_factory=lambda: np.empty(0, np.uint64))
     stored_ms: I64 = field(default_factory=lambda: _NONE)
@@ -117,8 +117,8 @@ class Lapsed:
 
 @dataclass(slots=True)
 class _Look:
-    """At a part of a stretch of each of some queues: ``keys`` of the stretches, and the offsets ``[at, ends)`` that are left
-    to look at."""
+    """At a part of a stretch of each of some queues: ``keys`` of the stretches, and the offsets ``[at, ends)`` that are
+    left to look at."""
 
     rows: I64
     keys: U64
