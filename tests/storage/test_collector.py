@@ -11,6 +11,9 @@ import pytest
 from lsmq.errors import DiskFull, InvalidRequest
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import QueueStore
+from support.clock import SimClock
+
+from .harness import TINY, abandon, keep_house, no_threads
 
 
 def test_messages_are_stored_when_there_are_so_many_or_so_large_and_at_the_end_of_the_block(tmp_path: Path) -> None:
@@ -57,18 +60,20 @@ def test_threads_with_collectors_of_their_own_keep_their_order(tmp_path: Path) -
 
 def test_what_the_store_refuses_stays_collected_and_can_be_tried_again(tmp_path: Path) -> None:
     disk = Drive(tmp_path)
-    with QueueStore(tmp_path / "s", disk=disk) as store:
-        store.put("q", b"before")
-        collected = store.collector(messages=100)
-        collected.put("q", b"first")
-        collected.put("q", b"second")
-        disk.at(1, errno.ENOSPC, ("write", "preallocate", "sync"), lasting=True)
-        with pytest.raises(DiskFull):
-            collected.flush()
-        assert len(collected) == 2
-        disk.heal()
+    with no_threads():
+        store = QueueStore(tmp_path / "s", disk=disk, clock=SimClock(), **TINY)
+    store.put("q", b"before")
+    collected = store.collector(messages=100)
+    collected.put("q", b"first")
+    collected.put("q", b"second")
+    disk.at(1, errno.ENOSPC, ("write",))
+    with pytest.raises(DiskFull):
         collected.flush()
-        assert store.get("q", 0, 10) == [b"before", b"first", b"second"]
+    assert (len(collected), store.length("q")) == (2, 1)
+    keep_house(store.store)
+    collected.flush()
+    assert (len(collected), store.get("q", 0, 10)) == (0, [b"before", b"first", b"second"])
+    abandon(store)
 
 
 def test_a_message_that_cannot_be_stored_is_taken_out(tmp_path: Path) -> None:
