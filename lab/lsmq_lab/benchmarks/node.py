@@ -50,7 +50,7 @@ OPTIONS = (
     Option("directory", "", "Where to keep the files while it runs (default: where temporary files go)."),
     QUICK,
 )
-Pairs = Sequence[tuple[Setup, Setup]]
+SetupPairs = Sequence[tuple[Setup, Setup]]
 _FIGURES = ("write_1", "write_n", "read_n")
 
 
@@ -129,7 +129,7 @@ async def _create_topic(url: str, queues: int) -> None:
             await client.create_topic(topic, queues=queues)
 
 
-def _ratios(servers: list[dict[str, Any]], pairs: Pairs) -> dict[str, float | None]:
+def _ratios(servers: list[dict[str, Any]], pairs: SetupPairs) -> dict[str, float | None]:
     """Ours over what it stands beside, figure by figure."""
     by_setup = {(each["server"], each["durability"]): each for each in servers}
     return {
@@ -142,7 +142,7 @@ def _ratios(servers: list[dict[str, Any]], pairs: Pairs) -> dict[str, float | No
     }
 
 
-def _tables(result: dict[str, Any], pairs: Pairs) -> list[TextTable]:
+def _tables(result: dict[str, Any], pairs: SetupPairs) -> list[TextTable]:
     options, ratios = result["options"], result["ratios"]
     table = TextTable(
         f"{options['messages']:,} messages of {options['message_bytes']} bytes, {options['in_flight']:,} in flight",
