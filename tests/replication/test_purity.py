@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import lsmq_coordinator.lives
 import lsmq_node.replication
 
 PURE = {"__future__", "collections.abc", "dataclasses", "enum", "typing", "lsmq.errors"}
 PACKAGE = Path(lsmq_node.replication.__file__).parent
+# Values that it shares with the control plane.
+SHARED = lsmq_coordinator.lives
 # What the protocol is made of. Streams, snapshots and other shells may come to lie beside it.
 MODULES = (
     "actions",
@@ -32,8 +35,12 @@ MODULES = (
 
 def imported(module: str) -> set[str]:
     """What a module imports; modules of the protocol itself as ``.name``."""
+    return imported_by(PACKAGE / f"{module}.py")
+
+
+def imported_by(path: Path) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse((PACKAGE / f"{module}.py").read_text())):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -42,8 +49,9 @@ def imported(module: str) -> set[str]:
 
 
 def test_the_protocol_imports_nothing_impure() -> None:
-    allowed = PURE | {f".{module}" for module in MODULES}
+    allowed = PURE | {SHARED.__name__} | {f".{module}" for module in MODULES}
     assert {module: sorted(imported(module) - allowed) for module in MODULES if imported(module) - allowed} == {}
+    assert imported_by(Path(SHARED.__file__)) <= PURE
 
 
 def test_the_core_and_all_it_is_made_of_are_looked_at() -> None:
