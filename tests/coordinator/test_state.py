@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lsmq_coordinator import state as agreed
 from lsmq_coordinator.commands import apply
 from lsmq_coordinator.lives import RegisteredStart
 from lsmq_coordinator.state import (
@@ -22,7 +21,6 @@ from lsmq_coordinator.state import (
     grown_ranges,
     spread_queues,
 )
-from lsmq_node import replication
 
 NODES = [f"n{number}" for number in range(5)]
 SHARDS = 3
@@ -445,14 +443,6 @@ def test_a_batch_is_one_entry_whose_commands_stand_for_themselves() -> None:
     state, result = run(state, op="batch", commands=[good, bad])
     assert [entry["ok"] for entry in result["results"]] == [True, False]
     assert state.shards[0].epoch == 2 and state.shards[1].epoch == 1
-
-
-def test_an_unclaimed_member_is_the_same_to_replicas() -> None:
-    assert agreed.UNCLAIMED == replication.UNCLAIMED
-    assert agreed.InSyncMember._fields == replication.InSyncMember._fields
-    assert agreed.RegisteredStart._fields[: len(replication.RegisteredStart._fields)] == (
-        replication.RegisteredStart._fields
-    )
 
 
 def rights(request: str, expected: int, **changes: bytes | None) -> dict[str, Any]:
