@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from documents.blocks import ALL, PAGES, TOP
-
-sys.path.insert(0, str(TOP / "scripts"))
 from _docs.diagrams import DIAGRAMS, finished, out_of_date
+from documents.blocks import ALL, PAGES
 
 _SHOWN = re.compile(r"!\[([^\]]*)\]\((?:\.\./)*(?:docs/)?diagrams/([^)]+)\)")
 _DRAWN = '<svg width="100%" viewBox="-5 0 90.4 40"><style>a{}</style><g/></svg>'
