@@ -33,11 +33,18 @@ def main() -> int:
     parser.add_argument("--fingerprints", action="store_true", help="print a line a seed that names all that happened")
     parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
     parser.add_argument("--uses", help="what clients do beside orders, as jobs,delayed, whatever a seed says")
+    parser.add_argument("--trouble", type=float, default=4.0, metavar="S", help="seconds of weather in each seed")
     options = parser.parse_args()
+    seeds = _range(parser, options.seeds)
+    if options.trouble < 1:
+        parser.error(f"--trouble is {options.trouble:g}; less than a second is no weather")
     fix_hashes()
+    from . import runs
     from .aimed import SCENES
     from .runs import USUAL, played, shrunk
     from .uses import USES
+
+    runs.TROUBLE_S = options.trouble
 
     uses = None if options.uses is None else [use for use in options.uses.split(",") if use]
     if unknown := set(uses or ()) - {*USUAL, *USES}:
@@ -47,8 +54,6 @@ def main() -> int:
     if not set(scenes) <= {"", *SCENES}:
         parser.error(f"there is no scene {options.scenes}; there are {', '.join(SCENES)}")
 
-    first, _, last = options.seeds.partition("-")
-    seeds = range(int(first), int(last or first) + 1)
     began, failed, cpu_s = time.monotonic(), 0, 0.0
     totals: dict[str, int] = {}
     for report in played(seeds, options.jobs, scenes, uses):
@@ -71,6 +76,13 @@ def main() -> int:
     took = f"{time.monotonic() - began:.1f} s ({cpu_s:.1f} s of CPU)"
     print(f"{len(seeds) * len(scenes)} runs, {failed} failed, {took}: {said}")
     return 1 if failed else 0
+
+
+def _range(parser: argparse.ArgumentParser, text: str) -> range:
+    first, dash, last = text.partition("-")
+    if not first.isdecimal() or (dash and not last.isdecimal()):
+        parser.error(f"--seeds is {text!r}; it is a number, or two as 0-99")
+    return range(int(first), int(last or first) + 1)
 
 
 def _name(report: Report) -> str:

@@ -312,7 +312,7 @@ class Cluster:
         with ExitStack() as scope:
             scope.enter_context(patch.object(running, "Sentinel", WorldSentinel))
             scope.enter_context(patch.object(composition, "Broker", made))
-            scope.enter_context(patch.object(serve, "_announce", lambda config: None))
+            scope.enter_context(patch.object(serve, "announce", lambda config, data: None))
             scope.enter_context(patch.object(gc, "collect", lambda *_: 0))
             scope.enter_context(patch.object(gc, "freeze", lambda: None))
             scope.callback(structlog.reset_defaults)

@@ -3,6 +3,7 @@
 :class:`ShardStore` is a shard's engine; :class:`QueueStore` is the same engine as a library of named queues.
 """
 
+from .collector import Collector
 from .commit_point import Committed
 from .delayed import HAND, DuePlace, Hand
 from .due_reads import DueRead
@@ -27,6 +28,7 @@ __all__ = [
     "HAND",
     "END",
     "Appended",
+    "Collector",
     "Committed",
     "DirectoryLock",
     "DuePlace",

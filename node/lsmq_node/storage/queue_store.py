@@ -18,6 +18,7 @@ from typing import Any
 
 from lsmq.errors import InvalidRequest
 
+from .collector import DEFAULT_BYTES, DEFAULT_MESSAGES, Collector
 from .disk import Clock, Disk
 from .options import FlushMode, StoreOptions
 from .queue_owner import QueueOwner
@@ -91,6 +92,11 @@ class QueueStore:
         put = Put([name for name, _ in pairs], [message for _, message in pairs], self._settings.max_waiting_bytes)
         self._owner.hand_over(put)
         return put.offsets
+
+    def collector(self, *, messages: int = DEFAULT_MESSAGES, size_bytes: int = DEFAULT_BYTES) -> Collector:
+        """For a thread that puts one message at a time and waits for none: so many messages, or bytes, are stored
+        together. Each thread takes one of its own. Raises ``InvalidRequest``."""
+        return Collector(self.put_many, messages, size_bytes)
 
     def get(self, queue: str, offset: int, num: int) -> list[bytes]:
         """Up to ``num`` messages of a queue from index ``offset`` on; fewer when there are fewer, [] when none."""

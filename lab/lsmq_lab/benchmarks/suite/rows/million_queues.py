@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ _MESSAGE_BYTES = 58
 _LARGE_BYTES, _LARGE_EVERY = 1024, 1_000
 _READ_PART, _READ_COUNT = 0.2, 10
 _WARM_BYTES = 512
-_SINGLE, _BATCHES = "lsmq, single puts", "lsmq, batches"
+_SINGLE, _BATCHES = "lsmq, single puts, collected", "lsmq, batches"
+_WAITING = "lsmq, single puts that wait"
 _ONE_QUEUE = "lsmq, batches into one queue"
 
 
@@ -33,13 +35,14 @@ def puts(
 ) -> dict[str, float]:
     """Write, with the names made and the last flush inside the time; then check every queue, and read a part of them.
 
-    ``mode``: ``single``, a put a message from each thread; ``batches``, lists of pairs from each.
+    ``mode``: ``single``, a put a message from each thread that waits for it; ``collected``, a put a message into a
+    collector of the thread's own; ``batches``, lists of pairs from each.
     """
     workload = Workload(messages, queues, batch, _MESSAGE_BYTES)
     cycle = [(chosen, _with_large(bodies)) for chosen, bodies in workload.cycle()]
     warm_memory(messages * _WARM_BYTES)
     store = open_engine(engine, Path(path), "async", queues)
-    put = _single(store) if mode == "single" else _batches(engine, store)
+    put = _batches(engine, store) if mode == "batches" else _single(store, collected=mode == "collected")
     parts = [cycle[at] if size == batch else _cut(cycle[at], size) for at, size in workload.puts()]
     written, cpu_began, began = written_bytes("self"), time.process_time(), time.perf_counter()
     _in_threads(put, [parts[number::threads] for number in range(threads)])
@@ -74,13 +77,14 @@ def _cut(part: tuple[Any, list[bytes]], size: int) -> tuple[Any, list[bytes]]:
     return part[0][:size], part[1][:size]
 
 
-def _single(store: Engine) -> Callable[[Any, list[bytes]], None]:
+def _single(store: Engine, *, collected: bool) -> Callable[[Any, list[bytes]], None]:
     inner: QueueStore = store.store  # type: ignore[attr-defined]
 
     def put(queues: Any, bodies: list[bytes]) -> None:
-        put_one = inner.put
-        for queue, body in zip(queues.tolist(), bodies, strict=True):
-            put_one(f"queue-{queue}", body)
+        with inner.collector() if collected else nullcontext(inner) as into:
+            put_one: Callable[[str, bytes], Any] = into.put
+            for queue, body in zip(queues.tolist(), bodies, strict=True):
+                put_one(f"queue-{queue}", body)
 
     return put
 
@@ -160,8 +164,9 @@ def _each_case(values: Values, peers: tuple[str, ...]) -> Iterator[Case]:
         }
         return Case(name, engine, lambda place: run_case(puts, path=str(place / "store"), **arguments))
 
-    single = {"messages": values["single_messages"], "threads": values["threads"], "batch": 1_000, "reads": False}
-    yield case(_SINGLE, LSMQ, "single", **single)
+    waits = {"messages": values["single_messages"], "threads": values["threads"], "batch": 1_000, "reads": False}
+    yield case(_SINGLE, LSMQ, "collected", threads=values["threads"], reads=False)
+    yield case(_WAITING, LSMQ, "single", **waits)
     yield case(_BATCHES, LSMQ, "batches")
     yield case(_ONE_QUEUE, LSMQ, "batches", queues=1, reads=False)
     if ROCKSDB in peers:
@@ -189,12 +194,13 @@ ROW = Row(
     name="contest",
     title="a million queues in one process",
     work="Messages of 58 bytes, one of a thousand of 1 KiB, to all queues in random order, in process, asynchronous "
-    "flush: threads that put one at a time, and threads that put batches of pairs whose names they make. Then a "
+    "flush: threads that put one at a time, into a collector each or waiting for each, and threads that put batches of "
+    "pairs whose names they make. Then a "
     "message at random of every queue, and all of a fifth of the queues.",
     options=(
         Option("queues", 1_000_000, "Queues.", quick=5_000),
         Option("messages", 5_000_000, "Messages of the cases with batches.", quick=20_000),
-        Option("single_messages", 200_000, "Messages of single puts.", quick=4_000),
+        Option("single_messages", 200_000, "Messages of single puts that wait.", quick=4_000),
         Option("threads", 20, "Threads that put one at a time.", quick=4),
         Option("batch_threads", 4, "Threads that put batches.", quick=2),
         Option("batch", 10_000, "Messages of a batch.", quick=1_000),
