@@ -23,9 +23,10 @@ from support.waiting import eventually
 from .test_rights import ROUTES, Asking, ask
 
 ADMINISTRATION = {
-    "drainNode", "undrainNode", "removeNode", "moveReplicas", "cancelMove", "transferLeader", "reviveShard",
-    "listTokens", "createToken", "rotateToken", "revokeTokens", "listRoles", "putRole", "deleteRole", "listGrants",
-    "grantRights", "revokeRights", "testRights", "listLimits", "alterLimits", "removeLimits",
+    "drainNode", "undrainNode", "removeNode", "moveReplicas", "cancelMove", "pauseMoves", "resumeMoves", "unpinShard",
+    "transferLeader", "reviveShard", "listTokens", "createToken", "rotateToken", "revokeTokens", "listRoles", "putRole",
+    "deleteRole", "listGrants", "grantRights", "revokeRights", "testRights", "listLimits", "alterLimits",
+    "removeLimits",
 }  # fmt: skip
 
 

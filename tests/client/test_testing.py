@@ -13,6 +13,7 @@ import pytest
 from lsmq import Client as AsyncClient
 from lsmq.sync import Client, Consumer, Producer
 from lsmq.testing import NodeNotStarted, NodeProcess, NodeThread
+from support.pytest_plugin import plugin_options
 from support.waiting import PATIENCE_S, eventually
 
 pytest_plugins = ["pytester"]
@@ -171,7 +172,7 @@ def test_the_fixtures_give_a_node_a_session_and_a_topic_a_test(pytester: pytest.
             return {"max_message_bytes": 1000}
         """
     )
-    result = in_process_of_its_own(pytester, "-p", "lsmq_pytest")
+    result = in_process_of_its_own(pytester, *plugin_options())
     result.assert_outcomes(passed=6)
 
 
@@ -185,7 +186,7 @@ def test_the_plugin_costs_nothing_where_it_is_not_used(pytester: pytest.Pytester
             assert [name for name in sys.modules if name.split(".")[0] in ("lsmq", "lsmq_node", "aiohttp")] == []
         """
     )
-    in_process_of_its_own(pytester, "-p", "lsmq_pytest").assert_outcomes(passed=1)
+    in_process_of_its_own(pytester, *plugin_options()).assert_outcomes(passed=1)
 
 
 def in_process_of_its_own(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:

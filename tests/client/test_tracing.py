@@ -182,14 +182,14 @@ async def test_what_fails_says_so_in_its_span(shared_node: NodeProcess, spans: S
 
 
 def test_the_blocking_face_carries_the_span_of_its_caller_and_into_its_handlers(
-    shared_node: NodeProcess, spans: Spans
+    shared_node: NodeProcess, spans: Spans, topic_name: str
 ) -> None:
     inside: list[int] = []
     with sync.Client(shared_node.url, tracing=spans.provider) as client:
-        client.create_topic("blocking")
-        with spans.tracer.start_as_current_span("order") as order, sync.Producer(client, "blocking") as producer:
+        client.create_topic(topic_name)
+        with spans.tracer.start_as_current_span("order") as order, sync.Producer(client, topic_name) as producer:
             producer.send_and_wait("x")
-        with sync.Consumer(client, "blocking", start="earliest") as consumer:
+        with sync.Consumer(client, topic_name, start="earliest") as consumer:
 
             def handle(message: Message) -> None:
                 inside.append(trace.get_current_span().get_span_context().trace_id)

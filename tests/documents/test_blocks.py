@@ -29,6 +29,7 @@ from lsmq_node.cluster_config import ClusterConfig
 from lsmq_node.config import NodeConfig
 from support.node_process import NodeProcess
 from support.ports import free_ports
+from support.pytest_plugin import plugin_options
 from support.waiting import PATIENCE_S
 
 #: Pages that a newcomer follows from top to bottom, in a shell.
@@ -84,7 +85,7 @@ def test_tests_on_the_pages_pass(tmp_path: Path) -> None:
     for block in blocks:
         name = f"test_{block.number}.py" if "def test_" in block.code else "conftest.py"
         (tmp_path / name).write_text(block.code)
-    options = ["-q", "-W", "error", "-p", "lsmq_pytest", "--strict-markers", "--rootdir", tmp_path]
+    options = ["-q", "-W", "error", *plugin_options(), "--strict-markers", "--rootdir", tmp_path]
     ran = subprocess.run(
         [sys.executable, "-m", "pytest", *options, tmp_path], capture_output=True, text=True, timeout=_LIMIT_S
     )

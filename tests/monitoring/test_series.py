@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.calls import Api
 from lsmq.sync import Client, Consumer
+from lsmq_node.broker.layout import FORMAT
 from support.node_process import NodeProcess
 from support.waiting import eventually
 
@@ -48,7 +49,7 @@ def commit(api: Api, group: str, topic: str, offsets: dict[int, int]) -> None:
 
 
 def test_a_node_says_what_it_is(api: Api) -> None:
-    labels = {"version": api.status()["version"], "python": platform.python_version(), "format": "1"}
+    labels = {"version": api.status()["version"], "python": platform.python_version(), "format": str(FORMAT)}
     assert list(samples(api, "lsmq_build_info", **labels).values()) == [1]
 
 

@@ -162,6 +162,7 @@ async def test_streams_are_listed_in_pages(api: Api, shared_node: NodeProcess, t
         held(url, topic_name, group, subscriber="c", mode="broadcast"),
     ):
         path, pages, after = f"/v1/groups/{group}/streams", [], ""
+        await comes_true(lambda: len(api.get(path).json()["streams"]) == 3, "all are known")
         while after is not None:
             page = (await asyncio.to_thread(api.get, f"{path}?limit=2&after={after}")).json()
             pages.append([stream["id"] for stream in page["streams"]])

@@ -12,6 +12,7 @@ import socket
 import time
 import urllib.request
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -64,16 +65,21 @@ class _Connection:
         self.answered += 1
         return True
 
+    def close(self) -> None:
+        self.socket.close()
+
 
 def load(url: str, topic: str, batch: int, message_bytes: int, connections: int, seconds: float) -> dict[str, Any]:
     """Write to the leaders of all shards for so long. ``messages`` that were acknowledged, in ``seconds``, for
     ``cpu_seconds`` of this process."""
-    opened = [
-        _Connection(leader, _requests(leader, topic, first, end, batch, message_bytes))
-        for first, end, leader in _routes(url, topic)
-        for _ in range(connections)
-    ]
-    with selectors.DefaultSelector() as selector:
+    with selectors.DefaultSelector() as selector, ExitStack() as scope:
+        opened = [
+            scope.enter_context(
+                closing(_Connection(leader, _requests(leader, topic, first, end, batch, message_bytes)))
+            )
+            for first, end, leader in _routes(url, topic)
+            for _ in range(connections)
+        ]
         for each in opened:
             selector.register(each.socket, selectors.EVENT_READ, each)
         used = _cpu_seconds()
@@ -85,8 +91,6 @@ def load(url: str, topic: str, batch: int, message_bytes: int, connections: int,
                 if key.data.receive():
                     key.data.send()
         used = _cpu_seconds() - used
-    for each in opened:
-        each.socket.close()
     messages = batch * sum(each.answered for each in opened)
     return {"messages": messages, "seconds": now - began, "cpu_seconds": used}
 
