@@ -61,8 +61,8 @@ def draw(sources: list[Path]) -> None:
         # In a container, or as root, Chromium has no sandbox; it is shown files of this repository alone.
         browser.write_text(json.dumps({"executablePath": chromium, "args": ["--no-sandbox"]}))
         for source in sources:
-            given = ["-q", "-p", browser, "-c", LOOK, "-b", "transparent", "-i", source, "-o", drawn]
-            command = [npx, "--yes", "--package", MERMAID, "mmdc", *given]
+            given: list[str | Path] = ["-q", "-p", browser, "-c", LOOK, "-b", "transparent", "-i", source, "-o", drawn]
+            command: list[str | Path] = [npx, "--yes", "--package", MERMAID, "mmdc", *given]
             subprocess.run(command, env=environment, timeout=_TIMEOUT_S, check=True)
             source.with_suffix(".svg").write_text(finished(drawn.read_text(), source.read_text()))
             print(source.with_suffix(".svg").name)
