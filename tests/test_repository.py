@@ -19,6 +19,7 @@ LARGEST_FILE_BYTES = 512 * 1024
 SCRIPTS = (
     "scripts/audit",
     "scripts/demo",
+    "scripts/diagrams",
     "scripts/docs",
     "scripts/format",
     "scripts/lint",

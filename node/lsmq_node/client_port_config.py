@@ -32,7 +32,7 @@ class ClientPortConfig:
         None,
         "A port of its own for administration; 0 takes any free one. It answers everything, and `port` no longer what "
         "administers the cluster, tokens, roles, grants or limits "
-        "([security](security.md#a-port-for-administration)).",
+        "([security](security.md#a-port-for-administration)). Those of other `processes` are 10, 20, ... above.",
         range=(0, 65_535),
         hazard="Set it on all nodes: what one of them refuses another one does.",
     )

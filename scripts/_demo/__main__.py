@@ -27,11 +27,14 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the demo. 0: every check held; 1: one did not, or the demo could not be carried through."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _terminate)
-    display = Display()
+    display = Display.recorded() if options.record else Display()
     directory = Path(options.keep) if options.keep else Path(tempfile.mkdtemp(prefix="lsmq-demo-"))
     directory.mkdir(parents=True, exist_ok=True)
     try:
-        return _demo(options, display, directory)
+        code = _demo(options, display, directory)
+        if options.record:
+            display.save(Path(options.record))
+        return code
     except (TableNotFound, ClusterFailed, WorkerFailed) as error:
         display.console.print(f"[bold red]error:[/bold red] {error}")
         return 1
@@ -158,6 +161,7 @@ def _parser() -> argparse.ArgumentParser:
         help="messages a second in the paced part (default: 2500)",
     )
     parser.add_argument("--table", help="another flights.csv or flights.csv.zip than the installed one")
+    parser.add_argument("--record", metavar="FILE", help="keep what is printed as a picture, an SVG")
     parser.add_argument("--keep", metavar="DIR", help="work in DIR, and leave data and log there")
     return parser
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -12,6 +14,9 @@ from rich.table import Table
 from .check import Check
 
 LINES_A_BAR = 4
+_RECORDED_WIDTH = 112
+#: Rich names fonts that a browser would fetch from elsewhere.
+_FONT = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
 
 
 class Bars:
@@ -27,6 +32,17 @@ class Display:
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
+
+    @classmethod
+    def recorded(cls) -> Display:
+        """One that keeps what it says, for :meth:`save`: lines, as where there is no terminal."""
+        console = Console(highlight=False, soft_wrap=True, record=True, force_terminal=False, width=_RECORDED_WIDTH)
+        return cls(console)
+
+    def save(self, path: Path) -> None:
+        """All that was said as a picture, an SVG that asks nobody for anything. For one that was recorded."""
+        picture = self.console.export_svg(title="scripts/demo", unique_id="demo")
+        path.write_text(_FONT.sub("", picture).replace("Fira Code, monospace", "monospace"))
 
     def heading(self, text: str) -> None:
         """Begin a part of the demo."""

@@ -9,7 +9,6 @@ from typing import Any
 _LINK = re.compile(r"\[([^\]]+)\]\((?![a-z]+:|#)([^)\s]+)\)")
 _NOT_RUN = re.compile(r"^<!-- not run: (.+) -->\n", re.MULTILINE)
 _ROLE = re.compile(r":(?:class|meth|func|mod|attr|data|exc):<code>([^<]*)</code>")
-_MERMAID = re.compile(r"^```mermaid\n", re.MULTILINE)
 
 
 def slug(text: str, separator: str) -> str:
@@ -18,7 +17,7 @@ def slug(text: str, separator: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, **more: Any) -> str:
-    """Links to what is no page become text, diagrams their source, and what is not run says so."""
+    """Links to what is no page become text, and what is not run says so."""
     folder = posixpath.dirname(page.file.src_uri)
 
     def link(found: re.Match[str]) -> str:
@@ -28,9 +27,7 @@ def on_page_markdown(markdown: str, page: Any, **more: Any) -> str:
 
     text = _LINK.sub(link, markdown)
     text = re.sub(r"^(\s*- )\[ \] ", r"\1&#9744; ", text, flags=re.MULTILINE)
-    text = _NOT_RUN.sub(lambda found: f"*Not run by the tests: {found[1]}.*\n\n", text)
-    # The library that draws them would come from elsewhere.
-    return _MERMAID.sub("```text\n", text)
+    return _NOT_RUN.sub(lambda found: f"*Not run by the tests: {found[1]}.*\n\n", text)
 
 
 def on_page_content(html: str, **more: Any) -> str:

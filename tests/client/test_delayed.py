@@ -228,3 +228,18 @@ def test_schedules_in_both_faces_and_on_the_command_line(
         run_lsmq("schedule", "delete", "a", "--topic", topic_name)
         schedules.delete("b")
         assert list(schedules.read()) == []
+
+
+def test_a_schedule_of_the_command_line_has_the_queue_that_the_topic_knows(
+    run_lsmq: Callable[..., str], shared_node: NodeProcess, topic_name: str
+) -> None:
+    def put(topic: str, queue: str) -> str:
+        return run_lsmq("schedule", "put", "s", "--topic", topic, "--cron", "@yearly", "--body", "x", "--queue", queue)
+
+    with sync.Client(shared_node.url) as client:
+        client.create_topic(topic_name, queues=4)
+        client.create_topic(f"{topic_name}.named", queues="named")
+        assert put(topic_name, "3").startswith("next: ")
+        assert sync.Schedules(client, topic_name).get("s").message.queue == 3
+        assert put(f"{topic_name}.named", "3").startswith("next: "), "a name may be a number"
+        assert sync.Schedules(client, f"{topic_name}.named").get("s").message.queue_name == "3"

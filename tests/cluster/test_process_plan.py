@@ -99,9 +99,22 @@ def test_a_node_that_joins_later_has_processes_with_its_label_too() -> None:
     assert first.cluster.labels == second.cluster.labels == {"host": "n9", "rack": "r9"}
 
 
+@pytest.mark.parametrize("config", [own(admin_port=7609), member("n1", 3, admin_port=7609)])
+def test_each_process_has_a_port_for_administration_where_there_is_to_be_one(config: NodeConfig) -> None:
+    founded = None if config.cluster is not None else Founded(3, 3)
+    assert [process.config.admin_port for process in planned(config, 3, founded)] == [7609, 7619, 7629]
+
+
+def test_ports_for_administration_are_any_free_ones_where_no_number_is_said() -> None:
+    assert {process.config.admin_port for process in planned(own(admin_port=0), 2, Founded(2, 2))} == {0}
+    assert {process.config.admin_port for process in planned(own(), 2, Founded(2, 2))} == {None}
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
+        (own(admin_port=7610), "7610 is a port of one of them already: choose another one, such as 7609"),
+        (member("n1", 2, admin_port=7601), "7601 is a port of one of them already"),
         (own(host="0.0.0.0", insecure=True), "set advertised_url to how they reach port 7600"),
         (own(advertised_url="http://mq.example"), "told apart by their ports: let it name the port"),
         (member("n1", 2, port=0), "must be named where a member has several processes"),

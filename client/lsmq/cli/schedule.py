@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from lsmq import Client, ScheduleInfo, Schedules
+from lsmq.cli._queues import queue_of
 from lsmq.cli.options import DURATION, TOPIC, asks_a_node, json_option
 from lsmq.cli.render import print_json, print_table, time_text
 
@@ -48,8 +49,9 @@ async def put(
     \b
       lsmq schedule put report --cron '0 9 * * 1-5' --tz Europe/Berlin --topic jobs --body 'make the report'
     """
+    to = None if queue is None else await queue_of(client, topic, queue)
     made = await Schedules(client, topic).put(
-        name, cron, body, tz=tz, key=key, tag=tag, queue=queue, type=kind, ttl_ms=ttl_ms
+        name, cron, body, tz=tz, key=key, tag=tag, queue=to, type=kind, ttl_ms=ttl_ms
     )
     if as_json:
         print_json(made.to_dict())

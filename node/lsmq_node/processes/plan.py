@@ -88,9 +88,27 @@ def planned(config: NodeConfig, count: int, founded: Founded | None) -> list[Pla
         founders = _with_processes(config.cluster, count)
         cluster = dataclasses.replace(config.cluster, founders=founders)
         configs = [_member(config, cluster, place, name) for place, name in enumerate(chosen)]
+    configs = _administered(configs, config.admin_port)
     for each in configs:
         each.validate()
     return [PlannedProcess(name, each, last=name == CONTROL) for name, each in zip(chosen, configs, strict=True)]
+
+
+def _administered(configs: list[NodeConfig], admin_port: int | None) -> list[NodeConfig]:
+    """Each with a port for administration, so much above that of the first as its other ports are."""
+    if not admin_port:
+        return configs
+    others = {port for each in configs if each.cluster for port in (each.cluster.internal_port, each.cluster.raft_port)}
+    others |= {each.port for each in configs}
+    ports = [admin_port + PORTS_PER_PROCESS * place for place in range(len(configs))]
+    if taken := others.intersection(ports):
+        raise InvalidConfig(
+            f"admin_port is {admin_port}, those of other processes are {PORTS_PER_PROCESS}, "
+            f"{2 * PORTS_PER_PROCESS}, ... above, and {min(taken)} is a port of one of them already: choose "
+            f"another one, such as {configs[0].port + PORTS_PER_PROCESS - 1}",
+            setting="admin_port",
+        )
+    return [dataclasses.replace(each, admin_port=port) for each, port in zip(configs, ports, strict=True)]
 
 
 # A node of its own
