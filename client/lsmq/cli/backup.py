@@ -197,7 +197,7 @@ async def extract(
     """
     module = _module("extract")
     numbers = frozenset(int(queue) if queue.isdecimal() else queue for queue in queues)
-    wanted = module.Wanted(topic, (numbers | frozenset(queues)) or None, _ms(begin) or 0, _ms(end))
+    wanted = module.WantedMessages(topic, (numbers | frozenset(queues)) or None, _ms(begin) or 0, _ms(end))
     with private_files(), ExitStack() as shown:
         done = await module.extract_topic(
             client,
