@@ -33,7 +33,6 @@ DRILLS_BY_NAME = (
     "rebalance-storm",
     "kill-producer-in-transaction",
     "kill-worker",
-    "kill-keyed-worker",
     "reject-port",
     "clock-skew",
     "full-disk-voter",
