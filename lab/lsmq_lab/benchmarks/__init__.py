@@ -25,6 +25,7 @@ _MODULES = (
     "messages",
     "spark",
     "control",
+    "tracing",
     "suite.bench",
 )
 

@@ -77,8 +77,15 @@ def _last(found: EndedBackup | None) -> dict[str, Any] | None:
 
 async def _state(call: Call, status: int = 200) -> web.Response:
     backups = call.node.backups
-    found = {"place": backups.place, "keep": backups.keep, "running": _running(backups.running)}
-    found |= {"last": _last(backups.last), "backups": await backups.ids(), "problem": backups.problem}
+    ids = await backups.ids()
+    found = {
+        "place": backups.place,
+        "keep": backups.keep,
+        "running": _running(backups.running),
+        "last": _last(backups.last),
+        "backups": ids,
+        "problem": backups.problem,
+    }
     return answer(call.request, found, status)
 
 

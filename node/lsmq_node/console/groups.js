@@ -87,7 +87,8 @@ async function preview(into, name, query, members) {
   if (query.get("queues")) body.queues = query.get("queues");
   const place = el("div"), said = el("p", { role: "status" }, "...");
   into.append(said, place);
-  const found = await steps(name, body, (sum) => { said.textContent = `${sums(sum)} so far`; });
+  let found;
+  try { found = await steps(name, body, (sum) => { said.textContent = `${sums(sum)} so far`; }); } catch (error) { said.remove(); throw error; }
   said.textContent = `${sums(found)}. Messages are counted by their offsets, deleted ones as well.`;
   if (!found.queues) return;
   if (members) place.append(el("p", { class: "bad" }, `Members that live: ${count(members)}. They go on from where they are until they are started again: stop them first.`));
