@@ -1,4 +1,4 @@
-"""What traces cost is measured beside code that has none: nothing of them is left in it, and nothing else is missing."""
+"""What traces cost is measured beside code that has none: nothing of them is left in it, and all else is."""
 
 from __future__ import annotations
 
@@ -71,9 +71,7 @@ def test_the_bench_compares_all_cases_in_one_run() -> None:
     report = bench.run(bench.values({"quick": True, "messages": 300, "requests": 20}), lambda line: None)
     assert list(report.result["cases"]) == ["absent", "off", "off again", "on"]
     assert report.result["rewritten"] >= 20
-    assert {name: set(found) for name, found in report.result["ratios"].items()} == dict.fromkeys(
-        report.result["cases"], {"request", "send", "read"}
-    )
+    assert all(set(found) == {"request", "send", "read"} for found in report.result["ratios"].values())
     assert report.result["ratios"]["absent"]["send"]["median"] == 1
     (table,) = report.tables
     assert [row[0] for row in table.rows][-1] == "on, absent = 1"

@@ -76,6 +76,8 @@ class _Rewriter(ast.NodeTransformer):
         before = self.places
         self.generic_visit(node)
         if self.places > before:
+            ends = next((at for at, each in enumerate(node.body) if isinstance(each, ast.Return)), len(node.body))
+            del node.body[ends + 1 :]  # What came where something is traced.
             _Unread(node).visit(node)
         return node
 
