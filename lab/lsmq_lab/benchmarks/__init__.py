@@ -26,6 +26,7 @@ _MODULES = (
     "spark",
     "control",
     "tracing",
+    "console",
     "suite.bench",
 )
 
