@@ -15,8 +15,8 @@ from lsmq.client import Client
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A node. ``alive`` is None where the node that was asked does not know. ``problems`` are in its own words. One that
-    ``only_votes`` was founded to hold nothing: its ``state`` is that of one that is drained."""
+    """A node. ``alive`` is None where the node that was asked does not know. ``problems`` are in its own words. One
+    that ``only_votes`` was founded to hold nothing: its ``state`` is that of one that is drained."""
 
     id: str
     url: str

@@ -23,7 +23,8 @@ async function group(into, name, query) {
   let found = { topics: [], members: [] };
   try {
     found = await ask(`/v1/groups/${enc(name)}`);
-    into.append(el("p", {}, `${found.mode}, ${found.state}, generation ${found.generation}`),
+    if (found.mode === "work_queue") into.append(el("p", {}, "A work queue: workers take single messages, and are not kept as members."));
+    else into.append(el("p", {}, `${found.mode}, ${found.state}, generation ${found.generation}`),
       table("Members", ["member", "client", "#queues", "#waits for", "#heard ms ago", "stalled"], found.members.slice(0, PAGE).map((each) => [
         each.id, each.client, count(each.queues), count(each.pending), count(each.heartbeat_age_ms), each.stalled ? "yes" : ""])));
   } catch (error) {
