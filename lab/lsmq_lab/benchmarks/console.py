@@ -34,7 +34,7 @@ _PORTION = 50_000
 
 
 @dataclass(frozen=True, slots=True)
-class _Page:
+class ConsolePage:
     """What it asks for, each after the one before, and how often again while it is open; 0: once. ``watches_ms`` is
     what it waits for by its own wish."""
 
@@ -44,31 +44,34 @@ class _Page:
     watches_ms: int = 0
 
 
-def _pages(queues: int, groups: int) -> tuple[_Page, ...]:
-    topic, last = f"/v1/topics/{TOPIC}", queues - 1
+def pages_of(queues: int, groups: int) -> tuple[ConsolePage, ...]:
+    """Of the console, over so many queues and groups."""
+    topic, named, last = f"/v1/topics/{TOPIC}", f"/v1/topics/{NAMES}", queues - 1
     own, usage = topic, f"{topic}/usage"
     return (
-        _Page("Overview", ("/v1/history",), 5_000),
-        _Page("Topics", ("/v1/topics?limit=100",)),
-        _Page("a topic, by number", (own, usage, f"{topic}/offsets?queues=0-{min(99, last)}")),
-        _Page("its last queues", (own, usage, f"{topic}/offsets?queues={max(0, last - 99)}-{last}")),
-        _Page("its deepest", (own, usage, f"{topic}/top-queues?by=depth&limit=100")),
-        _Page("its oldest", (own, usage, f"{topic}/top-queues?by=age&limit=100")),
-        _Page("its busiest", (own, usage, f"{topic}/top-queues?by=rate&limit=100"), 0, 1_000),
-        _Page("names", (f"/v1/topics/{NAMES}", f"/v1/topics/{NAMES}/usage", f"/v1/topics/{NAMES}/queues?limit=100")),
-        _Page(
+        ConsolePage("Overview", ("/v1/history",), 5_000),
+        ConsolePage("Topics", ("/v1/topics?limit=100",)),
+        ConsolePage("a topic, by number", (own, usage, f"{topic}/offsets?queues=0-{min(99, last)}")),
+        ConsolePage("its last queues", (own, usage, f"{topic}/offsets?queues={max(0, last - 99)}-{last}")),
+        ConsolePage("its deepest", (own, usage, f"{topic}/top-queues?by=depth&limit=100")),
+        ConsolePage("its oldest", (own, usage, f"{topic}/top-queues?by=age&limit=100")),
+        ConsolePage("its busiest", (own, usage, f"{topic}/top-queues?by=rate&limit=100"), 0, 1_000),
+        ConsolePage(
+            "names", (f"/v1/topics/{NAMES}", f"/v1/topics/{NAMES}/usage", f"/v1/topics/{NAMES}/queues?limit=100")
+        ),
+        ConsolePage(
             "names by prefix",
             (f"/v1/topics/{NAMES}", f"/v1/topics/{NAMES}/queues?limit=100&prefix=agents.{queues // 2:07d}"[:-2]),
         ),
-        _Page("names, deepest", (f"/v1/topics/{NAMES}/top-queues?by=depth&limit=100",)),
-        _Page("a queue", (f"{topic}/queues/{last}", f"{topic}/queues/{last}/messages?offset=0&max=50&wait_ms=0")),
-        _Page("What comes later", (f"{topic}/delayed?max=100", f"{topic}/schedules?max=100")),
-        _Page("Groups", ("/v1/groups?limit=100",)),
-        _Page("a group", (f"/v1/groups/group-{groups - 1}/lag?topic={TOPIC}",), 5_000),
-        _Page("Producers", ("/v1/producer-groups?limit=100",)),
-        _Page("Cluster", ("/v1/cluster",), 3_000),
-        _Page("a shard", ("/v1/cluster",), 1_000),
-        _Page("Backups", ("/v1/backups",), 1_000),
+        ConsolePage("names, deepest", (f"/v1/topics/{NAMES}/top-queues?by=depth&limit=100",)),
+        ConsolePage("a queue", (f"{topic}/queues/{last}", f"{topic}/queues/{last}/messages?offset=0&max=50&wait_ms=0")),
+        ConsolePage("What comes later", (f"{topic}/delayed?max=100", f"{topic}/schedules?max=100")),
+        ConsolePage("Groups", ("/v1/groups?limit=100",)),
+        ConsolePage("a group", (f"/v1/groups/group-{groups - 1}/lag?topic={TOPIC}",), 5_000),
+        ConsolePage("Producers", ("/v1/producer-groups?limit=100",)),
+        ConsolePage("Cluster", ("/v1/cluster",), 3_000),
+        ConsolePage("a shard", ("/v1/cluster",), 1_000),
+        ConsolePage("Backups", ("/v1/backups",), 1_000),
     )
 
 
@@ -86,7 +89,7 @@ def run(values: Mapping[str, Any], progress: TellProgress) -> BenchReport:
                 messages_names.send, address=server.address, names=values["queues"], messages=values["queues"], each=20
             )
             pages = []
-            for page in _pages(**sizes):
+            for page in pages_of(**sizes):
                 before_s = cpu_seconds(server.pid)
                 taken = asyncio.run(_load(server.address, page, values["loads"]))
                 used_s = (cpu_seconds(server.pid) - before_s) / values["loads"]
@@ -124,7 +127,7 @@ def fill(address: str, queues: int, groups: int) -> dict[str, Any]:
     return {}
 
 
-async def _load(address: str, page: _Page, loads: int) -> list[float]:
+async def _load(address: str, page: ConsolePage, loads: int) -> list[float]:
     taken = []
     async with aiohttp.ClientSession() as session:
         for number in range(loads + 1):  # the first one warms what is behind
