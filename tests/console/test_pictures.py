@@ -87,10 +87,14 @@ def work_on(api: Api) -> None:
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
-    """Of backups: a name that looks well."""
+def node(make_node: Callable[..., NodeProcess], tmp_path: Path) -> Iterator[NodeProcess]:
+    """With work on it, and a place for backups whose name looks well."""
     with tempfile.TemporaryDirectory(prefix="lsmq-") as directory:
-        yield Path(directory) / "backups"
+        node = make_node(tmp_path / "data", shards=3, backup_to=Path(directory) / "backups").start()
+        work_on(Api(node.url))
+        if "CONSOLE_PICTURES" in os.environ:
+            asyncio.run(busy(node.url))
+        yield node
 
 
 async def busy(url: str) -> None:
@@ -109,16 +113,9 @@ async def busy(url: str) -> None:
 
 
 @pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
-async def test_each_page_is_taken_and_fits_a_telephone(
-    make_node: Callable[..., NodeProcess], tmp_path: Path, place: Path
-) -> None:
+async def test_each_page_is_taken_and_fits_a_telephone(node: NodeProcess, tmp_path: Path) -> None:
     assert EXECUTABLE is not None
-    node = make_node(tmp_path / "data", shards=3, backup_to=place).start()
-    work_on(Api(node.url))
-    into = tmp_path
-    if (given := os.environ.get("CONSOLE_PICTURES")) is not None:
-        into = Path(given)
-        await busy(node.url)
+    into = Path(os.environ.get("CONSOLE_PICTURES", tmp_path))
     async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
         page = await tabs.open(f"{node.url}/console#/backups")
         await shows(page, f"{TEXT}.includes('Start a backup')", "one can be begun")

@@ -47,7 +47,7 @@ class ConsolePage:
 def pages_of(queues: int, groups: int) -> tuple[ConsolePage, ...]:
     """Of the console, over so many queues and groups."""
     topic, named, last = f"/v1/topics/{TOPIC}", f"/v1/topics/{NAMES}", queues - 1
-    own, usage = topic, f"{topic}/usage"
+    own, usage, prefix = topic, f"{topic}/usage", messages_names.name_of(queues // 2)[:-8]
     return (
         ConsolePage("Overview", ("/v1/history",), 5_000),
         ConsolePage("Topics", ("/v1/topics?limit=100",)),
@@ -56,14 +56,9 @@ def pages_of(queues: int, groups: int) -> tuple[ConsolePage, ...]:
         ConsolePage("its deepest", (own, usage, f"{topic}/top-queues?by=depth&limit=100")),
         ConsolePage("its oldest", (own, usage, f"{topic}/top-queues?by=age&limit=100")),
         ConsolePage("its busiest", (own, usage, f"{topic}/top-queues?by=rate&limit=100"), 0, 1_000),
-        ConsolePage(
-            "names", (f"/v1/topics/{NAMES}", f"/v1/topics/{NAMES}/usage", f"/v1/topics/{NAMES}/queues?limit=100")
-        ),
-        ConsolePage(
-            "names by prefix",
-            (f"/v1/topics/{NAMES}", f"/v1/topics/{NAMES}/queues?limit=100&prefix=agents.{queues // 2:07d}"[:-2]),
-        ),
-        ConsolePage("names, deepest", (f"/v1/topics/{NAMES}/top-queues?by=depth&limit=100",)),
+        ConsolePage("names", (named, f"{named}/usage", f"{named}/queues?limit=100")),
+        ConsolePage("names by prefix", (named, f"{named}/queues?limit=100&prefix={prefix}")),
+        ConsolePage("names, deepest", (f"{named}/top-queues?by=depth&limit=100",)),
         ConsolePage("a queue", (f"{topic}/queues/{last}", f"{topic}/queues/{last}/messages?offset=0&max=50&wait_ms=0")),
         ConsolePage("What comes later", (f"{topic}/delayed?max=100", f"{topic}/schedules?max=100")),
         ConsolePage("Groups", ("/v1/groups?limit=100",)),
