@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -29,6 +30,8 @@ _log = structlog.get_logger("lsmq.backups")
 MAX_TOLD = 100
 #: A place is not asked what it has more often than this, but after a backup.
 _LOOK_AGAIN_S = 60.0
+#: So long who asks waits for it.
+_LOOK_S = 5.0
 
 
 @dataclass(slots=True)
@@ -68,7 +71,9 @@ class NodeBackups:
         self._stopping = False
         self._ids: list[str] = []
         self._looked_s: float | None = None
-        self._looking = asyncio.Lock()
+        #: A place that does not answer keeps its own thread, and nobody else's.
+        self._looker = runtime.ThreadPoolExecutor(1, "lsmq-backups")
+        self._look: asyncio.Future[list[str]] | None = None
         try:
             self._repository = None if self.place is None else Repository.at(self.place)
         except LsmqError as error:
@@ -84,6 +89,7 @@ class NodeBackups:
 
     async def stop(self) -> None:
         await self.begin_stop()
+        self._looker.shutdown(wait=False)
 
     def begin(self) -> bool:
         """Have one made, unless one is under way; False where one is. Raises ``InvalidRequest``, ``ShuttingDown``."""
@@ -116,15 +122,23 @@ class NodeBackups:
         """Of the place's backups, the newest first, :data:`MAX_TOLD` at most; as of a minute ago or less."""
         if self._repository is None:
             return []
-        async with self._looking:
-            if self._looked_s is None or runtime.monotonic() > self._looked_s + _LOOK_AGAIN_S:
-                try:
-                    self._ids = await asyncio.to_thread(_ids, self._repository)
-                    self.problem = None
-                except LsmqError as error:
-                    self._ids, self.problem = [], error.message
-                self._looked_s = runtime.monotonic()
+        if self._look is None and (self._looked_s is None or runtime.monotonic() > self._looked_s + _LOOK_AGAIN_S):
+            self._look = asyncio.get_running_loop().run_in_executor(self._looker, _ids, self._repository)
+            self._look.add_done_callback(partial(self._seen, self.last))
+        if self._look is not None:
+            await asyncio.wait((self._look,), timeout=_LOOK_S)
+        if self._look is not None:
+            self.problem = "it has not answered for some seconds"
         return self._ids
+
+    def _seen(self, last: EndedBackup | None, look: asyncio.Future[list[str]]) -> None:
+        """``last``: of those there were when the look began."""
+        self._look, self._looked_s = None, runtime.monotonic() if last is self.last else None
+        if look.cancelled():
+            return
+        error = look.exception()
+        self._ids = [] if error is not None else look.result()
+        self.problem = error.message if isinstance(error, LsmqError) else None if error is None else repr(error)
 
     async def _make(self, repository: Repository, running: RunningBackup) -> None:
         _log.info("backup_begun", place=self.place)
