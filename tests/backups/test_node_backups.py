@@ -20,7 +20,7 @@ from .commands import QUEUES, held, lsmq, send
 
 
 def restored(make_node: Callable[..., NodeProcess], place: Path, data: Path, shards: int = 1) -> Api:
-    lsmq("", "verify", place)
+    assert f": {shards} shard{'s' * (shards != 1)}, 1 topic" in lsmq("", "verify", place)
     lsmq("", "backup", "restore", place, "--data", data)
     return Api(make_node(data, shards=shards).start().url)
 
