@@ -32,6 +32,8 @@ from lsmq.partitioners import round_robin
 from lsmq.record_batch import Column, RecordBatch, encode_batch, key_hash
 from support.waiting import comes_true
 
+pytestmark = pytest.mark.virtual_time
+
 
 class PlayedNode(Client):
     """A client whose node stores batches in a list, or raises what ``faults`` holds for the next request."""

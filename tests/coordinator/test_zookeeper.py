@@ -19,6 +19,7 @@ from lsmq_coordinator.parts import UNSEEN, Part, Parts
 from lsmq_coordinator.routes import cluster_document, resolve, routes, unpack
 from lsmq_coordinator.state import ClusterState
 from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
+from support.waiting import eventually
 from support.zookeeper_server import ZooKeeperEnsemble
 
 from .test_routes import elected, with_topic
@@ -70,14 +71,8 @@ def make(zookeeper: ZooKeeperEnsemble, client: Any) -> Iterator[Callable[..., Zo
         one.stop()
 
 
-def until(condition: Callable[[], Any], timeout: float = 60.0) -> Any:
-    deadline = time.monotonic() + timeout
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {timeout} s"
-        time.sleep(0.01)
+def until(condition: Callable[[], Any]) -> Any:
+    return eventually(condition, "it is as the test wants it")
 
 
 def read(client: Any, path: str) -> dict[str, Any] | None:
