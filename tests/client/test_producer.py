@@ -120,6 +120,14 @@ async def test_messages_wait_for_company_and_go_out_together() -> None:
     assert sent[0].id == f"00000001{sent[0].queue:08x}{100:016x}"
 
 
+async def test_a_message_that_nobody_joins_goes_out_when_its_time_has_come() -> None:
+    clock = asyncio.get_running_loop().time
+    async with Producer(PlayedNode(), "t", linger_ms=10_000) as producer:
+        began = clock()
+        await (await producer.send("alone"))
+        assert clock() - began == pytest.approx(10, abs=0.01)
+
+
 async def test_without_linger_the_first_message_goes_at_once_and_the_rest_meanwhile_together() -> None:
     node = PlayedNode()
     async with Producer(node, "t", linger_ms=0) as producer:

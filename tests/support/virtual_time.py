@@ -58,6 +58,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         work.add_done_callback(self._came_back)
         return work
 
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        self._clock.outside += 1
+        await super().shutdown_default_executor()
+        self._clock.outside -= 1
+
     def _came_back(self, _: object) -> None:
         self._clock.outside -= 1
 
