@@ -4,8 +4,8 @@ For tests of pure asyncio code: whatever takes its time from the loop or from :m
 time, "nothing happens until then" is shown and not slept for, and a busy machine changes nothing. A test that waits for
 what cannot happen any more fails, for nothing is left that could.
 
-Not supported: sockets and pipes, since what others send to them takes time of its own. Work of executors is waited for,
-and takes none.
+Not supported: sockets and pipes, since what others send to them takes time of its own. Work of executors is waited for
+before any timer, and takes none: it must not wait for one.
 """
 
 from __future__ import annotations
