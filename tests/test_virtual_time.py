@@ -63,8 +63,8 @@ def test_work_of_other_threads_takes_no_time() -> None:
         clock = asyncio.get_running_loop().time
         timeout = asyncio.get_running_loop().call_later(1, begun.clear)
         working = asyncio.create_task(asyncio.to_thread(work))
-        while not begun.is_set():
-            await asyncio.sleep(0)  # noqa: ASYNC110 - a turn of the loop, and no time
+        while not begun.is_set():  # noqa: ASYNC110 - a turn of the loop, and no time
+            await asyncio.sleep(0)
         before = clock()
         release.set()
         assert await working == "done"
