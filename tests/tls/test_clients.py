@@ -101,7 +101,7 @@ async def test_a_client_that_is_closed_has_closed_its_connections(
         for number in range(5):
             async with kind(client, topic_name, group=f"{topic_name}-{number}") as consumer:
                 waiting = asyncio.create_task(consumer.poll())
-                await comes_true(lambda: bool(consumer.assignment), "it reads")  # noqa: B023
+                await comes_true(lambda: bool(consumer.assignment), "it reads")
                 waiting.cancel()
     assert len(watched) == before, "the loop may end now: nothing is left for it to close"
 
