@@ -1,7 +1,7 @@
 """The sockets of a client's connections, so that all of them are closed when the client is.
 
-aiohttp waits for none that it has let go: over TLS each of these says good-bye and waits for the node's. Where the event
-loop ends before that, Python warns of a transport that nobody closed.
+aiohttp waits for none that it has let go: over TLS each of these says good-bye and waits for the node's. Where the
+event loop ends before that, Python warns of a transport that nobody closed.
 """
 
 from __future__ import annotations

@@ -33,20 +33,21 @@ def group_of(root: Path, nodeid: str) -> str | None:
 @cache
 def _groups_in(file: Path) -> dict[str, str]:
     """By function; with an empty name that of the whole module."""
-    found: dict[str, str] = {}
+    found: dict[str, str | None] = {}
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found |= {node.name: group for group in _marked(node.decorator_list)}
+            found[node.name] = _marked(node.decorator_list)
         elif isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["pytestmark"]:
-            found |= {"": group for group in _marked([node.value])}
-    return found
+            found[""] = _marked([node.value])
+    return {name: group for name, group in found.items() if group is not None}
 
 
-def _marked(marks: Iterable[ast.expr]) -> Iterable[str]:
+def _marked(marks: Iterable[ast.expr]) -> str | None:
     for mark in marks:
         for node in ast.walk(mark):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.xdist_group":
-                yield str(ast.literal_eval(node.args[0]))
+                return str(ast.literal_eval(node.args[0]))
+    return None
 
 
 @pytest.hookimpl(optionalhook=True)
