@@ -392,7 +392,7 @@ def test_without_zookeeper_nothing_blocks_and_everything_catches_up(tmp_path: Pa
             state = elected(state)
             registry.publish(state)
             ensemble.start()
-            until(lambda now=state: version_of(client) == now.version and registry.status.registered, 30)
+            until(lambda now=state: version_of(client) == now.version and registry.status.registered)
             assert client.exists(f"{ROOT}/nodes/n1"), turn
         client.stop()
         client.close()
@@ -458,7 +458,7 @@ def test_an_ensemble_survives_the_loss_of_its_leader(tmp_path: Path) -> None:
         leader.stop(signal.SIGKILL)
         state = elected(state)
         registry.publish(state)
-        until(lambda: registry.status.published_version == state.version and registry.status.registered, 30)
+        until(lambda: registry.status.published_version == state.version and registry.status.registered)
     finally:
         registry.stop()
         ensemble.stop()
