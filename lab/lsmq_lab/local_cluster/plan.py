@@ -99,11 +99,16 @@ class ClusterPlan:
     @property
     def ports(self) -> frozenset[int]:
         """All that its processes listen on, or will when they run."""
-        of_nodes = (
-            {node.port, node.internal_port, node.raft_port, node.internal_proxy_port, node.raft_proxy_port}
+        of_nodes = {
+            port
             for node in self.nodes
-        )
-        return frozenset(self.zookeeper.ports).union(*of_nodes) - {None}  # type: ignore[arg-type]
+            for port in (
+                *(node.port, node.internal_port, node.raft_port),
+                *(node.internal_proxy_port, node.raft_proxy_port),
+            )
+            if port is not None
+        }
+        return frozenset((*of_nodes, *self.zookeeper.ports))
 
     @property
     def voters(self) -> tuple[NodePlan, ...]:
