@@ -102,10 +102,7 @@ class ClusterPlan:
         of_nodes = {
             port
             for node in self.nodes
-            for port in (
-                *(node.port, node.internal_port, node.raft_port),
-                *(node.internal_proxy_port, node.raft_proxy_port),
-            )
+            for port in (node.port, node.internal_port, node.raft_port, node.internal_proxy_port, node.raft_proxy_port)
             if port is not None
         }
         return frozenset((*of_nodes, *self.zookeeper.ports))
