@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import msgpack
@@ -21,9 +21,11 @@ from lsmq.errors import DataDirectoryUnusable, DiskFull, InvalidRequest
 from lsmq_node.broker.catalog import RANGES, NodeCatalog
 from lsmq_node.broker.layout import NodeFile, shard_directory
 from lsmq_node.broker.placement import stored_range
-from lsmq_node.storage import ShardStore, StoreOptions
+from lsmq_node.cluster.rights import RIGHTS
+from lsmq_node.storage import ShardStore, StoredTopic, StoreOptions, TopicOptions
 from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.failures import FULL, damaged
+from lsmq_node.storage.keyed_file import KeyedFile
 from lsmq_node.storage.repair import Advance
 from lsmq_node.storage.snapshot_install import install
 from lsmq_node.storage.snapshot_target import SnapshotTarget
@@ -33,6 +35,8 @@ from .repository import Repository
 
 #: Left free beside what is restored: a node needs as much to open it.
 _SPARE_BYTES = 64 << 20
+#: Of a topic that is there for a moment. No topic of a user has such a name.
+_LAST_NAME = "."
 #: Nothing goes by its age while topics are settled.
 _QUIET_MS = 86_400_000
 
@@ -50,6 +54,22 @@ def restore_backup(
     ``DiskFull``, ``DataDirectoryUnusable``.
     """
     backup = repository.load(id)
+    with new_directory(data, backup.size_bytes) as building:
+        advance = begin(backup.size_bytes)
+        for shard in backup.shards:
+            place_shard(repository, shard, shard_directory(building, shard.shard), advance)
+        settle_topics(backup, building, next_topic_id(repository, backup))
+        NodeFile(len(backup.shards)).store(building)
+    return backup
+
+
+@contextmanager
+def new_directory(data: Path, size_bytes: int) -> Iterator[Path]:
+    """A directory that becomes ``data``, which is new or empty, when the block ends well, durably; else it is removed.
+
+    ``size_bytes`` are to come. Raises ``InvalidRequest`` where there is something, ``DiskFull``,
+    ``DataDirectoryUnusable``, also for what the block meets.
+    """
     data = data.resolve()  # It is put in the place of what a link leads to.
     if data.exists() and (not data.is_dir() or any(data.iterdir())):
         raise InvalidRequest(f"{data} is not empty; a backup is restored to a new directory, never over what is there")
@@ -59,12 +79,8 @@ def restore_backup(
     try:
         shutil.rmtree(building, ignore_errors=True)  # of one that was cut short
         building.mkdir(parents=True)
-        _check_space(building, backup.size_bytes)
-        advance = begin(backup.size_bytes)
-        for shard in backup.shards:
-            place_shard(repository, shard, shard_directory(building, shard.shard), advance)
-        settle_topics(backup, building)
-        NodeFile(len(backup.shards)).store(building)
+        _check_space(building, size_bytes)
+        yield building
         _sync(building)
         building.rename(data)
         _sync(data.parent)
@@ -76,7 +92,6 @@ def restore_backup(
     except BaseException:
         shutil.rmtree(building, ignore_errors=True)
         raise
-    return backup
 
 
 def _check_space(directory: Path, size_bytes: int) -> None:
@@ -116,8 +131,24 @@ def open_restored(data: Path, shard: ShardBackup, *, replicated: bool = False) -
     return ShardStore.open(shard_directory(data, shard.shard), options, replicated=replicated)
 
 
-def settle_topics(backup: BackupManifest, data: Path) -> None:
-    """Have all shards know the topics of the backup, and no others."""
+def next_topic_id(repository: Repository, backup: BackupManifest) -> int:
+    """Above the ids of all topics that a shard has heard of, those that are gone included: none is given twice.
+
+    Raises ``CorruptFile``, ``OSError``.
+    """
+    found = max((topic.id + 1 for topic in backup.topics), default=1)
+    for shard in backup.shards:
+        checkpoint = shard.decoded(f"{repository.place}: shard {shard.shard}").manifest.checkpoint
+        if checkpoint:
+            latest = checkpoint[-1]
+            file = next(file for file in shard.files if file.name == latest.name)
+            with repository.whole(file) as path:
+                found = max(found, int(KeyedFile(OsDisk(), path, latest.number).properties["next_topic_id"]))
+    return found
+
+
+def settle_topics(backup: BackupManifest, data: Path, next_id: int) -> None:
+    """Have all shards know the topics of the backup, and no others, and the first give the next one ``next_id``."""
     shards = len(backup.shards)
     with ExitStack() as opened:
         stores = [opened.enter_context(open_restored(data, shard)) for shard in backup.shards]
@@ -132,8 +163,17 @@ def settle_topics(backup: BackupManifest, data: Path) -> None:
                 first.wait(first.put_topic(topic, *stored_range(topic, 0, shards)))
         grown = {f"{RANGES}{topic.id}": msgpack.packb(topic.ranges) for topic in backup.topics if topic.ranges}
         gone = {key: None for key, _ in first.documents(RANGES) if key not in grown}
-        if shards > 1 and (grown or gone):
+        if backup.cluster is not None:
+            # A cluster has its rights elsewhere: these are of a node that it was restored from once.
+            gone |= {key: None for key, _ in first.documents(RIGHTS)}
+        if gone or (shards > 1 and grown):
             first.wait(first.put_documents({**grown, **gone}))
+        if shards > 1:
+            # The first shard gives the ids, and need not have heard of all: it has of the last one by this.
+            last = StoredTopic(next_id - 1, _LAST_NAME, 1, TopicOptions(), 0)
+            if last.id not in wanted and last.id > 0:
+                first.wait(first.put_topic(last, 0, 0))
+                first.wait(first.drop_topic(last.id))
         NodeCatalog(stores).complete()
         for store in stores:
             store.flush()
