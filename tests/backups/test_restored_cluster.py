@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +14,13 @@ from typing import Any
 import pytest
 
 from api.calls import Api
+from api.test_start import mounted
 from lsmq_lab.local_cluster import LocalCluster, found_plan
 from support.node_process import NodeProcess
 from support.waiting import eventually
 from transactions.test_http import Member, message
 
-from .commands import QUEUES, held, lsmq, send
+from .commands import QUEUES, command, held, lsmq, send
 
 pytestmark = pytest.mark.slow
 
@@ -254,3 +257,158 @@ def test_a_cluster_s_backup_becomes_a_cluster_of_other_nodes_and_one_of_one(
     lsmq("", "backup", "restore", backups, "--data", tmp_path / "node")
     node = Api(make_node(tmp_path / "node", shards=len(made["shards"]), **SMALL).start().url)
     check(node, filled, after, expected)
+
+
+@pytest.fixture
+def small(make_node: Callable[..., NodeProcess], tmp_path: Path) -> Filled:
+    """A backup, in ``backups``, of a node of its own with two shards."""
+    node = make_node(shards=2, **SMALL).start()
+    api, filled = Api(node.url), Filled()
+    api.create("orders", QUEUES)
+    api.create("grown", 2)
+    api.call("PUT", "/v1/topics/grown/queues", {"queues": 7}, status=200)
+    send(api, "orders", range(300), 2_000)
+    api.send("grown", *({"queue": queue, "body": f"g{queue}"} for queue in range(7)))
+    filled.orders = held(api, "orders")
+    lsmq(node.url, "backup", "create", "--to", tmp_path / "backups")
+    node.kill9()
+    return filled
+
+
+def test_a_node_s_backup_becomes_a_cluster_where_one_directory_may_be_lacking_or_old(
+    small: Filled, clusters: Callable[..., LocalCluster], make_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    backups = tmp_path / "backups"
+    cluster = clusters("new", shards=2)
+    for node in ("n1", "n2"):
+        lsmq("", *restoring(cluster, node, backups))
+    assert all(len(shard.in_sync) >= 2 for shard in cluster.up().shards)
+    api = api_of(cluster, 2)
+    assert held(api, "orders") == small.orders
+    assert [api.all_bodies("grown", queue) for queue in range(7)] == [[f"g{queue}"] for queue in range(7)]
+
+    def all_in_sync() -> bool:
+        return all(len(shard.in_sync) == 3 for shard in cluster.status().shards)
+
+    eventually(all_in_sync, "the one that began with nothing is filled by the others")
+    send(api, "orders", range(1_000, 1_010))
+    expected = held(api, "orders")
+    # One that is restored once more is an older copy of itself, and takes nothing from the others.
+    cluster.kill("n1")
+    shutil.rmtree(data_of(cluster, "n1"))
+    lsmq("", *restoring(cluster, "n1", backups))
+    cluster.start("n1")
+    eventually(all_in_sync, "it is filled again")
+    for place in range(3):
+        assert held(api_of(cluster, place), "orders") == expected
+    # And a backup of it is one like any other.
+    lsmq(urls_of(cluster), "backup", "create", "--to", tmp_path / "again")
+    lsmq("", "backup", "restore", tmp_path / "again", "--data", tmp_path / "node")
+    node = Api(make_node(tmp_path / "node", shards=2, **SMALL).start().url)
+    assert held(node, "orders") == expected
+
+
+def stopped_voters(cluster: LocalCluster) -> list[str]:
+    """Nodes whose voter says that it has agreed on another cluster."""
+    return [
+        node.id
+        for node in cluster.plan.nodes
+        if "agreed on different clusters" in Api(node.url).get("/readyz", None).body.decode()
+    ]
+
+
+def test_voters_that_were_not_restored_alike_are_found_out(
+    small: Filled, clusters: Callable[..., LocalCluster], tmp_path: Path
+) -> None:
+    backups = tmp_path / "backups"
+    first = clusters("first", shards=2)
+    lsmq("", *restoring(first, "n1", backups))
+    for node in ("n2", "n3"):
+        first.start(node)
+    founded = Api(first.plan.nodes[1].url)
+    eventually(lambda: founded.get("/readyz", None).status == 200, "two that were forgotten found a cluster")
+    first.start("n1")
+    eventually(lambda: bool(stopped_voters(first)), "somebody says so")
+    assert list((data_of(first, "n1") / "shard-0" / "tables").glob("*.tbl")), "what was restored stays"
+    first.down()
+
+    second = clusters("second", shards=2)
+    lsmq("", *restoring(second, "n1", backups))
+    file = second.configuration("n2")
+    other = file.read_text().replace(f'url = "{second.plan.nodes[2].url}"', 'url = "http://127.0.0.1:1"')
+    assert other != file.read_text()
+    file.write_text(other)
+    said = {node: lsmq("", *restoring(second, node, backups)) for node in ("n2", "n3")}
+    marks = {line.partition("mark ")[2].partition(")")[0] for line in said.values()}
+    assert len(marks) == 2
+    for node in ("n1", "n2", "n3"):
+        second.start(node)
+    eventually(lambda: bool(stopped_voters(second)), "somebody says so")
+
+
+def test_what_cannot_be_restored_is_refused_before_anything_is_there(
+    small: Filled, clusters: Callable[..., LocalCluster], tmp_path: Path
+) -> None:
+    backups, cluster = tmp_path / "backups", clusters("new", shards=2)
+    data, words = data_of(cluster, "n1"), restoring(cluster, "n1", backups)
+
+    def refused(*arguments: str | Path, code: int = 1) -> str:
+        said = lsmq("", *arguments, code=code)
+        assert not data.exists() and not list(data.parent.glob(".data*"))
+        return str(said)
+
+    three = clusters("three", shards=3)
+    assert "Set cluster.shards to 2" in refused(*restoring(three, "n1", backups))
+    assert "does not hold" in refused(*words, "--id", "20200101T000000.000Z")
+    assert "it has no table [cluster]" in refused("backup", "restore", backups, "--cluster", "--data", data)
+    assert "--data NEWDIR, or --cluster" in refused("backup", "restore", backups, code=2)
+    joining = cluster.add_node()
+    assert "joins with an empty directory" in refused(*restoring(cluster, joining.id, backups))
+    data.mkdir()
+    (data / "file").touch()
+    assert "is not empty" in lsmq("", *words, code=1)
+    shutil.rmtree(data)
+
+    # Damage is named. What is cut short is seen by its size, wherever it is needed; other damage as it is copied.
+    table = max((backups / "files").iterdir(), key=lambda path: path.stat().st_size)
+    content = table.read_bytes()
+    table.write_bytes(content[:-1])
+    assert table.name in lsmq("", "verify", backups, code=1)
+    assert f"{table}: has {len(content) - 1} of {len(content)} bytes" in refused(*words)
+    table.write_bytes(bytes((content[0] ^ 1, *content[1:])))
+    assert table.name in lsmq("", "verify", backups, code=1)
+    assert str(table) in refused(*words)
+    table.unlink()
+    assert "missing" in refused(*words)
+    table.write_bytes(content)
+
+    # A full disk is seen before, or leaves nothing.
+    with mounted(tmp_path / "disk", "size=8m"):
+        assert "MiB are free" in lsmq("", *words, "--data", tmp_path / "disk" / "data", code=1)
+    with mounted(tmp_path / "disk", "size=512m,nr_inodes=12"):
+        assert "no space is left" in lsmq("", *words, "--data", tmp_path / "disk" / "data", code=1)
+        assert not list((tmp_path / "disk").iterdir())
+
+    lsmq("", *words)
+    assert "is not empty" in lsmq("", *words, code=1)
+
+
+def test_a_restore_that_is_killed_leaves_nothing_and_is_begun_again(
+    small: Filled, clusters: Callable[..., LocalCluster], tmp_path: Path
+) -> None:
+    backups, cluster = tmp_path / "backups", clusters("new", shards=2)
+    data = data_of(cluster, "n1")
+    arguments, environment = command("", *restoring(cluster, "n1", backups))
+    while True:
+        process = subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        eventually(lambda: bool(list(data.parent.glob(".data.restoring/*"))) or data.exists(), "it is under way")
+        process.kill()
+        process.wait()
+        if not data.exists():
+            break
+        shutil.rmtree(data)  # It was quicker.
+    assert list(data.parent.glob(".data.restoring/*"))
+    restore(cluster, backups)
+    assert not list(data.parent.glob(".data*"))
+    cluster.up()
+    assert held(api_of(cluster), "orders") == small.orders
