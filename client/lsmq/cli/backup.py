@@ -223,6 +223,7 @@ def _restore_member(place: str, data: Path | None, file: Path | None, id: str | 
 @click.option("--queue", "queues", multiple=True, help="Only this queue, by its number or name; may be repeated.")
 @click.option("--from", "begin", metavar="TIME", type=TIME, help="Only what was stored at or after it.")
 @click.option("--until", "end", metavar="TIME", type=TIME, help="Only what was stored before it.")
+@click.option("--groups", is_flag=True, help="Groups go on in the new topic where they had been in the old one.")
 @click.option("--work", type=_DIRECTORY, help="A directory with space for the topic's shards meanwhile.")
 @_which
 @asks_a_node
@@ -234,16 +235,19 @@ async def extract(
     queues: tuple[str, ...],
     begin: datetime | None,
     end: datetime | None,
+    groups: bool,
     work: Path | None,
     id: str | None,
 ) -> None:
     """Send the messages that a topic had to a new topic of a node or cluster that runs, any node or cluster.
 
     With keys, tags, properties, headers and priorities, each to the queue it was in; offsets, ids and times are new.
-    The property restored.stored_ms says when a message was stored first.
+    The property restored.stored_ms says when a message was stored first. With --groups, what consumer groups had
+    committed is committed for them in the new topic, as the offset that the same message has there.
 
     \b
       lsmq backup extract /backups/lsmq --topic orders --until 2026-03-01T12:00 --as orders-restored
+      lsmq backup extract /backups/lsmq --topic orders --as orders --groups --url http://other:7600
     """
     module = _module("extract")
     numbers = frozenset(int(queue) if queue.isdecimal() else queue for queue in queues)
@@ -256,11 +260,18 @@ async def extract(
             name,
             id,
             work=work,
+            groups=groups,
             begin=_shown(shown, "reading"),
         )
     click.echo(f"{counted(done.messages, 'message')} sent to {name}", err=True)
+    for group, count in sorted(done.groups.items()):
+        click.echo(f"group {group} goes on where it was in {counted(count, 'queue')}", err=True)
     if done.passed_over:
         click.echo(f"{done.passed_over} were passed over: their headers are nothing that a client makes", err=True)
+    for group, why in sorted(done.refused.items()):
+        click.echo(f"error: the offsets of group {group} were not set: {why}", err=True)
+    if done.refused:
+        click.get_current_context().exit(1)
 
 
 def _ms(moment: datetime | None) -> int | None:
