@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
 import subprocess
 import threading
@@ -15,7 +17,7 @@ import pytest
 
 from api.calls import Api
 from api.test_start import mounted
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster, NodeEnded, found_plan
 from support.node_process import NodeProcess
 from support.waiting import eventually
 from transactions.test_http import Member, message
@@ -354,7 +356,7 @@ def test_what_cannot_be_restored_is_refused_before_anything_is_there(
 
     def refused(*arguments: str | Path, code: int = 1) -> str:
         said = lsmq("", *arguments, code=code)
-        assert not data.exists() and not list(data.parent.glob(".data*"))
+        assert not data.exists()
         return str(said)
 
     three = clusters("three", shards=3)
@@ -389,6 +391,12 @@ def test_what_cannot_be_restored_is_refused_before_anything_is_there(
         assert "no space is left" in lsmq("", *words, "--data", tmp_path / "disk" / "data", code=1)
         assert not list((tmp_path / "disk").iterdir())
 
+    # Of two at a time one is refused.
+    data.mkdir()
+    handle = os.open(data, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    assert "another process restores" in lsmq("", *words, code=1)
+    os.close(handle)
     lsmq("", *words)
     assert "is not empty" in lsmq("", *words, code=1)
 
@@ -401,14 +409,16 @@ def test_a_restore_that_is_killed_leaves_nothing_and_is_begun_again(
     arguments, environment = command("", *restoring(cluster, "n1", backups))
     while True:
         process = subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        eventually(lambda: bool(list(data.parent.glob(".data.restoring/*"))) or data.exists(), "it is under way")
+        eventually(lambda: bool(list(data.glob(".restoring/*"))) or (data / "node.json").exists(), "it is under way")
         process.kill()
         process.wait()
-        if not data.exists():
+        if list(data.glob(".restoring/*")):
             break
         shutil.rmtree(data)  # It was quicker.
-    assert list(data.parent.glob(".data.restoring/*"))
+    with pytest.raises(NodeEnded):
+        cluster.start("n1")
+    assert "or do it again (lsmq backup restore)" in cluster.process("n1").log_tail()
     restore(cluster, backups)
-    assert not list(data.parent.glob(".data*"))
+    assert not (data / ".restoring").exists()
     cluster.up()
     assert held(api_of(cluster), "orders") == small.orders
