@@ -1,0 +1,57 @@
+"""What a cluster that was restored begins with: the same on all voters, and in their journals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from lsmq_coordinator.founding import founding_command
+from lsmq_coordinator.journal import Journal
+from lsmq_coordinator.lives import InSyncMember
+from lsmq_coordinator.restored import RestoredShard, restored_state, write_restored
+from lsmq_coordinator.state import ClusterState, QueueRange, TopicRecord
+
+NODES = {id: {"url": f"http://{id}", "internal_url": f"http://{id}:1"} for id in ("n1", "n2", "n3")}
+INCARNATIONS = {"n1": 11, "n2": 12, "n3": 13}
+
+
+def restored(**changes: Any) -> ClusterState:
+    founding = founding_command("c", 2, changes.pop("replicas", 2), 1, 1 << 20, NODES)
+    topic = TopicRecord(7, "t", 4, MappingProxyType({"revision": 3}), 1, (QueueRange(0, 2, 0), QueueRange(2, 4, 1)))
+    shards = {number: RestoredShard(5 + number, INCARNATIONS) for number in range(2)}
+    return restored_state(founding, shards, [topic], changes.pop("next_topic_id", 12))
+
+
+def test_all_replicas_are_in_sync_as_what_they_are_above_all_epochs_there_were() -> None:
+    state = restored()
+    assert state.bootstrapped and state.next_topic_id == 12 and state.topics["t"].id == 7
+    for number, shard in state.shards.items():
+        assert shard.epoch == 5 + number and shard.leader == shard.replicas[0] and shard.leading is None
+        assert shard.in_sync == tuple(InSyncMember(node, INCARNATIONS[node]) for node in shard.replicas)
+    assert not state.results and restored().encode() == state.encode()
+
+
+def test_what_cannot_be_founded_is_refused() -> None:
+    with pytest.raises(ValueError, match="replicas"):
+        restored(replicas=4)
+    with pytest.raises(AssertionError, match="the next being 7"):
+        restored(next_topic_id=7)
+
+
+def test_a_voter_begins_with_it_in_a_term_that_says_what_it_is_of(tmp_path: Path) -> None:
+    state = restored()
+    found = []
+    for place, identity in enumerate((1, 1, 2, (1 << 31) + 5)):
+        write_restored(tmp_path / str(place), state, identity)
+        journal = Journal(tmp_path / str(place))
+        found.append(journal.take_loaded())
+        journal.close()
+    for loaded in found:
+        assert loaded.snapshot is not None and ClusterState.decode(loaded.snapshot) == state
+        assert (loaded.snapshot_index, loaded.commit, loaded.entries) == (1, 1, ())
+        assert loaded.snapshot_term == loaded.state.term and not loaded.state.whole
+    terms = [loaded.snapshot_term for loaded in found]
+    assert terms[0] == terms[1] != terms[2] and all(1 << 31 <= term < 1 << 32 for term in terms)
