@@ -18,6 +18,12 @@ from .raft_terms import RaftEntry
 class Diverged(Exception):
     """A leader wants committed entries replaced: a voter lost its log, or two clusters share addresses."""
 
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}: this voter and the leader have agreed on different clusters. All voters are restored from one "
+            "backup, or none: see which of them have the right data directory, and begin with empty ones at the others"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class AppendVerdict:
@@ -62,11 +68,7 @@ def judge_append(message: AppendEntries, log: RaftLog, commit: int) -> AppendVer
 
 
 def _diverged(index: int, known: int | None, said: int) -> Diverged:
-    return Diverged(
-        f"entry {index} is committed with term {known}, not {said}: this voter and the leader have agreed on different "
-        "clusters. All voters are restored from one backup, or none: see which of them have the right data directory, "
-        "and begin with empty ones at the others"
-    )
+    return Diverged(f"entry {index} is committed with term {known}, not {said}")
 
 
 def _before_term(log: RaftLog, previous: int, known: int | None, commit: int) -> int:

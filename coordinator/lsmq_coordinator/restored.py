@@ -4,6 +4,7 @@ Each voter writes the state into its own journal, as the snapshot of the first e
 the first start, and a voter that begins with nothing is brought up to date by the others. The term of that snapshot is
 made of what was restored: voters that were restored from something else, or founded a cluster of their own meanwhile,
 are found out by it (:class:`~.raft_following.Diverged`), and stop, where one would take the other's state for its own.
+The state says the same as its mark, for one that is sent as a whole.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from .state import EMPTY, ClusterState, TopicRecord
 _INDEX = 1
 #: Terms of elections count up from 1 and never come here; what is restored has a term from here on.
 _FIRST_TERM = 1 << 31
+_MARK_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +42,12 @@ def restored_state(
     shards: Mapping[int, RestoredShard],
     topics: Iterable[TopicRecord],
     next_topic_id: int,
+    identity: bytes,
 ) -> ClusterState:
     """The state of a cluster founded by the ``bootstrap`` command ``founding``, whose replicas hold ``shards`` already.
 
-    The same from the same, on all nodes. Raises ``ValueError`` for a founding that cannot be.
+    ``identity``: a digest of what is restored, and to what. The same from the same, on all nodes. Raises ``ValueError``
+    for a founding that cannot be.
     """
     founded, result = apply(EMPTY, {**founding, "request_id": "restored"})
     if not result["ok"]:
@@ -59,18 +63,18 @@ def restored_state(
         topics=MappingProxyType({topic.name: topic for topic in topics}),
         topics_version=founded.version,
         next_topic_id=next_topic_id,
+        mark=identity[:_MARK_BYTES].hex(),
     )
     state.check()
     return state
 
 
-def write_restored(directory: Path, state: ClusterState, identity: int) -> None:
+def write_restored(directory: Path, state: ClusterState) -> None:
     """Make the journal of a voter in ``directory``, which is new. Durable on return, but for the directory's name.
 
-    ``identity``: 31 bits that are the same for all voters that were restored from the same to the same.
     Raises what :class:`~.journal.Journal` raises.
     """
-    term = _FIRST_TERM | identity % _FIRST_TERM
+    term = _FIRST_TERM | int(state.mark, 16) % _FIRST_TERM
     journal = Journal(directory)
     try:
         journal.take_loaded()

@@ -200,12 +200,12 @@ def _restore_member(place: str, data: Path | None, file: Path | None, id: str | 
     others = [node for node in state.nodes if node != found.node]
     click.echo(
         f"{found.data} is of node {found.node} of cluster {state.settings.cluster}, restored from the backup "
-        f"{found.backup.id} (mark {found.mark}): {held}{also}; {counted(len(state.topics), 'topic')}",
+        f"{found.backup.id} (mark {state.mark}): {held}{also}; {counted(len(state.topics), 'topic')}",
         err=True,
     )
     if others:
         click.echo(
-            f"do the same at {', '.join(others)}, with --id {found.backup.id}; all must say mark {found.mark}. Then "
+            f"do the same at {', '.join(others)}, with --id {found.backup.id}; all must say mark {state.mark}. Then "
             "start them",
             err=True,
         )

@@ -41,7 +41,7 @@ _INCARNATION_BITS = 52
 
 @dataclass(frozen=True, slots=True)
 class RestoredNode:
-    """What became of a node: ``shards`` that it has replicas of, of the whole ``state``. ``mark`` is the same on all
+    """What became of a node: ``shards`` that it has replicas of, of the whole ``state``, whose mark is the same on all
     nodes that were restored from the same backup by the same configuration of the cluster."""
 
     backup: BackupManifest
@@ -50,7 +50,6 @@ class RestoredNode:
     voter: bool
     shards: tuple[int, ...]
     state: ClusterState
-    mark: str
 
 
 def restore_member(
@@ -70,8 +69,7 @@ def restore_member(
     segment_bytes = _check(backup, settings)
     repository.check_there(backup)
     founding = founding_of(settings, segment_bytes)
-    mark = _mark(backup, founding)
-    state = _state(repository, backup, founding, mark)
+    state = _state(repository, backup, founding)
     own = [shard for shard in backup.shards if settings.node in state.shards[shard.shard].replicas]
     size_bytes = sum(file.size_bytes for shard in own for file in shard.files)
     with new_directory(config.data, size_bytes) as building:
@@ -83,10 +81,10 @@ def restore_member(
             assert incarnation is not None, "replicas are in sync when a cluster begins"
             save_record(OsDisk(), path, ReplicaRecord(incarnation, floor_lsn=shard.lsn))
         if settings.is_voter:
-            write_restored(building / "raft", state, int.from_bytes(mark[:4]))
+            write_restored(building / "raft", state)
         NodeFile(settings.shards, settings.name, settings.node).store(building)
     numbers = tuple(shard.shard for shard in own)
-    return RestoredNode(backup, settings.node, config.data, settings.is_voter, numbers, state, mark[:4].hex())
+    return RestoredNode(backup, settings.node, config.data, settings.is_voter, numbers, state)
 
 
 def _settings(config: NodeConfig) -> ClusterConfig:
@@ -129,18 +127,19 @@ def _check(backup: BackupManifest, settings: ClusterConfig) -> int:
     return sizes.pop()
 
 
-def _mark(backup: BackupManifest, founding: Mapping[str, Any]) -> bytes:
+def _identity(backup: BackupManifest, founding: Mapping[str, Any]) -> bytes:
     """Of what is restored, and to what."""
     digest = hashlib.blake2b(backup.encode(), digest_size=16)
     digest.update(json.dumps(founding, sort_keys=True).encode())
     return digest.digest()
 
 
-def _state(repository: Repository, backup: BackupManifest, founding: Mapping[str, Any], mark: bytes) -> ClusterState:
+def _state(repository: Repository, backup: BackupManifest, founding: Mapping[str, Any]) -> ClusterState:
+    identity = _identity(backup, founding)
     shards = {
         shard.shard: RestoredShard(
             1 + max((start.epoch for start in shard.decoded(f"shard {shard.shard}").epochs), default=0),
-            {node: _incarnation(mark, shard.shard, node) for node in founding["nodes"]},
+            {node: _incarnation(identity, shard.shard, node) for node in founding["nodes"]},
         )
         for shard in backup.shards
     }
@@ -156,11 +155,11 @@ def _state(repository: Repository, backup: BackupManifest, founding: Mapping[str
         for topic in backup.topics
     ]
     try:
-        return restored_state(founding, shards, topics, next_topic_id(repository, backup))
+        return restored_state(founding, shards, topics, next_topic_id(repository, backup), identity)
     except ValueError as error:
         raise InvalidRequest(f"no cluster can be founded so: {error}") from error
 
 
-def _incarnation(mark: bytes, shard: int, node: str) -> int:
-    digest = hashlib.blake2b(mark + f"{shard}/{node}".encode(), digest_size=8).digest()
+def _incarnation(identity: bytes, shard: int, node: str) -> int:
+    digest = hashlib.blake2b(identity + f"{shard}/{node}".encode(), digest_size=8).digest()
     return (int.from_bytes(digest) & (1 << _INCARNATION_BITS) - 1) + 1
