@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .commands import apply
-from .journal import Journal
+from .journal import OS_DISK, Journal, JournalDisk, JournalFailed
 from .lives import InSyncMember
 from .pieces import Pieces
 from .raft_outbox import SaveSnapshot
@@ -69,16 +69,20 @@ def restored_state(
     return state
 
 
-def write_restored(directory: Path, state: ClusterState) -> None:
+def write_restored(directory: Path, state: ClusterState, disk: JournalDisk = OS_DISK) -> None:
     """Make the journal of a voter in ``directory``, which is new. Durable on return, but for the directory's name.
 
-    Raises what :class:`~.journal.Journal` raises.
+    Raises ``OSError``, and what opening a :class:`~.journal.Journal` raises.
     """
     term = _FIRST_TERM | int(state.mark, 16) % _FIRST_TERM
-    journal = Journal(directory)
+    journal = Journal(directory, disk)
     try:
         journal.take_loaded()
         journal.write([SaveSnapshot(Snapshot(_INDEX, term, state.encode), HardState(term), ())], _INDEX)
         journal.rest()
+    except JournalFailed as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None
+        raise
     finally:
         journal.close()

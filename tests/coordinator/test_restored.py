@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -74,3 +76,20 @@ def test_no_state_of_another_cluster_is_taken_over_as_a_whole(tmp_path: Path, ow
     for state in (other, founded if own == "restored" else restored_one):
         with pytest.raises(Diverged, match="different clusters"):
             crossing.restore(state.encode())
+
+
+class FullDisk:
+    """Has room for an empty journal."""
+
+    syncs = 0
+
+    def sync(self, fd: int) -> None:
+        self.syncs += 1
+        if self.syncs > 4:  # Each file that takes the place of another one is synced, and its directory.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_said_as_such(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left") as failed:
+        write_restored(tmp_path / "raft", restored(), FullDisk())
+    assert failed.value.errno == errno.ENOSPC
