@@ -110,8 +110,8 @@ async def busy(url: str) -> None:
             for number in range(int(600 + 500 * math.sin(second / 25) + 150 * math.sin(second / 7))):
                 await producer.send("another pizza", key=f"table {number % 50}", queue=1 + number % 63)
             await producer.flush()
-            await consumer.poll(2_000, timeout_ms=100)
-            await asyncio.sleep(1)  # the pace of the work
+            while time.monotonic() < began + second + 1:  # The pace of the work.
+                await consumer.poll(2_000, timeout_ms=200)
 
 
 @pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
