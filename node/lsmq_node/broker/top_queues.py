@@ -4,8 +4,8 @@ Each shard's leader ranks its own queues and answers with the first of them. By 
 over two columns of the topic, which are in memory; by age the oldest message of each queue with any is read, of the
 :data:`MAX_READ` deepest where there are more.
 
-A ranking takes some thirty bytes a queue while it is made, and a thread of the readers. So those under way at a node are
-of :data:`AT_ONCE` queues together, and a few wait for theirs (:class:`RankingTurns`).
+A ranking takes some thirty bytes a queue while it is made, and a thread of the readers. So those under way at a node
+are of :data:`AT_ONCE` queues together, and a few wait for theirs (:class:`RankingTurns`).
 """
 
 from __future__ import annotations
