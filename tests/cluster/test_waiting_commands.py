@@ -45,7 +45,7 @@ async def test_draining_the_last_node_says_that_nobody_can_take_what_it_has(node
 
         await comes_true(is_drained, "p1 takes what p0 had")
     told = await _waits(node, "node", "drain", "p1")
-    assert "draining p1: 2 replicas stay, since there is no other node that may take them" in told
+    assert "draining p1: 2 replicas cannot go: there is no other node that may take them" in told
     assert "lsmq node undrain p1" in told
 
 

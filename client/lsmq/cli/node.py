@@ -10,7 +10,7 @@ from lsmq import Client
 from lsmq.admin import ClusterAdmin, ClusterInfo
 from lsmq.cli._progress import PAUSED, wait_options, watch
 from lsmq.cli.options import asks_a_node, asks_first, json_option
-from lsmq.cli.render import print_json, print_table, yes_or_no
+from lsmq.cli.render import counted, print_json, print_table, yes_or_no
 
 _node = click.argument("node_id", metavar="NODE")
 
@@ -67,9 +67,9 @@ def _drained_no_further(node_id: str, info: ClusterInfo) -> str | None:
     if not held or any(shard.target for shard in held):
         return None
     return (
-        f"{len(held)} replicas stay, since there is no other node that may take them: one that is not draining, has no "
-        f"replica of the shard, and is on another host than those that have. Add a node (it goes on by itself then), or "
-        f"call it off with `lsmq node undrain {node_id}`"
+        f"{counted(len(held), 'replica')} cannot go: there is no other node that may take them, one that is not "
+        "draining, has no replica of the shard, and is on another host than those that have. Add a node (it goes on by "
+        f"itself then), or call it off with `lsmq node undrain {node_id}`"
     )
 
 
