@@ -79,6 +79,7 @@ def test_what_is_no_manifest_is_told_as_damage(tmp_path: Path, change: Callable[
 
 
 def test_what_is_no_map_is_no_manifest() -> None:
-    for document in ([], None, "x", 7):
+    documents: list[Any] = [[], None, "x", 7]
+    for document in documents:
         with pytest.raises(CorruptFile, match="the manifest of the backup is none"):
             BackupManifest.decode(_framed(document), "made up")
