@@ -8,42 +8,23 @@ from typing import Any
 
 from kazoo.client import KazooClient
 
+from lsmq.kazoo_handler import TLS_SCHEME
 from lsmq_coordinator.authority import Authority
-from lsmq_lab.local_cluster.zookeeper_server import EnsembleMember, ZooKeeperServer
+from lsmq_lab.local_cluster.zookeeper_server import EnsembleMember, ZooKeeperServer, ZooKeeperTls
 
 from .ports import free_ports
 
 
 class SecureZooKeeper(ZooKeeperServer):
-    """A server that also has a port for TLS, and believes certificates of its authority. As ZooKeeper does by itself,
-    it wants to see one."""
+    """A server that speaks TLS alone, and takes who has a certificate of its authority. Its own is for ``localhost``."""
 
     def __init__(self, directory: Path, authority: Authority, tick_ms: int = 200) -> None:
-        *ports, self.secure_port = free_ports(4)
-        super().__init__(directory, EnsembleMember(1, *ports), tick_ms=tick_ms)
-        self._authority = authority
-        authority.issue("zookeeper", ["localhost"])
-        self._pem = authority.directory / "zookeeper.pem"
-        self._pem.touch(mode=0o600)
-        self._pem.write_text(
-            "".join((authority.directory / f"zookeeper.{kind}").read_text() for kind in ("key", "crt"))
-        )
+        tls = ZooKeeperTls(*authority.issue("zookeeper", ["localhost"]), authority.cert)
+        super().__init__(directory, EnsembleMember(1, *free_ports(3)), tick_ms=tick_ms, tls=tls)
 
     @property
     def secure_hosts(self) -> str:
-        return f"tls://localhost:{self.secure_port}"
-
-    def _configuration(self) -> str:
-        lines = [
-            f"secureClientPort={self.secure_port}",
-            "secureClientPortAddress=127.0.0.1",
-            "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
-            f"ssl.keyStore.location={self._pem}",
-            "ssl.keyStore.type=PEM",
-            f"ssl.trustStore.location={self._authority.cert}",
-            "ssl.trustStore.type=PEM",
-        ]
-        return super()._configuration() + "\n".join(lines) + "\n"
+        return f"{TLS_SCHEME}localhost:{self.peer.client_port}"
 
 
 class ZooKeeperEnsemble:
