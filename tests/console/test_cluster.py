@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from lsmq_lab.local_cluster.status import opener
 from push.browser import browser, find_browser
+from support.clusters import running_cluster
 from support.waiting import comes_true
 
 from .test_console import TEXT, shows
@@ -24,14 +25,12 @@ SETTINGS = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20}
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("console") / "cluster"
-    cluster = LocalCluster.found(directory, found_plan(nodes=3, shards=1, replicas=2, settings=SETTINGS))
-    cluster.up()
-    yield cluster
-    cluster.down(delete=True)
+    with running_cluster(__name__, directory, shards=1, replicas=2, settings=SETTINGS) as cluster:
+        yield cluster
 
 
 def shard(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{url}/v1/cluster", timeout=30) as answer:
+    with opener().open(f"{url}/v1/cluster", timeout=30) as answer:
         found: dict[str, Any] = json.loads(answer.read())["shards"][0]
     return found
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kazoo.client import KazooClient
 
-from lsmq.kazoo_handler import TLS_SCHEME
+from lsmq.kazoo_handler import TLS_SCHEME, KazooHandler
 from lsmq_coordinator.authority import Authority
+from lsmq_coordinator.tls import dialling_context
 from lsmq_lab.local_cluster.zookeeper_server import EnsembleMember, ZooKeeperServer, ZooKeeperTls
 
 from .ports import free_ports
+from .waiting import PATIENCE_S
 
 
 class SecureZooKeeper(ZooKeeperServer):
-    """A server that speaks TLS alone, and takes who has a certificate of its authority. Its own is for ``localhost``."""
+    """A server that speaks TLS alone, and takes who has a certificate of its authority. Its own is for `localhost`."""
 
     def __init__(self, directory: Path, authority: Authority, tick_ms: int = 200) -> None:
         tls = ZooKeeperTls(*authority.issue("zookeeper", ["localhost"]), authority.cert)
@@ -25,6 +30,20 @@ class SecureZooKeeper(ZooKeeperServer):
     @property
     def secure_hosts(self) -> str:
         return f"{TLS_SCHEME}localhost:{self.peer.client_port}"
+
+
+@contextmanager
+def asked(server: ZooKeeperServer) -> Iterator[Any]:
+    """A connected client of kazoo's, which shows what the server itself shows."""
+    tls = server.tls
+    handler = KazooHandler(None if tls is None else partial(dialling_context, tls.ca, tls.cert, tls.key))
+    client = KazooClient(server.hosts.removeprefix(TLS_SCHEME), handler=handler)
+    client.start(timeout=PATIENCE_S)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
 
 
 class ZooKeeperEnsemble:
