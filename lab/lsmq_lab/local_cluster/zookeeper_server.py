@@ -80,13 +80,20 @@ def _find_jars(variables: Mapping[str, str]) -> tuple[str, str]:
         jars = Path(spark.origin).parent / "jars"
         if any(jars.glob("zookeeper-[0-9]*.jar")):
             return f"{jars}/*", f"PySpark's jars ({jars})"
-    if (_DEBIAN_JARS / "zookeeper.jar").exists():
-        found = [str(jar) for pattern in _DEBIAN_NEEDS for jar in sorted(_DEBIAN_JARS.glob(pattern))]
-        return ":".join(found), f"Debian's package ({_DEBIAN_JARS})"
+    debian = debian_classpath()
+    if debian is not None:
+        return debian, f"Debian's package ({_DEBIAN_JARS})"
     raise ZooKeeperNotFound(
         "no ZooKeeper is installed: ZOOKEEPER_HOME is not set, there is no PySpark (pip install pyspark), and no "
         "Debian package (apt-get install zookeeper)"
     )
+
+
+def debian_classpath() -> str | None:
+    """Of the ZooKeeper in Debian's packages; None where they are not installed."""
+    if not (_DEBIAN_JARS / "zookeeper.jar").exists():
+        return None
+    return ":".join(str(jar) for pattern in _DEBIAN_NEEDS for jar in sorted(_DEBIAN_JARS.glob(pattern)))
 
 
 def _find_java(variables: Mapping[str, str]) -> str:
