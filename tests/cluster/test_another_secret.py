@@ -143,10 +143,11 @@ async def is_obeyed(url: str, secret: ClusterSecret, tls: Certificates | None) -
 async def is_obeyed_on_death(url: str, secret: ClusterSecret, tls: Certificates | None) -> bool:
     notice = DeathNotice("n1", "a life that nobody had")
     headers = {death.HEADER: notice.signature(secret)}
-    by = aiohttp.TCPConnector(ssl=True if tls is None else tls.client)
-    async with aiohttp.request(
-        "POST", url + death.PATH, data=notice.to_bytes(), headers=headers, connector=by
-    ) as answer:
+    connector = aiohttp.TCPConnector(ssl=True if tls is None else tls.client)
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.post(url + death.PATH, data=notice.to_bytes(), headers=headers) as answer,
+    ):
         return answer.status != status_of(NotAuthenticated)
 
 

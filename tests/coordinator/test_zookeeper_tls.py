@@ -125,9 +125,10 @@ def test_what_is_read_from_a_socket_already_is_waited_for_no_more(authority: Aut
 def test_a_server_that_is_not_believed_is_told_nothing_and_named(
     stranger: Authority, authority: Authority, working: Callable[..., Working]
 ) -> None:
-    node = working(context(stranger, authority))
-    node.says("its certificate is not believed")
-    assert not node.registry.status.registered
+    for believed in (context(stranger, authority), partial(dialling_context, None, None, None)):
+        node = working(believed)
+        node.says("its certificate is not believed")
+        assert not node.registry.status.registered
 
 
 def test_a_server_by_another_name_is_not_believed(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
@@ -60,11 +61,16 @@ def secure(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def ask(url: str, authority: Authority, *, name: str | None = None) -> Any:
+    with urllib.request.urlopen(url, timeout=10, context=believing(authority, name)) as answer:
+        return answer.read()
+
+
+def believing(authority: Authority, name: str | None) -> ssl.SSLContext:
+    """Whoever shows a certificate of the authority; ``name`` has one to show."""
     context = ssl.create_default_context(cafile=authority.cert)
     if name is not None:
         context.load_cert_chain(authority.directory / f"{name}.crt", authority.directory / f"{name}.key")
-    with urllib.request.urlopen(url, timeout=10, context=context) as answer:
-        return answer.read()
+    return context
 
 
 async def test_what_is_sent_is_read_again_from_memory_and_from_files(
@@ -179,15 +185,31 @@ async def test_where_a_certificate_is_asked_for_nobody_else_is_let_in(
     # Certificates change while it serves: first an unusable pair, which changes nothing, then another one.
     before = serial(cert)
     kept = key.read_bytes()
+    held = http.client.HTTPSConnection(
+        "127.0.0.1", node.port, timeout=PATIENCE_S, context=believing(authority, "alice")
+    )
+    assert warnings(held) == []
     authority.issue("strict", HOSTS)
     shown, written = cert.read_bytes(), key.read_bytes()
     key.write_bytes(kept)
     eventually(lambda: "is not the key of the certificate" in node.log(), "what is wrong is told")
     assert peer_of(node, authority, "alice") == before
+    eventually(lambda: any("is not the key of the certificate" in each for each in warnings(held)), "/readyz says so")
     key.write_bytes(written)
     assert shown == cert.read_bytes()
     eventually(lambda: peer_of(node, authority, "alice") == serial(cert) != before, "the new one is shown")
     assert b'lsmq_certificate_reloads_total{port="clients"} 1.0' in ask(f"{node.url}/metrics", authority, name="alice")
+    eventually(lambda: warnings(held) == [], "on the connection of before it is well again")
+    held.close()
+
+
+def warnings(held: http.client.HTTPSConnection) -> list[str]:
+    """Of a node that is ready."""
+    held.request("GET", "/readyz")
+    answer = held.getresponse()
+    found: list[str] = json.loads(answer.read()).get("warnings", [])
+    assert answer.status == 200
+    return found
 
 
 def serial(cert: Path) -> int:
@@ -195,11 +217,9 @@ def serial(cert: Path) -> int:
 
 
 def peer_of(node: NodeProcess, authority: Authority, name: str) -> int:
-    context = ssl.create_default_context(cafile=authority.cert)
-    context.load_cert_chain(authority.directory / f"{name}.crt", authority.directory / f"{name}.key")
     with (
         socket.create_connection(("127.0.0.1", node.port), timeout=10) as plain,
-        context.wrap_socket(plain, server_hostname="localhost") as connection,
+        believing(authority, name).wrap_socket(plain, server_hostname="localhost") as connection,
     ):
         found = connection.getpeercert()
         assert found is not None

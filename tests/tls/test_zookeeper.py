@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from lsmq._zookeeper import ZooKeeperRoutes
 from lsmq.sync import Client, Consumer, Producer
 from lsmq_coordinator.authority import Authority
 from lsmq_lab.local_cluster import LocalCluster, NodeEnded, found_plan
-from support.waiting import comes_true
+from lsmq_lab.local_cluster.status import opener
+from support.waiting import PATIENCE_S, comes_true, eventually
 from support.zookeeper_server import SecureZooKeeper
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("zookeeper-tls")]
@@ -129,6 +131,22 @@ async def test_nodes_and_clients_take_another_authority_and_its_certificates_whi
             await comes_true(lambda: "after" in heard, "it is published and read by the new certificates")
     finally:
         await routes.stop()
+
+
+def test_a_node_that_does_not_believe_it_is_ready_and_says_so(site: Site) -> None:
+    node = site.cluster.plan.nodes[0]
+    site.cluster.stop(node.id)
+    assert site.cluster.ca is not None
+    site.cluster.start(node.id, settings={"cluster.zookeeper_tls_ca": site.cluster.ca})
+
+    def warns() -> bool:
+        with opener(site.cluster.ca).open(f"{node.url}/readyz", timeout=PATIENCE_S) as answer:
+            said = json.load(answer).get("warnings", [])
+        return any("zookeeper" in each and "its certificate is not believed" in each for each in said)
+
+    eventually(warns, "it takes requests, and warns")
+    site.cluster.stop(node.id)
+    site.cluster.up()
 
 
 def test_a_node_with_files_of_no_use_does_not_start_and_names_them(site: Site) -> None:
