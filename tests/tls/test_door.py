@@ -8,6 +8,7 @@ import http.client
 import ipaddress
 import os
 import re
+import shutil
 import socket
 import ssl
 from collections.abc import Callable
@@ -149,6 +150,23 @@ def certified(
         names = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
         builder = builder.add_extension(names, critical=False)
     return builder.sign(with_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def test_files_that_come_as_a_link_to_others_are_seen_to_change(authority: Authority, tmp_path: Path) -> None:
+    """As Kubernetes changes a secret: the files are links by way of a directory that is a link, which is replaced."""
+    for version in ("first", "second"):
+        (tmp_path / version).mkdir()
+        for file, name in zip(authority.issue("linked", HOSTS), ("tls.crt", "tls.key"), strict=True):
+            shutil.copy(file, tmp_path / version / name)
+    (tmp_path / "now").symlink_to("first")
+    files = [tmp_path / name for name in ("tls.crt", "tls.key")]
+    for file in files:
+        file.symlink_to(Path("now") / file.name)
+    used = Certificates(TlsFiles(*files))
+    assert not used.look()
+    (tmp_path / "next").symlink_to("second")
+    (tmp_path / "next").rename(tmp_path / "now")
+    assert used.look() and used.problem() is None and not used.look()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of root")
