@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from lsmq._zookeeper import ZooKeeperRoutes
 from lsmq.sync import Client, Consumer, Producer
 from lsmq_coordinator.authority import Authority
 from lsmq_lab.local_cluster import LocalCluster, NodeEnded, found_plan
-from lsmq_lab.local_cluster.status import opener
+from lsmq_lab.local_cluster.status import ask
 from support.waiting import PATIENCE_S, comes_true, eventually
 from support.zookeeper_server import SecureZooKeeper
 
@@ -140,8 +139,7 @@ def test_a_node_that_does_not_believe_it_is_ready_and_says_so(site: Site) -> Non
     site.cluster.start(node.id, settings={"cluster.zookeeper_tls_ca": site.cluster.ca})
 
     def warns() -> bool:
-        with opener(site.cluster.ca).open(f"{node.url}/readyz", timeout=PATIENCE_S) as answer:
-            said = json.load(answer).get("warnings", [])
+        said = (ask(f"{node.url}/readyz", PATIENCE_S, site.cluster.ca) or {}).get("warnings", [])
         return any("zookeeper" in each and "its certificate is not believed" in each for each in said)
 
     eventually(warns, "it takes requests, and warns")
