@@ -47,7 +47,8 @@ async def test_a_shard_is_handed_over_and_moved_with_its_progress_shown(cluster:
     leader, replicas = shard(url)["leader"], shard(url)["replicas"]
     (follower,) = set(replicas) - {leader}
     (other,) = {node.id for node in cluster.plan.nodes} - set(replicas)
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    shown = [cluster.directory / "tls" / f"{node.id}.crt" for node in cluster.plan.nodes if cluster.plan.tls]
+    async with browser(EXECUTABLE, tmp_path / "profile", believes=shown) as tabs:
         page = await tabs.open(f"{url}/console#/cluster")
         await shows(page, "document.querySelector('a[href=\"#/cluster/0\"]')", "the shard is listed")
         await page.evaluate("location.hash = '#/cluster/0'")
