@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -14,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,9 @@ from click.testing import CliRunner
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from lsmq import ConnectionFailed, Consumer, InvalidRequest, Producer, sync
+from lsmq import ConnectionFailed, Consumer, InvalidRequest, Producer, TimedOut, sync
+from lsmq._tls import ClientTls
+from lsmq._transport import Transport
 from lsmq.cli._root import root
 from lsmq.client import Client
 from lsmq_coordinator.authority import Authority
@@ -210,6 +214,35 @@ def warnings(held: http.client.HTTPSConnection) -> list[str]:
     found: list[str] = json.loads(answer.read()).get("warnings", [])
     assert answer.status == 200
     return found
+
+
+async def test_a_client_that_is_closed_leaves_no_connection_to_a_node_that_says_no_goodbye(
+    make_node: Callable[..., NodeProcess], authority: Authority
+) -> None:
+    cert, key = authority.issue("silent", HOSTS)
+    node = make_node(tls_cert=cert, tls_key=key).start()
+    transport = Transport(connect_timeout_ms=10_000, tls=ClientTls(authority.cert, None, None))
+    address = f"{node.url}/v1/topics"
+    assert (await transport.request("GET", address, timeout_s=PATIENCE_S)).status == 200
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        for _ in range(2):  # one on the connection that there is, one on a new one, whose handshake is not answered
+            with pytest.raises((TimedOut, ConnectionFailed)):
+                await transport.request("GET", address, timeout_s=0.2)
+        await transport.close()
+        assert connections_to(node.port) == []
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
+
+
+def connections_to(port: int) -> list[str]:
+    """The sockets of this process that are connected to a port."""
+    own = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the directory
+            own.add(str(each.readlink()))
+    lines = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    return [line[2] for line in lines if line[2].endswith(f":{port:04X}") and f"socket:[{line[9]}]" in own]
 
 
 def serial(cert: Path) -> int:
