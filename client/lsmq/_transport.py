@@ -14,11 +14,9 @@ import os
 import socket
 import ssl
 from collections.abc import Container, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
-from weakref import WeakSet
 
 import aiohttp
 import msgpack
@@ -26,6 +24,7 @@ import msgpack
 from lsmq._credentials import Credentials
 from lsmq._rests import Rests
 from lsmq._retries import LEAST_ATTEMPT_S
+from lsmq._sockets import ClientSockets
 from lsmq._tls import ClientTls, refusal
 from lsmq.errors import (
     ClientClosed,
@@ -49,7 +48,6 @@ NAMED_BATCH = "application/vnd.lsmq.named-batch"
 MAX_ANSWER_BYTES = 256 << 20
 _READ_BUFFER_BYTES = 1 << 20
 _PIECEWISE_BYTES = 512 << 10
-_LAST_TURNS = 16  # of the loop, for connections that are being closed
 _REFUSED: dict[int, type[LsmqError]] = {401: Unauthenticated, 403: Forbidden}
 
 
@@ -101,7 +99,7 @@ class Transport:
         self._connect_timeout_s = connect_timeout_ms / 1000
         self._tls = tls or ClientTls(None, None, None)
         self._session: aiohttp.ClientSession | None = None
-        self._sockets: WeakSet[socket.socket] = WeakSet()
+        self._sockets = ClientSockets()
         self._closed = False
         self._rests = Rests()
         self.has_been_answered = False  # by any node, with what it was asked for
@@ -111,7 +109,7 @@ class Transport:
             raise ClientClosed("this client is closed; make a new one")
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, socket_factory=self._new_socket),
+                connector=aiohttp.TCPConnector(limit=0, socket_factory=self._sockets.make),
                 auto_decompress=True,
                 read_bufsize=_READ_BUFFER_BYTES,
                 skip_auto_headers=("Accept-Encoding",),
@@ -119,12 +117,6 @@ class Transport:
             # aiohttp would repeat a request on its own and not say so; here, whoever asks counts attempts.
             self._session._retry_connection = False
         return self._session
-
-    def _new_socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
-        family, kind, protocol = address[:3]
-        made = socket.socket(family, kind, protocol)
-        self._sockets.add(made)
-        return made
 
     def _context(self, url: str) -> ssl.SSLContext | bool:
         """What a connection to this URL is checked with, where it is one of TLS."""
@@ -256,16 +248,7 @@ class Transport:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
-            # Transports finish closing in callbacks of the loop; give them one turn. One of TLS whose request was given
-            # up waits for the other side to say goodbye, for half a minute: it hears of the end from here.
-            for _ in range(_LAST_TURNS):
-                await asyncio.sleep(0)
-                open_still = [each for each in self._sockets if each.fileno() >= 0]
-                if not open_still:
-                    break
-                for each in open_still:
-                    with suppress(OSError):
-                        each.shutdown(socket.SHUT_RDWR)
+            await self._sockets.closed()
 
 
 def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
