@@ -44,6 +44,16 @@ class Page:
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         await ask(self._socket, "Emulation.setEmulatedMedia", self._session, features=features)
 
+    async def sized(self, width: int, height: int) -> None:
+        """Have the page so many CSS pixels; a narrow one is a telephone's."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        await ask(self._socket, "Emulation.setDeviceMetricsOverride", self._session, **size)
+
+    async def picture(self) -> bytes:
+        """PNG of what is seen."""
+        taken = await ask(self._socket, "Page.captureScreenshot", self._session, format="png")
+        return base64.b64decode(taken["data"])
+
     async def close(self) -> None:
         await ask(self._socket, "Page.close", self._session)
 
