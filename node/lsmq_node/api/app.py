@@ -29,6 +29,7 @@ from lsmq_node.node import Node
 from lsmq_node.rights import Audit, ShownCredentials
 
 from . import (
+    arrivals,
     batches,
     browser_sessions,
     busiest,
@@ -70,6 +71,7 @@ _PARTS = (
     produce,
     consume,
     batches,
+    arrivals,
     producers,
     find,
     deletes,
