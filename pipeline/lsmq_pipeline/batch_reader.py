@@ -47,8 +47,8 @@ def portions_of(
     for topic in topics:
         check_names(topic, options)
         if topic.named:
-            start, end = places_at(options.start, topic), places_at(options.end, topic)
-            queues = queues_between(cluster, topic, options, start, end, with_names=with_names)
+            edges = places_at(options.start, topic), places_at(options.end, topic)
+            queues = queues_between(cluster, topic, options, edges, with_names=with_names)
             places = queues.by_place()
             mean_bytes = sampled_bytes(cluster, places, queues.starts, queues.ends, queues.numbers)
             portions.append(Portion(places, queues.starts, queues.ends, mean_bytes, queues))

@@ -26,6 +26,8 @@ from lsmq_pipeline.options import Edge, ReadOptions
 
 I64 = NDArray[np.int64]
 _log = logging.getLogger("lsmq")
+#: Places in all shards, a time, ``earliest`` or ``latest``.
+NamedEdge = Mapping[int, ShardPlace] | int | str
 #: A place before all others.
 BEGINNING = ShardPlace(0)
 
@@ -75,8 +77,8 @@ def check_names(topic: Topic, options: ReadOptions) -> None:
         )
 
 
-def places_at(edge: Edge, topic: Topic) -> Mapping[int, ShardPlace] | int | str:
-    """Where reading of a named topic starts or ends: places in its shards, a time, ``earliest`` or ``latest``.
+def places_at(edge: Edge, topic: Topic) -> NamedEdge:
+    """Where reading of a named topic starts or ends.
 
     Raises ``InvalidOption`` for what is said of single queues, or of a topic that was made anew since.
     """
@@ -138,15 +140,15 @@ def queues_between(
     cluster: PipelineClient,
     topic: Topic,
     options: ReadOptions,
-    start: Mapping[int, ShardPlace] | int | str,
-    end: Mapping[int, ShardPlace] | int | str,
+    edges: tuple[NamedEdge, NamedEdge],
     *,
     with_names: bool,
 ) -> NamedQueues:
     """The queues that options ask for, and what they have between two edges of a batch, as far as it is kept.
 
-    ``end`` at a time is what is there now where that is still to come.
+    An end at a time is what is there now where that is still to come.
     """
+    start, end = edges
     futures = [
         cluster.arrivals(
             topic, shard, _place(start, shard), _place(end, shard), picking(options), with_names=with_names
@@ -157,7 +159,7 @@ def queues_between(
     return joined(topic, [kept(topic, future.result(), fail) for future in futures])
 
 
-def _place(edge: Mapping[int, ShardPlace] | int | str, shard: int) -> ShardPlace | None:
+def _place(edge: NamedEdge, shard: int) -> ShardPlace | None:
     if isinstance(edge, str):
         return None
     return ShardPlace(edge) if isinstance(edge, int) else edge[shard]

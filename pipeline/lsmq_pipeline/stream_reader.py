@@ -68,7 +68,13 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._named = NamedStream(options, self._connected, with_names="queue_name" in schema.names)
 
     def __getstate__(self) -> dict[str, Any]:
-        left_here = {"_cluster": None, "_last": None, "_reported": {}, "_told_gone": set(), "_named": None}
+        left_here: dict[str, Any] = {
+            "_cluster": None,
+            "_last": None,
+            "_reported": {},
+            "_told_gone": set(),
+            "_named": None,
+        }
         return {**self.__dict__, **left_here}
 
     # On the driver
@@ -244,9 +250,9 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         fail = self.options.fail_on_data_loss
         same = known is not None and same_topic(topic, known, fail_on_data_loss=fail)
         if not isinstance(bounds, Bounds):
-            goes_on = same and isinstance(known, NamedOffsets)
-            places = known.places if goes_on else self._named.beginning(topic, bounds)
-            begun = None if goes_on and not known.is_unread else places
+            former = known if same and isinstance(known, NamedOffsets) else None
+            places = self._named.beginning(topic, bounds) if former is None else former.places
+            begun = places if former is None or former.is_unread else None
             return NamedOffsets(topic.name, topic.id, self._named.end(topic, places, bounds), begun)
         begin = bounds.earliest.copy()
         begins = True

@@ -67,7 +67,7 @@ def test_places_between_two_moments_cut_a_queue(api: Api, topic_name: str) -> No
     end = moment(api, topic_name)
     numbers = arrivals(api, topic_name).json()["queues"]
     cut = place(start, until_ms=end["time_ms"], queue=numbers[1], offset=3)
-    names = {number: row for number, row in zip(numbers, arrived(api, topic_name), strict=True)}
+    names = dict(zip(numbers, arrived(api, topic_name), strict=True))
     first, second, third = (names[number] for number in numbers)
     assert arrived(api, topic_name, since=place(start), until=cut) == {first: (0, 4), second: (0, 3)}
     assert arrived(api, topic_name, since=cut, until=place(end)) == {second: (3, 4), third: (0, 4)}

@@ -75,7 +75,8 @@ class ArrivalReads:
         """
         port = await self._port(topic, shard)
         moments = port.store.named.moments
-        if (known := await self._names.in_threads(lambda: moments.latest(topic.id))) is not None:
+        known: Moment | None = await self._names.in_threads(lambda: moments.latest(topic.id))
+        if known is not None:
             port.check_readable()
             return known
         port.check_writable(Ack.LEADER)
