@@ -8,87 +8,23 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
 from lsmq.sync import Client, Producer
 from lsmq_pipeline.errors import DataLoss, InvalidOption
 from lsmq_pipeline.named_offsets import named_from_document
-from lsmq_pipeline.options import read_options
-from lsmq_pipeline.schema import message_schema
-from lsmq_pipeline.stream_reader import LsmqStreamReader
 from support.node_process import NodeProcess
+from support.played_query import NamedSender, PlayedQuery
 from support.waiting import clock_passes
-
-Offsets = dict[str, Any]
-
-
-class PlayedQuery:
-    """What Spark keeps of a query: where its last batch ended. Each reader is a driver of its own."""
-
-    def __init__(self, url: str, **options: Any) -> None:
-        self.options = {"url": url, **{name: str(value) for name, value in options.items()}}
-        self.ended: list[Offsets] = []
-        self.bodies: list[str] = []
-        self.reader = self.start()
-
-    def start(self, **options: Any) -> LsmqStreamReader:
-        self.options |= {name: str(value) for name, value in options.items()}
-        schema = message_schema(include_queue_names=True)
-        self.reader = LsmqStreamReader(read_options(self.options, streaming=True), schema)
-        if not self.ended:
-            self.ended.append(self._kept(self.reader.initialOffset()))
-        return self.reader
-
-    def again(self, **options: Any) -> None:
-        self.reader.stop()
-        self.start(**options)
-
-    def batch(self, limit: ReadLimit | None = None) -> list[str] | None:
-        """The next batch's messages as ``name body``; None where there is none."""
-        start = self.ended[-1]
-        end = self.reader.latestOffset(start, limit or ReadAllAvailable())
-        if end == start:
-            return None
-        self.ended.append(self._kept(end))
-        found = self.read(start, end)
-        self.bodies += found
-        return found
-
-    def read(self, start: Offsets, end: Offsets) -> list[str]:
-        rows = []
-        for planned in self.reader.partitions(start, end):
-            for batch in self.reader.read(planned):
-                columns = batch.to_pydict()
-                pairs = zip(columns["queue_name"], columns["body"], strict=True)
-                rows += [f"{name} {body.decode()}" for name, body in pairs]
-        return rows
-
-    def _kept(self, offsets: Offsets) -> Offsets:
-        """As it comes back from the checkpoint."""
-        found: Offsets = json.loads(json.dumps(offsets))
-        return found
-
-
-class Sender:
-    """Sends numbers to queues of names; remembers what there is to be read."""
-
-    def __init__(self, client: Client, topic: str) -> None:
-        self.client, self.topic, self.sent = client, topic, list[str]()
-
-    def send(self, names: list[str]) -> None:
-        with Producer(self.client, self.topic) as producer:
-            for name in names:
-                producer.send(str(len(self.sent)), queue=name)
-                self.sent.append(f"{name} {len(self.sent)}")
 
 
 @pytest.fixture
-def sender(client: Client, topic_name: str) -> Sender:
+def sender(client: Client, topic_name: str) -> NamedSender:
     client.create_topic(topic_name, queues="named")
-    return Sender(client, topic_name)
+    return NamedSender(client, topic_name)
 
 
-def test_queues_that_come_later_are_read_and_offsets_stay_small(shared_node: NodeProcess, sender: Sender) -> None:
+def test_queues_that_come_later_are_read_and_offsets_stay_small(shared_node: NodeProcess, sender: NamedSender) -> None:
     query = PlayedQuery(shared_node.url, topic=sender.topic, startingOffsets="earliest")
     sizes = []
     for turn in range(4):
@@ -104,13 +40,14 @@ def test_queues_that_come_later_are_read_and_offsets_stay_small(shared_node: Nod
     assert query.batch() is None
 
 
-def test_a_stream_begins_at_its_latest_or_at_a_time(shared_node: NodeProcess, sender: Sender) -> None:
+def test_a_stream_begins_at_its_latest_or_at_a_time(shared_node: NodeProcess, sender: NamedSender) -> None:
     sender.send(["a", "b"])
-    (row,) = sender.client.find_messages(sender.topic, filter="stored_ms > 0", limit=1).messages
-    clock_passes(row.stored_ms + 1)
+    found = sender.client.find_messages(sender.topic, filter="stored_ms > 0", limit=10).messages
+    last = max(message.stored_ms for message in found)
+    clock_passes(last + 1)
     latest = PlayedQuery(shared_node.url, topic=sender.topic)
     sender.send(["b", "c"])
-    timed = PlayedQuery(shared_node.url, topic=sender.topic, startingTimestamp=row.stored_ms + 2)
+    timed = PlayedQuery(shared_node.url, topic=sender.topic, startingTimestamp=last + 2)
     for query in (latest, timed):
         assert sorted(query.batch() or ()) == sender.sent[2:]
         query.again()
@@ -125,7 +62,7 @@ def test_a_stream_begins_at_its_latest_or_at_a_time(shared_node: NodeProcess, se
 
 @pytest.mark.parametrize("limit", [7, 64])
 def test_batches_are_as_large_as_they_may_be_and_never_larger(
-    shared_node: NodeProcess, sender: Sender, limit: int
+    shared_node: NodeProcess, sender: NamedSender, limit: int
 ) -> None:
     chance = random.Random(limit)
     sender.send([f"q{chance.randrange(12)}" for _ in range(150)])
@@ -149,7 +86,7 @@ def test_batches_are_as_large_as_they_may_be_and_never_larger(
     assert sorted(query.bodies) == sorted(sender.sent), "all there is, also in the midst of a window"
 
 
-def test_too_few_messages_wait(shared_node: NodeProcess, sender: Sender) -> None:
+def test_too_few_messages_wait(shared_node: NodeProcess, sender: NamedSender) -> None:
     sender.send(["a"])
     options = {"topic": sender.topic, "startingOffsets": "earliest", "minMessagesPerTrigger": 3, "queuePrefix": "a"}
     query = PlayedQuery(shared_node.url, **options)
@@ -165,7 +102,7 @@ def test_too_few_messages_wait(shared_node: NodeProcess, sender: Sender) -> None
     [("queuePrefix", "agents.1"), ("queuePattern", "agents.*.in"), ("queueNames", '["agents.10.in", "agents.3.out"]')],
 )
 def test_only_queues_that_are_asked_for_make_a_batch(
-    shared_node: NodeProcess, sender: Sender, option: str, value: str
+    shared_node: NodeProcess, sender: NamedSender, option: str, value: str
 ) -> None:
     wanted: Callable[[str], bool] = {
         "queuePrefix": lambda name: name.startswith("agents.1"),
@@ -184,7 +121,7 @@ def test_only_queues_that_are_asked_for_make_a_batch(
     assert query.batch() is None, "what came elsewhere is no batch"
 
 
-def test_names_that_are_deleted_and_made_anew_are_read_once(shared_node: NodeProcess, sender: Sender) -> None:
+def test_names_that_are_deleted_and_made_anew_are_read_once(shared_node: NodeProcess, sender: NamedSender) -> None:
     query = PlayedQuery(shared_node.url, topic=sender.topic, startingOffsets="earliest")
     for turn in range(4):
         sender.send([f"job.{number}" for number in range(turn, turn + 20)] * 3)
@@ -210,7 +147,7 @@ def test_a_stream_goes_on_over_restarts_of_the_node_and_notices_what_has_gone(
     node = make_node(memtable_bytes=64 << 10, max_message_bytes=4 << 10).start()
     with Client(node.url) as client:
         client.create_topic("agents", queues="named")
-        sender = Sender(client, "agents")
+        sender = NamedSender(client, "agents")
         query = PlayedQuery(node.url, topic="agents", startingOffsets="earliest", maxMessagesPerTrigger=150)
         for turn in range(6):
             sender.send([f"agents.{number}" for number in range(40 * turn, 40 * (turn + 3))] * 2)
@@ -235,7 +172,7 @@ def test_a_stream_goes_on_over_restarts_of_the_node_and_notices_what_has_gone(
         query.reader.stop()
 
 
-def test_a_group_is_told_how_far_a_stream_is(shared_node: NodeProcess, sender: Sender) -> None:
+def test_a_group_is_told_how_far_a_stream_is(shared_node: NodeProcess, sender: NamedSender) -> None:
     group = f"{sender.topic}-g"
     query = PlayedQuery(shared_node.url, topic=sender.topic, startingOffsets="earliest", group=group)
     sender.send(["a", "b", "b"])
@@ -246,7 +183,7 @@ def test_a_group_is_told_how_far_a_stream_is(shared_node: NodeProcess, sender: S
 
 
 def test_numbered_and_named_topics_share_a_stream_and_its_limit(
-    shared_node: NodeProcess, client: Client, sender: Sender
+    shared_node: NodeProcess, client: Client, sender: NamedSender
 ) -> None:
     other = f"{sender.topic}-numbered"
     client.create_topic(other, queues=3)
@@ -272,7 +209,7 @@ def test_numbered_and_named_topics_share_a_stream_and_its_limit(
     assert query.batch() == sender.sent[-1:]
 
 
-def test_what_a_stream_of_names_cannot_obey_is_refused(shared_node: NodeProcess, sender: Sender) -> None:
+def test_what_a_stream_of_names_cannot_obey_is_refused(shared_node: NodeProcess, sender: NamedSender) -> None:
     def refused(words: str, **options: Any) -> None:
         with pytest.raises(InvalidOption, match=words):
             PlayedQuery(shared_node.url, **{"topic": sender.topic, **options})
