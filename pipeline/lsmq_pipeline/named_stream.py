@@ -18,7 +18,7 @@ from lsmq_pipeline.named_offsets import UNKNOWN, NamedOffsets, ShardPlace
 from lsmq_pipeline.options import ReadOptions
 from lsmq_pipeline.splits import Portion
 
-Places = Mapping[int, ShardPlace]
+ShardPlaces = Mapping[int, ShardPlace]
 
 
 class NamedStream:
@@ -50,11 +50,11 @@ class NamedStream:
             places = now if wanted == "latest" else self._since(topic, now, 0 if isinstance(wanted, str) else wanted)
         return NamedOffsets(topic.name, topic.id, places, start=places)
 
-    def beginning(self, topic: Topic, now: Places) -> dict[int, ShardPlace]:
+    def beginning(self, topic: Topic, now: ShardPlaces) -> dict[int, ShardPlace]:
         """Before all that is kept of a topic that is new to the query."""
         return self._since(topic, now, BEGINNING.time_ms)
 
-    def _since(self, topic: Topic, now: Places, time_ms: int) -> dict[int, ShardPlace]:
+    def _since(self, topic: Topic, now: ShardPlaces, time_ms: int) -> dict[int, ShardPlace]:
         """A place at a time: messages before it are what is not behind it."""
         found = {}
         for shard, moment in now.items():
@@ -66,7 +66,7 @@ class NamedStream:
             found[shard] = ShardPlace(time_ms, messages)
         return found
 
-    def end(self, topic: Topic, begin: Places, now: Places) -> dict[int, ShardPlace]:
+    def end(self, topic: Topic, begin: ShardPlaces, now: ShardPlaces) -> dict[int, ShardPlace]:
         """All that there is: ``now``, but in shards of which nothing came that is asked for."""
         ends = {}
         for shard, moment in now.items():
@@ -108,7 +108,7 @@ class NamedStream:
         rest = self._connected().arrivals(topic, shard, place, until, {}, pages=1).result()
         return replace(place, messages=until.messages - rest.messages)
 
-    def portion(self, topic: Topic, begin: Places, until: NamedOffsets) -> Portion:
+    def portion(self, topic: Topic, begin: ShardPlaces, until: NamedOffsets) -> Portion:
         """What a batch reads of a topic. Raises ``DataLoss``."""
         parts, fail = [], self._options.fail_on_data_loss
         for shard, end in until.places.items():
