@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lsmq.sync import Client, Producer
+from lsmq_pipeline.reading import SAMPLE_MESSAGES
 from support.node_process import NodeProcess
 from support.spark_topic import SparkTopic, StreamFiles
 from support.waiting import clock_passes
@@ -119,16 +120,39 @@ def test_queues_that_are_not_asked_for_are_not_read(spark: SparkSession, make_no
             before = read_of_node()
             return bodies(frame), read_of_node() - before
 
-        with_names = {"includeQueueNames": "true"}
-        for where, options, most in (
-            ("queue_name = 'agents.7.inbox'", {"queueNames": "agents.7.inbox"}, 10),
-            ("queue_name in ('agents.7.inbox', 'x')", {"queueNames": '["agents.7.inbox", "x"]'}, 10),
-            ("queue_name like 'agents.19%'", {"queuePrefix": "agents.19"}, 110),
-            ("startswith(queue_name, 'agents.4')", {"queuePrefix": "agents.4"}, 110),
-        ):  # fmt: skip
-            same, count = reads(topic.read(**with_names, **options))
-            assert same == bodies(topic.read(**with_names).where(where)) and len(same) == most
-            assert count <= 2 * most, "besides what is read to plan, only what is asked for"
+        def reads_alone(frame: Any, options: dict[str, str], where: str, rows: int) -> None:
+            same, count = reads(frame(**options))
+            assert same == bodies(frame().where(where)) and len(same) == rows, where
+            assert count <= 2 * rows, "besides what is read to plan, only what is asked for"
+
+        def named(**options: str) -> Any:
+            return topic.read(includeQueueNames="true", **options)
+
+        reads_alone(named, {"queueNames": "agents.7.inbox"}, "queue_name = 'agents.7.inbox'", 10)
+        both = {"queueNames": '["agents.7.inbox", "agents.8.inbox", "x"]'}
+        reads_alone(named, both, "queue_name in ('agents.7.inbox', 'agents.8.inbox', 'x')", 20)
+        reads_alone(named, {"queuePrefix": "agents.19"}, "queue_name like 'agents.19%'", 110)
+        reads_alone(named, {"queuePrefix": "agents.4"}, "startswith(queue_name, 'agents.4')", 110)
+        numbered = replace(topic, name="orders")
+        client.create_topic("orders", queues=4)
+        with Producer(client, "orders") as producer:
+            for number in range(2000):
+                more = {"tag": f"tag-{number % 50}", "properties": {"n": str(number)}}
+                producer.send(str(number), key=f"it's {number % 40}", queue=number % 4, **more)
+        queries = (
+            ({"tags": "tag-7"}, "tag = 'tag-7'", 40),
+            ({"keys": '["it\'s 3", "it\'s 4"]'}, 'key in ("it\'s 3", "it\'s 4")', 100),
+            (
+                {"keys": "it's 3", "filter": "n < 1000 OR n > 1990"},
+                "key = \"it's 3\" and int(properties['n']) < 1000",
+                25,
+            ),
+            ({"filter": "n BETWEEN 100 AND 149"}, "int(properties['n']) between 100 and 149", 50),
+        )
+        for options, where, rows in queries:
+            same, count = reads(numbered.read(**options))
+            assert same == bodies(numbered.read().where(where)) and len(same) == rows, where
+            assert count <= rows + SAMPLE_MESSAGES * len(client.topic("orders").routes)
         everything, count = reads(topic.read())
         assert len(everything) == 2000 and count >= 2000
 
