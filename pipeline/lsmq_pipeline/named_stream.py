@@ -31,6 +31,7 @@ class NamedStream:
         self._picking = picking(options)
         #: What came between two places, of the batch that is about to be planned.
         self._windows: dict[tuple[int, int, ShardPlace, ShardPlace], Arrivals] = {}
+        self._now: dict[int, dict[int, ShardPlace]] = {}
         #: By topic, the end of the batch that was planned last, and where its queues stand then.
         self.planned: dict[str, tuple[NamedOffsets, dict[int, int]]] = {}
 
@@ -38,7 +39,13 @@ class NamedStream:
         """A moment of each shard: all that is acknowledged by now lies before it."""
         cluster = self._connected()
         futures = {shard: cluster.note_moment(topic, shard) for shard in shards_of(topic)}
-        return {shard: ShardPlace(*future.result()) for shard, future in futures.items()}
+        found = {shard: ShardPlace(*future.result()) for shard, future in futures.items()}
+        self._now[topic.id] = found
+        return found
+
+    def known(self, topic: Topic) -> dict[int, ShardPlace] | None:
+        """What :meth:`now` said last; None where it was not asked yet."""
+        return self._now.get(topic.id)
 
     def initial(self, topic: Topic) -> NamedOffsets:
         """Where a new query starts. Raises ``InvalidOption``."""

@@ -128,7 +128,9 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last = self._seen()
 
     def reportLatestOffset(self) -> StreamOffsets | None:
-        return to_document({name: _latest(each) for name, each in self._seen().items()})
+        # Where queues have names, the moment that was noted last will do.
+        seen = [_Seen(topic, self._named.known(topic) or self._bounds(topic)) for topic in self._existing()]
+        return to_document({each.topic.name: _latest(each) for each in seen})
 
     def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
         """Splits between two offsets; the same ones for the same offsets, also after a restart."""
@@ -176,9 +178,11 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         found = {}
         for topic in self._existing():
             check_names(topic, self.options)
-            now = self._named.now(topic) if topic.named else self._connected().bounds(topic)
-            found[topic.name] = _Seen(topic, now)
+            found[topic.name] = _Seen(topic, self._bounds(topic))
         return found
+
+    def _bounds(self, topic: Topic) -> Bounds | dict[int, ShardPlace]:
+        return self._named.now(topic) if topic.named else self._connected().bounds(topic)
 
     def _check_asked_for(self, known: Iterable[str]) -> None:
         """Raises ``InvalidOption`` when the checkpoint is of another query: its topics are not those of the options."""

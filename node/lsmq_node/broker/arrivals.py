@@ -15,6 +15,7 @@ import numpy as np
 from lsmq_node.storage import Moment, NamesBehind, ShardStore, StoredTopic, TopicNames
 from lsmq_node.storage.columns import I64, U32
 
+from .admission import Admission
 from .names import BrokerNames
 from .placement import queue_ranges
 from .read_redirects import ReadFrom
@@ -64,9 +65,10 @@ class ArrivedQueues:
 class ArrivalReads:
     """Loop thread only."""
 
-    def __init__(self, topology: Topology, names: BrokerNames) -> None:
+    def __init__(self, topology: Topology, names: BrokerNames, admission: Admission) -> None:
         self._topology = topology
         self._names = names
+        self._admission = admission
 
     async def note(self, topic: StoredTopic, shard: int) -> Moment:
         """A moment after all messages that are acknowledged by now, durable. Writes where any came since the last.
@@ -79,6 +81,7 @@ class ArrivalReads:
         if known is not None:
             port.check_readable()
             return known
+        self._admission.write()
         port.check_writable(Ack.LEADER)
         moments = port.store.named.moments
         noted = moments.note(topic.id)

@@ -115,7 +115,7 @@ class Broker:
         self.own_options = OwnOptions(topology, self.names, self.admission)
         self.queue_lists = QueueLists(topology, self.names, self.own_options, self.admission)
         self.top_queues = QueueRanks(topology, self.names)
-        self.arrivals = ArrivalReads(topology, self.names)
+        self.arrivals = ArrivalReads(topology, self.names, self.admission)
         self._next_queue: dict[int, int] = {}
 
     async def retire(self) -> None:
