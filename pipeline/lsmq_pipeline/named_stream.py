@@ -126,8 +126,13 @@ class NamedStream:
             parts.append(kept(topic, window, fail))
             missing = end.messages - start.messages - window.messages
             known = window.exact and UNKNOWN not in (start.messages, end.messages)
-            if known and missing > 0 and parts[-1] is window:  # else it was said of one queue
+            if known and missing and parts[-1] is window:  # else it was said of one queue
                 message = f"{missing} messages of topic {topic.name!r} on shard {shard} went before they were read"
+                if missing < 0:
+                    message = (
+                        f"{-missing} messages of topic {topic.name!r} are not on shard {shard} any more that the "
+                        "stream has gone past: the shard lost what it had committed"
+                    )
                 lost(message, topic, fail)
         self._windows.clear()
         queues = joined(topic, parts) if parts else joined(topic, [Arrivals.none()])

@@ -172,6 +172,19 @@ def test_a_stream_goes_on_over_restarts_of_the_node_and_notices_what_has_gone(
         query.reader.stop()
 
 
+def test_a_shard_that_has_less_than_the_stream_has_seen_is_told(shared_node: NodeProcess, sender: NamedSender) -> None:
+    """As after a shard was revived from a replica that was behind."""
+    query = PlayedQuery(shared_node.url, topic=sender.topic, startingOffsets="earliest")
+    sender.send(["a", "b", "c"])
+    query.batch()
+    query.ended[-1]["topics"][sender.topic]["shards"]["0"][1] += 2
+    sender.send(["a", "b", "c"])
+    with pytest.raises(DataLoss, match=r"2 messages of .* are not on shard 0 any more that the stream has gone past"):
+        query.batch()
+    query.again(failOnDataLoss="false")
+    assert query.read(query.ended[-2], query.ended[-1]) == sender.sent[3:]
+
+
 def test_a_group_is_told_how_far_a_stream_is(shared_node: NodeProcess, sender: NamedSender) -> None:
     group = f"{sender.topic}-g"
     query = PlayedQuery(shared_node.url, topic=sender.topic, startingOffsets="earliest", group=group)
