@@ -41,7 +41,7 @@ def test_every_file_is_served_and_asks_nobody_else(api: Api) -> None:
     files = [
         file for file in resources.files("lsmq_node.console").iterdir() if file.name.endswith((".js", ".css", "ml"))
     ]
-    assert len(files) == 13
+    assert len(files) == 15
     for file in files:
         answer = api.get(f"/console/{file.name}")
         assert answer.body == file.read_bytes()
@@ -188,7 +188,7 @@ async def test_messages_are_sent_again_deleted_and_called_off_when_a_button_is_p
         await asyncio.to_thread(api.send, "orders", {"queue": 1, "body": "refused", "properties": {**dead, "own": "1"}})
         await page.evaluate("location.hash = '#/topics/orders/1'")
         await shows(page, f"{TEXT}.includes('refused')", "a dead letter is shown")
-        await page.evaluate(_press("Send back", "refused"))
+        await page.evaluate(_press("Send back to inboxes", "refused"))
         await shows(page, f"{TEXT}.includes('stored in inboxes at offset 0')", "it goes to where it was")
         back = api.get("/v1/topics/inboxes/queues/agents%2F8/messages?offset=0").json()["messages"]
         assert [(message["body"], message["properties"]) for message in back] == [("refused", {"own": "1"})]
@@ -210,6 +210,9 @@ async def test_messages_are_sent_again_deleted_and_called_off_when_a_button_is_p
 
         await page.evaluate("location.hash = '#/later/orders'")
         await shows(page, f"{TEXT}.includes('never') && {TEXT}.includes('morning')", "what comes later is listed")
+        row = "document.querySelector('[aria-label=Schedules] tbody tr')"
+        assert "09:00:00" in await page.evaluate(f"{row}.cells[3].textContent"), "by the clocks of its own zone"
+        assert "09:00:00" not in await page.evaluate(f"{row}.cells[4].textContent"), "and in UTC"
         await page.evaluate(_press("Cancel", "never"))
         await shows(page, f"{TEXT}.includes('cancelled')", "it is cancelled")
         await page.evaluate(_press("Now", "hurried"))

@@ -2,9 +2,11 @@
 import { address, ask, further, keep } from "/console/console.js";
 import { act, count, el, fields, moment, table, when } from "/console/drawing.js";
 import { body, VIEWS } from "/console/bodies.js";
+import { keeping } from "/console/keeping.js";
 
 const enc = encodeURIComponent;
 const FOUND = 50;
+const REFUSED = /^negative acknowledgement: (.*)$/s;
 const COPIED = ["key", "key_b64", "tag", "type", "headers"];
 
 /** How bodies are shown stands in the address as well. */
@@ -15,16 +17,21 @@ function views(path, query) {
 }
 
 function about(message) {
-  const more = { ...message.properties };
+  const { "lsmq-dlq-reason": why, ...more } = message.properties ?? {};
+  if (why !== undefined) {
+    const [, said] = REFUSED.exec(why) ?? [];
+    Object.assign(more, said === undefined ? { "lsmq-dlq-reason": why } : { kind: "negative acknowledgement", reason: said });
+  }
   for (const header of message.headers ?? []) more[header.name] = header.value ?? `base64 ${header.value_b64}`;
   return Object.entries(more).map(([name, value]) => el("div", {}, `${name}: ${value}`));
 }
 
-/** Messages of a topic, with what can be done with each: sent again, a dead letter to where it was, edited before; or deleted. */
+/** Messages of a topic, with what can be done with each: sent again, a dead letter to where it was, edited before; or deleted.
+ *  Whoever may write here can say of a message where it was: so a button says where it goes, unless that is plain. */
 const shown = (topic, messages, view) => table("Messages", ["#offset", "queue", "stored (UTC)", "key", "tag", "body", "properties", "to do"], messages.map((each) => {
   const origin = each.properties?.["lsmq-dlq-topic"], place = el("span");
   return [count(each.offset), each.queue, when(each.stored_ms), each.key ?? (each.key_b64 ? `base64 ${each.key_b64}` : ""), each.tag ?? "", body(each, view), about(each),
-    el("span", { class: "acts" }, act(origin ? "Send back" : "Send again", () => sendAgain(topic, each)),
+    el("span", { class: "acts" }, act(origin ? (topic === `${origin}.dlq` ? "Send back" : `Send back to ${origin}`) : "Send again", () => sendAgain(topic, each)),
       each.body === undefined ? null : el("button", { type: "button", click: (event) => { event.target.disabled = true; place.append(edit(topic, each)); } }, "Edit"),
       act("Delete", () => remove(topic, [each]).then(() => "deleted")), place)];
 }));
@@ -49,7 +56,8 @@ async function sendAgain(topic, message) {
 function edit(topic, message) {
   const text = el("textarea", { "aria-label": "Body to be sent" });
   text.value = message.body;
-  return el("div", { class: "edit" }, text, act("Send as it is now", () => sendAgain(topic, { ...message, delete: false, body: text.value })));
+  const where = message.properties?.["lsmq-dlq-topic"] ?? topic;
+  return el("div", { class: "edit" }, text, act(where === topic || topic === `${where}.dlq` ? "Send as it is now" : `Send as it is now to ${where}`, () => sendAgain(topic, { ...message, delete: false, body: text.value })));
 }
 
 async function remove(topic, messages) {
@@ -121,7 +129,7 @@ export async function queue(into, [name, called], query, signal) {
     el("p", {}, `Offsets ${count(bounds.earliest)} to ${count(most)}, ${count(most - bounds.earliest)} messages. `,
       el("a", { href: address(path, { ...kept, offset: bounds.earliest, follow: "" }) }, "The oldest"), " ", el("a", { href: address(path, { ...kept, offset: "", follow: "" }) }, "The newest")),
     fields(query, { offset: "From offset", tag: "Tag", filter: "Expression" }, (given) => { location.hash = address(path, { ...given, view }); }));
-  into.append(send(name, called));
+  into.append(send(name, called), ...keeping(own, bounds.options));
   const follow = query.get("follow") === "1";
   into.append(el("p", {}, el("a", { href: address(path, { ...kept, follow: follow ? "" : "1" }) }, follow ? "Stop following" : "Follow live")), views(path, query));
   const place = el("div");
