@@ -89,6 +89,7 @@ class ShardWork(ShardMachine):
         self._turns = QueueTurns(self, lambda queue: self.ledger.next_of(queue))
         self._picks = Picks(self)
         self._popping = asyncio.Lock()
+        self._owes_new = False  # the last pop had retries only, though there were new messages
         self._timer: asyncio.TimerHandle | None = None
         self._flush: asyncio.Task[None] | None = None  # not begun yet: takes what changes until it begins
         self._flushing: asyncio.Future[None] | None = None  # begun last
@@ -279,22 +280,24 @@ class ShardWork(ShardMachine):
     ) -> list[WorkDelivery]:
         """Deliver up to ``limit`` messages and about ``max_bytes``; none where there are none. Only those ``wanted``.
 
-        Half are those that were delivered before, where there are enough of both. Nothing is delivered to whom is
-        ``gone``. Raises as :meth:`check`, and with ``wanted`` as :meth:`.Picks.of`.
+        Half are those that were delivered before, or follow one of their key, where there are enough of both; where
+        there was room for these alone, the next pop begins with new ones. Nothing is delivered to whom is ``gone``.
+        Raises as :meth:`check`, and with ``wanted`` as :meth:`.Picks.of`.
         """
         async with self._popping:
             if wanted is not None:
                 return await self._picks.take(wanted, limit, max_bytes, visibility_ms, gone)
-            ahead = limit
+            ahead, most = limit, max(_MAX_LOOK, limit)
             while True:
                 self.check()
                 self.ledger.advance(self.now_ms())
+                owed = self._owes_new
                 delivered, moved = await self._take_once(limit, ahead, max_bytes, visibility_ms, gone)
-                if delivered or gone() or not moved:
+                if delivered or gone() or not (moved or owed):
                     return delivered
-                ahead = min(
-                    2 * ahead, max(_MAX_LOOK, limit)
-                )  # all that was found waits for its key: look further ahead
+                if ahead == most:
+                    self._owes_new = False  # retries wait no longer: the next pop looks on
+                ahead = min(2 * ahead, most)  # all that was found waits for its key: look further ahead
 
     async def _take_once(
         self, limit: int, ahead: int, max_bytes: int, visibility_ms: int, gone: Callable[[], bool]
@@ -308,7 +311,9 @@ class ShardWork(ShardMachine):
             if not await self._look_ahead(max(max_bytes, _LEAST_LOOK_BYTES)):
                 break
             moved = True
+        had_new = bool(self._turns.waiting) and not self.ledger.looks_ahead
         again, turn = self._choose(limit)
+        owed, self._owes_new = self._owes_new, False
         if not again and not turn.queues:
             self.after()
             return [], moved
@@ -328,6 +333,10 @@ class ShardWork(ShardMachine):
             self.check()
             if not gone():
                 delivered = self._deliver(again, turn, found, limit, self.now_ms(), visibility_ms)
+                places = {(task.queue, task.offset) for task in again}
+                has_new = any((each.record.queue, each.record.offset) not in places for each in delivered)
+                owes = had_new if delivered else owed and self._have_moved(wanted)
+                self._owes_new = owes and not has_new
         finally:
             self.ledger.give_back(again)
             if self.is_current:
@@ -367,8 +376,11 @@ class ShardWork(ShardMachine):
         ledger = self.ledger
         if ledger.looks_ahead:
             return ledger.take_ready(limit), QueueTurn()
-        again = ledger.take_ready(max(1, limit // 2) if self._turns.waiting else limit)
+        share = (0 if self._owes_new else max(1, limit // 2)) if self._turns.waiting else limit
+        again = ledger.take_ready(share)
         turn = self._turns.next(max(0, min(limit - len(again), MAX_OPEN - ledger.open_count)))
+        if not share and turn.queues:
+            return [], turn
         return again + ledger.take_ready(limit - len(again) - sum(turn.counts)), turn
 
     def _deliver(
