@@ -133,6 +133,31 @@ def test_higher_priorities_come_first_whatever_waits(api: Api) -> None:
     assert "has 'priority'" in work.post("pop", document, status=400)["error"]["message"]
 
 
+def test_of_one_priority_the_higher_subpriority_comes_first_also_when_it_comes_again(tmp_path: Path) -> None:
+    node = NodeProcess(tmp_path).start()
+    try:
+        work = Work(Api(node.url), "two-priorities", 2)
+        work.configure(order="priority")
+        pairs = [(1, 0), (1, 9), (0, 255), (2, 3), (1, 9), (2, 0), (255, 255), (0, 0)]
+        for number, (first, second) in enumerate(pairs):
+            send(work, 1, queue=number % 2, priority=first, subpriority=second)
+        (highest,) = work.pop(1)
+        assert (highest["priority"], highest["subpriority"]) == (255, 255)
+        node.kill9()
+        node.start()
+        work.api = Api(node.url)
+        assert work.settle("nack", highest, delay_ms=0) == [], "another life of the node knows where it stood"
+        found = work.pop(3) + work.pop(100)
+        assert [(message["priority"], message.get("subpriority", 0)) for message in found] == sorted(
+            pairs, reverse=True
+        )
+        assert all(
+            "subpriority" not in message for message in found if message["priority"] == 2 and message["offset"] == 2
+        )
+    finally:
+        node.stop()
+
+
 @pytest.mark.parametrize(
     ("settings", "field"),
     [

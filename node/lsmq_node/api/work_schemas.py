@@ -133,6 +133,7 @@ POPPED: Schema = object_of(
                     "expires_ms": TIME_MS,
                     "properties": {"type": "object"},
                     "priority": COUNT,
+                    "subpriority": COUNT,
                     "stored_ms": TIME_MS,
                     "body": TEXT,
                     "shard": {**COUNT, "description": "At whose leader it is to be settled."},

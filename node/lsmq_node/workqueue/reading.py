@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from lsmq.errors import CorruptFile, OffsetOutOfRange
+from lsmq.messages import priority_rank
 from lsmq.record_batch import Column
 from lsmq_node.letters import LetterRecord, records_of
 from lsmq_node.storage import ShardStore, Slice
@@ -169,7 +170,7 @@ def look(
     max_bytes: int,
     damaged: set[int],
 ) -> dict[int, Seen]:
-    """Up to ``limit`` messages of what is wanted, by queue: their ``column``, priority and time, and no more."""
+    """Up to ``limit`` messages of what is wanted, by queue: their ``column``, rank of priority, and time."""
     try:
         part = _read_part(store, topic_id, wanted, limit, max_bytes)
         seen = {int(queue): Seen(end=int(end)) for queue, end in zip(*part.positions, strict=True)}
@@ -181,7 +182,7 @@ def look(
                 if each is not None and first[queue] <= offset < each.end:
                     each.offsets.append(offset)
                     each.tenants.append(tenant)
-                    each.levels.append(level)
+                    each.levels.append(priority_rank(level))
                     each.times.append(stored_ms)
         return seen
     except CorruptFile:
