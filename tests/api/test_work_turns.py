@@ -60,6 +60,32 @@ def test_tenants_within_a_queue_take_turns(api: Api, label: str) -> None:
     assert work.undelivered()[0] == work.undelivered()[1]
 
 
+def test_tenants_are_told_by_any_property_also_by_the_next_leader(tmp_path: Path) -> None:
+    node = NodeProcess(tmp_path).start()
+    try:
+        work = Work(Api(node.url), "properties", 2)
+        work.configure(fair_by="properties.customer", weights={"gold": 3}, max_in_flight_per=7)
+        assert work.shard()["settings"]["fair_by"] == "properties.customer"
+        send(work, 3_000, properties={"customer": "bulk", "other": "x"}, key="k")
+        send(work, 30, queue=1, properties={"customer": "gold"})
+        send(work, 10, properties={"other": "gold"})
+        send(work, 10)
+        first = work.pop(10)
+        assert named(first) == {"gold": 6, "bulk": 2, None: 2}, "all without one are one tenant"
+        node.kill9()
+        node.start()
+        assert work.settle("ack", *first) == []
+        again = work.pop(100)
+        assert named(again) == {"gold": 7, "bulk": 7, None: 7}
+        assert [m["body"] for m in again if m["properties"].get("customer") == "gold"] == [f"{n}" for n in range(6, 13)]
+    finally:
+        node.kill9()
+
+
+def named(messages: list[dict[str, Any]]) -> Counter[Any]:
+    return Counter(message["properties"].get("customer") for message in messages)
+
+
 def test_as_many_of_each_are_in_flight_as_may_be_and_all_come_in_the_end(api: Api) -> None:
     work = Work(api, "capped")
     work.configure(max_in_flight_per=2)
@@ -162,6 +188,10 @@ def test_of_one_priority_the_higher_subpriority_comes_first_also_when_it_comes_a
     ("settings", "field"),
     [
         ({"order": "key", "fair_by": "tag"}, "fair_by"),
+        ({"order": "key", "fair_by": "properties.customer"}, "fair_by"),
+        ({"fair_by": "properties."}, "fair_by"),
+        ({"fair_by": "properties." + "\u00e4" * 128}, "fair_by"),
+        ({"fair_by": "colour"}, "fair_by"),
         ({"weights": {"gold": 5}}, "weights"),
         ({"priority_ageing_ms": 5}, "priority_ageing_ms"),
         ({"fair_by": "tag", "weights": {f"{number}": 2 for number in range(1_001)}}, "weights"),
@@ -181,7 +211,7 @@ def test_a_weight_of_what_is_no_queue_is_refused_and_the_work_queue_works_on(api
     check_refused_weight(api, "queue", name)
 
 
-@pytest.mark.parametrize("fair_by", ["key", "tag"])
+@pytest.mark.parametrize("fair_by", ["key", "tag", "properties.customer"])
 @pytest.mark.parametrize("name", ["\ud800", "x" * 1_025])
 def test_a_weight_of_what_is_no_key_is_refused_and_the_work_queue_works_on(api: Api, fair_by: str, name: str) -> None:
     check_refused_weight(api, fair_by, name)

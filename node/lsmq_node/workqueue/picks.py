@@ -270,7 +270,7 @@ def _does_not_go_with(settings: WorkSettings) -> str | None:
     if settings.order is not Order.NONE:
         return f"order {settings.order.value!r}"
     if settings.looks_ahead:
-        return f"fair_by {settings.fair_by.value!r}"
+        return f"fair_by {settings.fair_by_text!r}"
     if settings.max_in_flight_per is not None:
         return "max_in_flight_per"
     return None if settings.max_rate_per is None else "max_rate_per"

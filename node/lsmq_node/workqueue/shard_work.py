@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from lsmq import runtime
 from lsmq.errors import LsmqError, Unavailable
 from lsmq.filters import MessageFilter
-from lsmq.record_batch import Column
 from lsmq_node.broker import Ack, ShardPort
 from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.groups import Mode
@@ -31,9 +30,9 @@ from .chunks import BURIAL, SETTINGS, SettledChunk, prefix
 from .ledger import MAX_OPEN, WorkLedger
 from .picks import Picks
 from .queue_turns import QueueTurn, QueueTurns
-from .reading import Found, Fresh, Seen, Wanted, look, read_again, read_fresh
+from .reading import Found, Fresh, Seen, Wanted, look, read_again, read_fresh, tenants_by
 from .receipts import DeliveryReceipt
-from .settings import FairBy, Order, WorkSettings, decode_settings, encode_settings
+from .settings import Order, WorkSettings, decode_settings, encode_settings
 from .tasks import DeliveryState, OpenMessage, Refusal, WorkChanges
 
 if TYPE_CHECKING:
@@ -50,12 +49,6 @@ _MAX_LOOK = 8_192
 _LOOK = 4_096
 _LOOKS = 16  # with each pop
 _LEAST_LOOK_BYTES = 256 << 10
-_COLUMNS = {
-    FairBy.QUEUE: Column.QUEUE,
-    FairBy.KEY: Column.KEY_HASH,
-    FairBy.TAG: Column.TAG_HASH,
-    FairBy.TYPE: Column.TYPE_HASH,
-}
 #: What cannot be read for damage is left alone for so long, and holds up nothing else.
 _DAMAGED_S = 60.0
 
@@ -353,18 +346,19 @@ class ShardWork(ShardMachine):
         if not turn.queues:
             return False
         wanted, seen, damaged = turn.wanted(1), dict[int, Seen](), set[int]()
-        column = _COLUMNS[self.settings.fair_by]
+        settings = self.settings
+        tenants_of = tenants_by(settings.fair_by, settings.fair_property)
 
         def read() -> None:
-            seen.update(look(self.store, self.topic.id, wanted, column, _LOOK, max_bytes, damaged))
+            seen.update(look(self.store, self.topic.id, wanted, tenants_of, _LOOK, max_bytes, damaged))
 
         try:
             await self._broker.in_readers(read)
             self.check()
-            by_priority, now = self.settings.order is Order.PRIORITY, self.now_ms()
+            by_priority, now = settings.order is Order.PRIORITY, self.now_ms()
             for queue, each in seen.items():
                 levels = each.levels if by_priority else [0] * len(each.offsets)
-                times = None if self.settings.priority_ageing_ms is None else each.times
+                times = None if settings.priority_ageing_ms is None else each.times
                 self.ledger.look_at(queue, each.offsets, each.tenants, levels, each.end, now, times)
         finally:
             if self.is_current:
