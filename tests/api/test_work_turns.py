@@ -159,6 +159,20 @@ def test_higher_priorities_come_first_whatever_waits(api: Api) -> None:
     assert "has 'priority'" in work.post("pop", document, status=400)["error"]["message"]
 
 
+def test_an_answer_that_has_room_for_one_has_the_highest(api: Api) -> None:
+    work = Work(api, "roomy", 1)
+    work.configure(order="priority")
+    for first, second in ((0, 0), (9, 0), (9, 1), (1, 0)):
+        work.api.send(work.topic, {"queue": 0, "body": "x" * 5_000, "priority": first, "subpriority": second})
+    found: list[dict[str, Any]] = []
+    while len(found) < 4:
+        document = {"topic": work.topic, "max": 10, "max_bytes": 1_000}
+        messages = work.post("pop", document)["messages"]
+        assert messages
+        found += messages
+    assert [message["offset"] for message in found] == [2, 1, 3, 0]
+
+
 def test_of_one_priority_the_higher_subpriority_comes_first_also_when_it_comes_again(tmp_path: Path) -> None:
     node = NodeProcess(tmp_path).start()
     try:

@@ -50,7 +50,7 @@ class Found:
 def read_again(
     store: ShardStore, topic_id: int, places: Iterable[tuple[int, int]], max_bytes: int, found: Found
 ) -> None:
-    """Messages by queue and offset, one at least and then about ``max_bytes``."""
+    """Messages by queue and offset, in that order, one at least and then about ``max_bytes``."""
     for queue, first, end in runs(places):
         if found.size_bytes >= max_bytes:
             return
@@ -230,10 +230,16 @@ def look(
 
 
 def runs(places: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Queue, first offset and end of each run of neighbours."""
-    ordered = sorted(set(places))
-    cuts = [0] + [at for at, (a, b) in enumerate(pairwise(ordered), 1) if b != (a[0], a[1] + 1)] + [len(ordered)]
-    return [(ordered[low][0], ordered[low][1], ordered[high - 1][1] + 1) for low, high in pairwise(cuts) if low < high]
+    """Queue, first offset and end of each run of neighbours that come after one another, in the order of ``places``."""
+    turn = {place: at for at, place in enumerate(dict.fromkeys(places))}
+    ordered = sorted(turn)
+    cuts = [0]
+    for at, (a, b) in enumerate(pairwise(ordered), 1):
+        if b != (a[0], a[1] + 1) or turn[b] < turn[a]:
+            cuts.append(at)
+    cuts.append(len(ordered))
+    found = [(ordered[low][0], ordered[low][1], ordered[high - 1][1] + 1) for low, high in pairwise(cuts) if low < high]
+    return sorted(found, key=lambda run: turn[run[:2]])
 
 
 def _next_offset(part: Slice, queue: int, start: int) -> int:
