@@ -278,6 +278,8 @@ class ClusterState:
     rights_version: int = 0
     #: No replica is added anywhere until this ends: see :mod:`~.reassignment`.
     moves_paused: bool = False
+    #: What the cluster was restored from, and to (:mod:`~.restored`); empty where it was founded. Never changes.
+    mark: str = ""
     #: Results of the latest commands by request id, oldest first: a repeated command gets its first answer.
     results: MappingProxyType[str, Mapping[str, Any]] = field(default_factory=_nothing)
 
@@ -313,6 +315,8 @@ class ClusterState:
             content["rights"] = [self.rights_version, {key: self.rights[key] for key in sorted(self.rights)}]
         if self.moves_paused:
             content["moves_paused"] = True
+        if self.mark:
+            content["mark"] = self.mark
         packed: bytes = msgpack.packb(content)
         return packed
 
@@ -340,6 +344,7 @@ class ClusterState:
             MappingProxyType(rights),
             rights_version,
             content.get("moves_paused", False),
+            content.get("mark", ""),
             MappingProxyType(dict(content["results"])),
         )
 
