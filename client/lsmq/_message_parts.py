@@ -11,13 +11,14 @@ from lsmq.messages import (
     Key,
     MessageOptions,
     check_delete,
-    check_extras,
     check_headers,
     check_not_later,
-    check_ttl,
+    check_properties,
     check_type,
     dedupe_hash,
     due_value,
+    expiry_value,
+    priority_value,
 )
 
 Body = bytes | bytearray | memoryview | str
@@ -28,10 +29,10 @@ class Extras(NamedTuple):
 
     properties: Mapping[str, str] | None = None
     headers: Headers = ()
-    priority: int = 0
+    priority: int = 0  # with the subpriority
     delete: bool = False
     type: str | None = None
-    ttl_ms: int = 0
+    expires: int = 0  # a time to live, or a moment
     due_ms: int = 0
     dedupe: int = 0  # hash of the deduplication id
     position: int | None = None  # of a group's message
@@ -60,9 +61,11 @@ def _with_extras(
     properties: Mapping[str, str] | None = None,
     headers: Iterable[tuple[str, bytes]] = (),
     priority: int = 0,
+    subpriority: int = 0,
     delete: bool = False,
     type: str | None = None,
     ttl_ms: int | None = None,
+    expires_at_ms: int | None = None,
     delay_ms: int | None = None,
     deliver_at_ms: int | None = None,
     dedupe_id: str | None = None,
@@ -70,20 +73,20 @@ def _with_extras(
     due_ms = 0
     if delay_ms is not None or deliver_at_ms is not None:
         due_ms = due_value(delay_ms, deliver_at_ms, runtime.wall_ms())
-    rare = properties or headers or delete or priority or due_ms or type is not None or ttl_ms is not None
+    ranked, expires = priority_value(priority, subpriority), 0
+    if ttl_ms is not None or expires_at_ms is not None:
+        expires = expiry_value(ttl_ms, expires_at_ms, due_ms, runtime.wall_ms())
+    rare = properties or headers or delete or ranked or due_ms or type is not None or expires
     if not rare and dedupe_id is None:
-        check_extras(None, priority)
         return body, key, tag, queue, None
-    check_extras(properties, priority)
+    check_properties(properties)
     if delete:
         check_delete(key, body)
     if type is not None:
         check_type(type)
-    if ttl_ms is not None:
-        check_ttl(ttl_ms)
     dedupe = 0
     if dedupe_id is not None:
         dedupe = dedupe_hash(dedupe_id)
         check_not_later(due_ms)
     found = check_headers(headers)
-    return body, key, tag, queue, Extras(properties, found, priority, delete, type, ttl_ms or 0, due_ms, dedupe)
+    return body, key, tag, queue, Extras(properties, found, ranked, delete, type, expires, due_ms, dedupe)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from lsmq import runtime
 from lsmq._row_bodies import bodies_and_lengths
 from lsmq._row_columns import column_of, is_arrow, lengths_of, numbers_of, of_row, single_number, whole_numbers
 from lsmq.errors import InvalidRequest, MessageTooLarge, UnknownQueue
@@ -20,8 +21,8 @@ from lsmq.messages import (
     MAX_PRIORITY,
     MAX_TTL_MS,
     Key,
-    check_extras,
     check_key,
+    check_properties,
     check_tag,
     check_type,
     encode_header,
@@ -49,8 +50,10 @@ _TABLE_COLUMNS = {
     "tag": "tags",
     "type": "types",
     "priority": "priorities",
+    "subpriority": "subpriorities",
     "properties": "properties",
     "ttl_ms": "ttl_ms",
+    "expires_at_ms": "expires_at_ms",
 }
 
 
@@ -129,6 +132,8 @@ def check_rows(
     properties: Any,
     priorities: Any,
     ttl_ms: Any,
+    subpriorities: Any,
+    expires_at_ms: Any,
     *,
     max_message_bytes: int,
 ) -> MessageRows:
@@ -141,6 +146,8 @@ def check_rows(
         "properties": properties,
         "priorities": priorities,
         "ttl_ms": ttl_ms,
+        "subpriorities": subpriorities,
+        "expires_at_ms": expires_at_ms,
     }
     if is_arrow(bodies) and hasattr(bodies, "column_names"):
         bodies = _of_table(bodies, given)
@@ -158,8 +165,9 @@ def check_rows(
         Column.KEY_HASH: 0 if hashes is None else hashes,
         Column.TAG_HASH: _hashes(tag_column),
         Column.TYPE_HASH: _hashes(type_column),
-        Column.PRIORITY: numbers_of(given["priorities"], "priorities", count, MAX_PRIORITY),
-        Column.EXPIRES_MS: numbers_of(given["ttl_ms"], "ttl_ms", count, MAX_TTL_MS),
+        Column.PRIORITY: numbers_of(given["priorities"], "priorities", count, MAX_PRIORITY)
+        + (numbers_of(given["subpriorities"], "subpriorities", count, MAX_PRIORITY) << 8),
+        Column.EXPIRES_MS: _expiry(given["ttl_ms"], given["expires_at_ms"], count),
     }
     record_lengths = body_lengths
     if headers:
@@ -304,7 +312,7 @@ def _hashes(words: Any) -> NDArray[Any] | int:
 
 def _properties(value: Any, count: int) -> Any:
     if isinstance(value, Mapping):
-        check_extras(value, 0)
+        check_properties(value)
         return value or None
     found = column_of(value, "properties", count, ())
     if found is None:
@@ -318,9 +326,30 @@ def _properties(value: Any, count: int) -> Any:
                 f"row {row}: properties is of type {type(each).__name__}; it must be a mapping", row=row
             )
         if each:
-            of_row(row, lambda mapping: check_extras(mapping, 0), each)
+            of_row(row, check_properties, each)
         made.append(each or None)
     return made if any(made) else None
+
+
+def _expiry(ttl_ms: Any, expires_at_ms: Any, count: int) -> NDArray[Any] | int:
+    """Of each row, or of all: a time to live, or a moment that is not over; 0 for never."""
+    if expires_at_ms is None:
+        return numbers_of(ttl_ms, "ttl_ms", count, MAX_TTL_MS)
+    if ttl_ms is not None:
+        raise InvalidRequest("expires_at_ms is given beside ttl_ms; give one of the two", field="expires_at_ms")
+    now_ms = runtime.wall_ms()
+    found = numbers_of(expires_at_ms, "expires_at_ms", count, now_ms + MAX_TTL_MS)
+    over = (np.asarray(found) > 0) & (np.asarray(found) <= now_ms)
+    if over.any():
+        row = None if isinstance(found, int) else int(over.argmax())
+        where = "" if row is None else f"row {row}: "
+        raise InvalidRequest(
+            f"{where}expires_at_ms is {found if isinstance(found, int) else found[row]}, which is over; it must be "
+            f"after {now_ms}, milliseconds since 1970, or 0 for a message that does not expire",
+            field="expires_at_ms",
+            row=row,
+        )
+    return found
 
 
 def _headers(count: int, keys: Any, tags: Any, types: Any, properties: Any) -> list[bytes] | bytes:

@@ -16,17 +16,18 @@ from lsmq.messages import (
     MessageOptions,
     body_bytes,
     check_delete,
-    check_extras,
     check_headers,
     check_key,
     check_many,
     check_not_later,
+    check_properties,
     check_tag,
-    check_ttl,
     check_type,
     dedupe_hash,
     due_value,
+    expiry_value,
     key_and_body,
+    priority_value,
     whole_queue,
 )
 from lsmq.producer_groups import SequencePosition, TransactionInfo
@@ -200,9 +201,11 @@ def message_fields(
     properties: Mapping[str, str] | None = None,
     headers: Iterable[tuple[str, bytes]] = (),
     priority: int = 0,
+    subpriority: int = 0,
     delete: bool = False,
     type: str | None = None,
     ttl_ms: int | None = None,
+    expires_at_ms: int | None = None,
     dedupe_id: str | None = None,
     delay_ms: int | None = None,
     deliver_at_ms: int | None = None,
@@ -210,22 +213,22 @@ def message_fields(
     """As the HTTP API takes it. Raises ``InvalidRequest`` for what no record can hold."""
     if not isinstance(topic, str):
         raise InvalidRequest(f"topic is {topic!r}; it must be the name of a topic")
-    check_extras(properties, priority)
+    priority_value(priority, subpriority)  # Which checks them.
+    check_properties(properties)
     if tag is not None:
         check_tag(tag)
     if key is not None:
         check_key(key)
     if type is not None:
         check_type(type)
-    if ttl_ms is not None:
-        check_ttl(ttl_ms)
     if dedupe_id is not None:
         dedupe_hash(dedupe_id)  # Which checks it.
         check_not_later(delay_ms or deliver_at_ms or 0)
     packed = body_bytes(body)
     if delete:
         check_delete(key, packed)
-    due_value(delay_ms, deliver_at_ms, runtime.wall_ms())
+    now_ms = runtime.wall_ms()
+    expiry_value(ttl_ms, expires_at_ms, due_value(delay_ms, deliver_at_ms, now_ms), now_ms)
     optional = {
         "key": key,
         "tag": tag,
@@ -233,9 +236,11 @@ def message_fields(
         "properties": properties and dict(properties),
         "headers": [{"name": name, "value": value} for name, value in check_headers(headers)] or None,
         "priority": priority or None,
+        "subpriority": subpriority or None,
         "delete": delete or None,
         "type": type,
         "ttl_ms": ttl_ms,
+        "expires_at_ms": expires_at_ms,
         "dedupe_id": dedupe_id,
         "delay_ms": delay_ms or None,
         "deliver_at_ms": deliver_at_ms or None,

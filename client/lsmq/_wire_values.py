@@ -84,6 +84,7 @@ def message_from_dict(fields: Mapping[str, Any]) -> Message:
         delete=bool(fields.get("delete")),
         type=fields.get("type"),
         expires_ms=fields.get("expires_ms"),
+        subpriority=int(fields.get("subpriority") or 0),
     )
 
 
@@ -126,6 +127,11 @@ def text_or_base64(name: str, value: bytes) -> dict[str, str]:
 def key_field(key: str | bytes | None) -> dict[str, str | None]:
     """A message's key for JSON; one of bytes is always base64, so that it comes back as bytes."""
     return {"key_b64": base64.b64encode(key).decode()} if isinstance(key, bytes) else {"key": key}
+
+
+def subpriority_field(subpriority: int) -> dict[str, int]:
+    """A message's subpriority for JSON; nothing where it has none."""
+    return {"subpriority": subpriority} if subpriority else {}
 
 
 def headers_field(headers: Iterable[tuple[str, bytes]]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ class Column(IntEnum):
     KEY_HASH = 7
     TAG_HASH = 8
     TYPE_HASH = 9
-    PRIORITY = 10
+    PRIORITY = 10  # in the lower byte, the subpriority above
     DUE_MS = 11
     EXPIRES_MS = 12
     FLAGS = 13
@@ -178,6 +178,7 @@ class BatchBuilder:
         "_bodies",
         "_dedupe_ids",
         "_due",
+        "_expires",
         "_flags",
         "_header_lengths",
         "_key_hashes",
@@ -185,7 +186,6 @@ class BatchBuilder:
         "_priorities",
         "_queues",
         "_tag_hashes",
-        "_ttls",
         "_type_hashes",
     )
 
@@ -201,7 +201,7 @@ class BatchBuilder:
         self._priorities: list[int] = []
         self._type_hashes: list[int] = []
         self._due: list[int] = []
-        self._ttls: list[int] = []
+        self._expires: list[int] = []
         self._flags: list[int] = []
         self._dedupe_ids: list[int] = []  # of 128 bits
         self._bodies: list[bytes] = []
@@ -231,13 +231,14 @@ class BatchBuilder:
         delete: bool = False,
         kind: str | None = None,
         due_ms: int = 0,
-        ttl_ms: int = 0,
+        expires: int = 0,
         key_hash_hint: int | None = None,
         dedupe_hash: int = 0,
     ) -> None:
         """Append one record. ``key_hash_hint`` is :func:`key_hash` of ``key`` where the caller has it.
 
-        ``kind`` is the message's type; a ``ttl_ms`` of 0 says that it does not expire.
+        ``kind`` is the message's type; ``priority`` a :func:`.messages.priority_value`; ``expires`` an
+        :func:`.messages.expiry_value`, or a time to live.
         ``dedupe_hash`` is :func:`.messages.dedupe_hash` of its deduplication id; 0: it has none.
         """
         self.add_packed(
@@ -250,7 +251,7 @@ class BatchBuilder:
             delete=delete,
             type_hash=0 if kind is None else type_hash(kind),
             due_ms=due_ms,
-            ttl_ms=ttl_ms,
+            expires=expires,
             dedupe_hash=dedupe_hash,
         )
 
@@ -266,7 +267,7 @@ class BatchBuilder:
         delete: bool = False,
         type_hash: int = 0,
         due_ms: int = 0,
-        ttl_ms: int = 0,
+        expires: int = 0,
         dedupe_hash: int = 0,
     ) -> None:
         """:meth:`add` of a record whose header is packed, and its hashes known. Nothing in it fails."""
@@ -287,8 +288,8 @@ class BatchBuilder:
             self._filled(self._priorities).append(priority)
         if due_ms:
             self._filled(self._due).append(due_ms)
-        if ttl_ms:
-            self._filled(self._ttls).append(ttl_ms)
+        if expires:
+            self._filled(self._expires).append(expires)
         if delete:
             self._filled(self._flags).append(Flag.DELETE)
         if dedupe_hash:
@@ -356,7 +357,7 @@ class BatchBuilder:
             (Column.TYPE_HASH, self._type_hashes),
             (Column.PRIORITY, self._priorities),
             (Column.DUE_MS, self._due),
-            (Column.EXPIRES_MS, self._ttls),
+            (Column.EXPIRES_MS, self._expires),
             (Column.FLAGS, self._flags),
         )
         columns.update((column, self._filled(values)) for column, values in optional if any(values))

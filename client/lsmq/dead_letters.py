@@ -182,6 +182,7 @@ class DeadLetters:
                         properties=own_properties(letter.message),
                         headers=letter.message.headers,
                         priority=letter.message.priority,
+                        subpriority=letter.message.subpriority,
                         delete=letter.message.delete,
                         type=letter.message.type,
                     )

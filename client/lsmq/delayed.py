@@ -15,7 +15,14 @@ from typing import Any
 
 from lsmq._paths import quoted, topic_path
 from lsmq._receipts import Sent
-from lsmq._wire_values import headers_field, key_field, message_from_dict, queue_number, text_or_base64
+from lsmq._wire_values import (
+    headers_field,
+    key_field,
+    message_from_dict,
+    queue_number,
+    subpriority_field,
+    text_or_base64,
+)
 from lsmq.client import Client
 from lsmq.errors import InvalidRequest, UnknownMessage
 from lsmq.messages import Message, parse_message_id
@@ -59,6 +66,7 @@ class DelayedMessage:
             **key_field(message.key),
             "tag": message.tag,
             "priority": message.priority,
+            **subpriority_field(message.subpriority),
             "properties": dict(message.properties),
             **headers_field(message.headers),
             "delete": message.delete,

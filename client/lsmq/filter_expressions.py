@@ -11,14 +11,14 @@
                 operand ["NOT"] "LIKE" text ["ESCAPE" text]
                 operand "IS" ["NOT"] "NULL"
     operand     field | property | literal
-    field       key | tag | type | priority | stored_ms
+    field       key | tag | type | priority | subpriority | stored_ms
     property    a name, such as region or order.total; or in quotes, "content-type"; with properties. before it where
                 it is called as a field is
     literal     'text' | number
 
-``priority`` and ``stored_ms`` are numbers, all else is text, and absent (NULL) where a message does not have it. Text
-that is compared with a number is read as one; where it is none the comparison is unknown, as with NULL: neither it nor
-its ``NOT`` matches. Keywords are of any case, names are not.
+``priority``, ``subpriority`` and ``stored_ms`` are numbers, all else is text, and absent (NULL) where a message does
+not have it. Text that is compared with a number is read as one; where it is none the comparison is unknown, as with
+NULL: neither it nor its ``NOT`` matches. Keywords are of any case, names are not.
 
 Not supported: arithmetic, functions, sub-queries, ``TRUE`` and ``FALSE``.
 """
@@ -48,10 +48,11 @@ class Field(Enum):
     TAG = "tag"
     TYPE = "type"
     PRIORITY = "priority"
+    SUBPRIORITY = "subpriority"
     STORED_MS = "stored_ms"
 
 
-_NUMBERS: Final = frozenset({Field.PRIORITY, Field.STORED_MS})
+_NUMBERS: Final = frozenset({Field.PRIORITY, Field.SUBPRIORITY, Field.STORED_MS})
 
 
 class Fields(NamedTuple):
@@ -61,6 +62,7 @@ class Fields(NamedTuple):
     tag: str | None
     type: str | None
     priority: int
+    subpriority: int
     stored_ms: int
     properties: Mapping[str, str]
 
@@ -159,7 +161,7 @@ class Expression:
     Attributes:
         text: as it was given.
         node: the tree, for who answers it by columns.
-        needs_header: whether it asks for anything beside ``priority`` and ``stored_ms``.
+        needs_header: whether it asks for anything beside ``priority``, ``subpriority`` and ``stored_ms``.
     """
 
     __slots__ = ("_test", "needs_header", "node", "text")

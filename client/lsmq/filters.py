@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from lsmq.errors import InvalidRequest
 from lsmq.filter_expressions import Expression, Fields
-from lsmq.messages import Key, Message, RecordHeader, check_tag, check_type
+from lsmq.messages import Key, Message, RecordHeader, check_tag, check_type, split_priority
 
 #: Tags, or types, of one filter.
 MAX_FILTER_WORDS: Final = 256
@@ -43,13 +43,17 @@ class MessageFilter:
         return (not self.tags or message.tag in self.tags) and (not self.types or message.type in self.types)
 
     def takes(self, header: RecordHeader, priority: int, stored_ms: int) -> bool:
-        """Whether a message is picked, as far as its words and properties say: all of it."""
+        """Whether a message is picked, as far as its words and properties say: all of it.
+
+        ``priority`` is a :func:`.messages.priority_value`.
+        """
         if (self.tags and header.tag not in self.tags) or (self.types and header.type not in self.types):
             return False
         if self.expression is None:
             return True
+        first, second = split_priority(priority)
         return self.expression.matches(
-            Fields(_text(header.key), header.tag, header.type, priority, stored_ms, header.properties)
+            Fields(_text(header.key), header.tag, header.type, first, second, stored_ms, header.properties)
         )
 
     def to_dict(self) -> dict[str, Any]:

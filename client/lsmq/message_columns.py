@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from lsmq.errors import InvalidBatch, InvalidRequest
 from lsmq.filters import MessageFilter
-from lsmq.messages import Key, Message, NamedMessage, RecordHeader, decode_header, make_message, unreadable
+from lsmq.messages import (
+    Key,
+    Message,
+    NamedMessage,
+    RecordHeader,
+    decode_header,
+    make_message,
+    split_priority,
+    unreadable,
+)
 from lsmq.record_batch import Codec, Column, Flag, RecordBatch
 from lsmq.topics import Topic
 
@@ -52,7 +61,7 @@ class MessageBatch:
         queues: int64. In a named topic the numbers that queues have; ``names`` says their names.
         offsets: int64.
         stored_ms: int64, milliseconds since 1970.
-        priorities: int64, 0 to 255.
+        priorities, subpriorities: int64, 0 to 255.
         expires_ms: int64, milliseconds since 1970; 0 where it never does.
         deletes: bool, whether the message says that its key is gone.
         heads: int64; ``payload[heads[i]:starts[i]]`` is the packed key, tag and so on: empty where it has none.
@@ -66,6 +75,7 @@ class MessageBatch:
     offsets: NDArray[Any]
     stored_ms: NDArray[Any]
     priorities: NDArray[Any]
+    subpriorities: NDArray[Any]
     expires_ms: NDArray[Any]
     deletes: NDArray[Any]
     heads: NDArray[Any]
@@ -139,14 +149,16 @@ class MessageBatch:
             self.priorities.tolist(),
             self.expires_ms.tolist(),
             self.deletes.tolist(),
+            self.subpriorities.tolist(),
             strict=True,
         )
         topic, topic_id, names = self.topic, self.topic_id, self.names
         made: list[Message] = []
-        for queue, offset, body, (key, tag, properties, headers, kind), stored_ms, priority, expires_ms, delete in rows:
+        for queue, offset, body, header, stored_ms, priority, expires_ms, delete, subpriority in rows:
+            key, tag, properties, headers, kind = header
             fields = (
                 *(topic, queue, offset, topic_id, body, key, tag, priority, dict(properties)),
-                *(stored_ms, headers, delete, kind, expires_ms or None),
+                *(stored_ms, headers, delete, kind, expires_ms or None, subpriority),
             )
             made.append(make_message(*fields) if names is None else NamedMessage(*fields, names[queue]))
         return made
@@ -174,7 +186,7 @@ class MessageBatch:
         return _unpickled, (self.topic, self.topic_id, own.payload.tobytes(), columns, names)
 
     def to_arrow(self) -> Any:
-        """A ``pyarrow.Table``: topic, queue, offset, stored_ms, priority, key, tag, type, body.
+        """A ``pyarrow.Table``: topic, queue, offset, stored_ms, priority, subpriority, key, tag, type, body.
 
         Bodies stay where they are, unless headers lie between them. Keys are bytes. Raises ``ImportError`` without
         pyarrow, and ``InvalidBatch``.
@@ -189,6 +201,7 @@ class MessageBatch:
                 "offset": pa.array(self.offsets),
                 "stored_ms": pa.array(self.stored_ms),
                 "priority": pa.array(self.priorities),
+                "subpriority": pa.array(self.subpriorities),
                 "key": pa.array(keys, pa.binary()),
                 "tag": pa.array(self.tags, pa.string()),
                 "type": pa.array(self.types, pa.string()),
@@ -208,7 +221,10 @@ class MessageBatch:
         return pa.chunked_array(runs, kind)
 
 
-_COLUMNS = ("queues", "offsets", "stored_ms", "priorities", "expires_ms", "deletes", "heads", "starts", "ends")
+_COLUMNS = (
+    *("queues", "offsets", "stored_ms", "priorities", "subpriorities", "expires_ms", "deletes"),
+    *("heads", "starts", "ends"),
+)
 
 
 def batch_of(
@@ -269,11 +285,13 @@ def _rows_of(batch: RecordBatch, base: int, topic_id: int) -> dict[str, NDArray[
     ends = np.cumsum(lengths) + base
     heads = ends - lengths
     flags = column_array(batch, Column.FLAGS)
+    priorities, subpriorities = split_priority(column_array(batch, Column.PRIORITY))
     columns = {
         "queues": column_array(batch, Column.QUEUE),
         "offsets": column_array(batch, Column.OFFSET),
         "stored_ms": column_array(batch, Column.STORED_MS),
-        "priorities": column_array(batch, Column.PRIORITY),
+        "priorities": priorities,
+        "subpriorities": subpriorities,
         "expires_ms": column_array(batch, Column.EXPIRES_MS),
         "deletes": flags & int(Flag.DELETE),
         "heads": heads,

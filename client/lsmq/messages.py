@@ -6,12 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from types import NoneType
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast
 
 import msgpack
 import xxhash
 
 from lsmq.errors import InvalidBatch, InvalidRequest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 MAX_PRIORITY = 255
 MAX_DEDUPE_ID_BYTES = 255
@@ -40,8 +43,10 @@ class MessageOptions(TypedDict, total=False):
         properties: names and values, text both.
         headers: names and bytes, in order; a name may come more than once.
         priority: 0 to 255.
+        subpriority: 0 to 255; decides between messages of one priority.
         delete: the key is gone, and the message has no body.
         ttl_ms: delivered for so long after it was stored, and not afterwards.
+        expires_at_ms: in place of that, the moment from which on it is not delivered, milliseconds since 1970.
         dedupe_id: text that names what the message says, up to 255 bytes: the second message with it in a queue is not
             stored, within the topic's ``dedupe_window_ms``. Without key and queue it decides the queue.
         delay_ms: it comes into its queue so long after it is stored, up to ten years.
@@ -55,8 +60,10 @@ class MessageOptions(TypedDict, total=False):
     properties: Mapping[str, str] | None
     headers: Iterable[tuple[str, bytes]]
     priority: int
+    subpriority: int
     delete: bool
     ttl_ms: int | None
+    expires_at_ms: int | None
     dedupe_id: str | None
     delay_ms: int | None
     deliver_at_ms: int | None
@@ -179,6 +186,7 @@ class Message:
     delete: bool = False
     type: str | None = None
     expires_ms: int | None = None
+    subpriority: int = 0
 
     @property
     def queue_name(self) -> str | None:
@@ -216,6 +224,7 @@ class _Filling:
         delete: bool,
         kind: str | None,
         expires_ms: int | None,
+        subpriority: int,
     ) -> None:
         self.topic = topic
         self.queue = queue
@@ -231,6 +240,7 @@ class _Filling:
         self.delete = delete
         self.type = kind
         self.expires_ms = expires_ms
+        self.subpriority = subpriority
         self.__class__ = Message  # type: ignore[assignment]
 
 
@@ -312,6 +322,36 @@ def check_ttl(ttl_ms: object) -> None:
         )
 
 
+def expiry_value(ttl_ms: object, expires_at_ms: object, due_ms: int, now_ms: int) -> int:
+    """When a message expires, as a record that is sent says it: a time to live, or milliseconds since 1970; 0: never.
+
+    ``due_ms`` is its :func:`due_value`. Raises ``InvalidRequest`` for both, for what is none, for a moment that is over
+    or further away than ``MAX_TTL_MS``, and for one before the message comes.
+    """
+    if ttl_ms is not None:
+        check_ttl(ttl_ms)
+    if expires_at_ms is None:
+        return cast(int, ttl_ms or 0)
+    if ttl_ms is not None:
+        raise InvalidRequest("expires_at_ms is given beside ttl_ms; give one of the two", field="expires_at_ms")
+    if type(expires_at_ms) is not int or not now_ms < expires_at_ms <= now_ms + MAX_TTL_MS:
+        late = type(expires_at_ms) is int and expires_at_ms <= now_ms
+        raise InvalidRequest(
+            f"expires_at_ms is {_named(expires_at_ms)}{', which is over' if late else ''}; it must be a moment from "
+            f"{now_ms + 1} to {now_ms + MAX_TTL_MS}, milliseconds since 1970, by the clock here: not over yet, and "
+            "within ten years",
+            field="expires_at_ms",
+            limit=now_ms + MAX_TTL_MS,
+        )
+    if due_ms and expires_at_ms <= (now_ms + due_ms if due_ms <= MAX_DELAY_MS else due_ms):
+        raise InvalidRequest(
+            f"expires_at_ms is {expires_at_ms}, before the message comes by its delay_ms or deliver_at_ms: it would "
+            "never be delivered; let it expire later",
+            field="expires_at_ms",
+        )
+    return expires_at_ms
+
+
 def check_many(messages: object) -> None:
     """Raises ``InvalidRequest`` for one message, or a mapping, where many are expected."""
     if isinstance(messages, str | bytes | bytearray | memoryview | Mapping) or not isinstance(messages, Iterable):
@@ -353,10 +393,36 @@ def _named(value: object) -> str:
     return f"{text if len(text) <= _SHOWN else text[:_SHOWN] + '...'} of type {type(value).__name__}"
 
 
-def check_extras(properties: Mapping[str, str] | None, priority: int) -> None:
-    """Raises ``InvalidRequest`` for properties and a priority that no record can hold."""
-    if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
-        raise InvalidRequest(f"the priority is {priority!r}; it must be a whole number from 0 to {MAX_PRIORITY}")
+def priority_value(priority: int, subpriority: int) -> int:
+    """Both as ``PRIORITY`` has them: the lower byte is the priority, the upper one the subpriority.
+
+    Raises ``InvalidRequest`` for what is none.
+    """
+    for name, value in (("priority", priority), ("subpriority", subpriority)):
+        if type(value) is not int or not 0 <= value <= MAX_PRIORITY:
+            raise InvalidRequest(
+                f"the {name} is {value!r}; it must be a whole number from 0 to {MAX_PRIORITY}",
+                field=name,
+                limit=MAX_PRIORITY,
+            )
+    return priority | subpriority << 8
+
+
+Ranked = TypeVar("Ranked", int, "NDArray[Any]")
+
+
+def split_priority(value: Ranked) -> tuple[Ranked, Ranked]:
+    """Priority and subpriority of a :func:`priority_value`, or of an array of them."""
+    return value & 0xFF, value >> 8
+
+
+def priority_rank(value: Ranked) -> Ranked:
+    """Of a :func:`priority_value`, or of an array of them: what is higher goes first."""
+    return (value & 0xFF) << 8 | value >> 8
+
+
+def check_properties(properties: Mapping[str, str] | None) -> None:
+    """Raises ``InvalidRequest`` for properties that no record can hold."""
     for name, value in properties.items() if properties else ():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidRequest(f"the property {name!r} is {value!r}; names and values of properties must be text")

@@ -287,9 +287,9 @@ class Producer:
         """Accept one message; waits only while the buffer is full. Await the receipt for its offset.
 
         The body is text, which is sent as UTF-8, or bytes, or like bytes. ``options`` are ``key``, ``tag``, ``queue``,
-        ``properties``, ``headers``, ``priority``, ``type``, ``ttl_ms``, ``delete``, ``delay_ms``, ``deliver_at_ms`` and
-        ``dedupe_id``: see :class:`lsmq.messages.MessageOptions`. Raises ``InvalidRequest``, ``MessageTooLarge``,
-        ``UnknownQueue`` and ``ClientClosed`` at once.
+        ``properties``, ``headers``, ``priority``, ``subpriority``, ``type``, ``ttl_ms``, ``expires_at_ms``, ``delete``,
+        ``delay_ms``, ``deliver_at_ms`` and ``dedupe_id``: see :class:`lsmq.messages.MessageOptions`. Raises
+        ``InvalidRequest``, ``MessageTooLarge``, ``UnknownQueue`` and ``ClientClosed`` at once.
         """
         if self._tracing is not None and not self._tracing.is_sending:
             return await self._tracing.send(self._name, options, lambda traced: self.send(body, **traced))
@@ -379,13 +379,16 @@ class Producer:
         properties: Mapping[str, str] | Sequence[Mapping[str, str] | None] | Any = None,
         priorities: int | Sequence[int] | Any = None,
         ttl_ms: int | Sequence[int] | Any = None,
+        subpriorities: int | Sequence[int] | Any = None,
+        expires_at_ms: int | Sequence[int] | Any = None,
     ) -> BatchReceipt:
         """Accept many messages as columns, one row each; waits while the buffer is full. Makes no object of a message.
 
         ``bodies`` are a list, an array of Arrow of binary or text, or one buffer (bytes, a numpy array) and the
         ``lengths`` of the bodies in it, or one length for all. Or a table of Arrow with the column ``body``, and any of
-        ``queue``, ``key``, ``tag``, ``type``, ``priority``, ``properties`` and ``ttl_ms`` in place of the arguments
-        here: each is a column (list, numpy, Arrow), or one value for all rows. A ``ttl_ms`` of 0 is for ever.
+        ``queue``, ``key``, ``tag``, ``type``, ``priority``, ``subpriority``, ``properties``, ``ttl_ms`` and
+        ``expires_at_ms`` in place of the arguments here: each is a column (list, numpy, Arrow), or one value for all
+        rows. A ``ttl_ms`` or ``expires_at_ms`` of 0 is for ever.
 
         Rows go where :meth:`send` would send them, in its order. All of them are checked before any is accepted:
         raises ``InvalidRequest``, ``MessageTooLarge`` or ``UnknownQueue``, which name the row. What was given may be
@@ -403,7 +406,7 @@ class Producer:
         topic = self._topic
         assert topic is not None
         limit = min(self._max_message_bytes, self._max_buffer_bytes - _OVERHEAD_BYTES)
-        columns = (lengths, queues, keys, tags, types, properties, priorities, ttl_ms)
+        columns = (lengths, queues, keys, tags, types, properties, priorities, ttl_ms, subpriorities, expires_at_ms)
         rows = check_rows(topic, bodies, *columns, max_message_bytes=limit)
         if self._partitioner is not None and rows.queues is None:
             rows = by_partitioner(rows, self._partitioner, topic, self._key_queues)
@@ -526,7 +529,7 @@ class Producer:
                 delete=extras.delete,
                 type_hash=0 if extras.type is None else type_hash(extras.type),
                 due_ms=extras.due_ms,
-                ttl_ms=extras.ttl_ms,
+                expires=extras.expires,
                 dedupe_hash=dedupe,
             )
         if position is not None:

@@ -45,6 +45,8 @@ from lsmq.messages import (
     make_message,
     message_id,
     parse_message_id,
+    priority_rank,
+    split_priority,
     tag_hash,
     type_hash,
     unreadable,
@@ -73,7 +75,9 @@ __all__ = [
     "key_hash",
     "message_id",
     "parse_message_id",
+    "priority_rank",
     "split_batches",
+    "split_priority",
     "tag_hash",
     "type_hash",
     "verify_batches",
@@ -180,8 +184,8 @@ class RecordBatch:
             raise InvalidBatch("a record's header is longer than the record")
 
     def rows(self, topic_id: int = 0) -> Iterator[tuple[int, int, int, int, int, int, int, int, int, int]]:
-        """Of each message, in batch order: topic id, queue, offset, start, body's start, end, stored_ms, priority,
-        flags, expires_ms (0: never).
+        """Of each message, in batch order: topic id, queue, offset, start, body's start, end, stored_ms, priority
+        (:func:`.messages.priority_value`), flags, expires_ms (0: never).
 
         Its bytes are ``payload[start:end]``, header first. ``topic_id`` stands for a topic that the batch does not
         say. Tombstones and positions are passed over. Raises ``InvalidBatch`` as :meth:`check_lengths`.
@@ -258,7 +262,7 @@ class RecordBatch:
                     raise unreadable(error, topic, queue, offset) from error
             else:
                 key, tag, properties, headers, kind = None, None, {}, (), None
-            expires = expires_ms or None
+            first, second = split_priority(priority)
             yield make(
                 topic,
                 queue,
@@ -267,13 +271,14 @@ class RecordBatch:
                 body,
                 key,
                 tag,
-                priority,
+                first,
                 properties,
                 stored_ms,
                 headers,
                 delete,
                 kind,
-                expires,
+                expires_ms or None,
+                second,
             )
 
 

@@ -15,7 +15,14 @@ from typing import Any, Unpack
 from lsmq._message_parts import Body
 from lsmq._paths import quoted, topic_path
 from lsmq._transaction import message_fields
-from lsmq._wire_values import headers_field, key_field, message_from_dict, queue_number, text_or_base64
+from lsmq._wire_values import (
+    headers_field,
+    key_field,
+    message_from_dict,
+    queue_number,
+    subpriority_field,
+    text_or_base64,
+)
 from lsmq.client import Client
 from lsmq.errors import InvalidRequest, UnknownSchedule
 from lsmq.messages import Message, MessageOptions, message_id
@@ -74,6 +81,7 @@ class ScheduleInfo:
             **key_field(message.key),
             "tag": message.tag,
             "priority": message.priority,
+            **subpriority_field(message.subpriority),
             "properties": dict(message.properties),
             **headers_field(message.headers),
             "delete": message.delete,
@@ -94,13 +102,19 @@ class Schedules:
     ) -> ScheduleInfo:
         """Send a message at each time of ``cron`` by the clocks of ``tz``; in place of a schedule of that name.
 
-        ``options`` as with :meth:`lsmq.Producer.send`, but for delays and ``dedupe_id``. All messages go to one queue.
+        ``options`` as with :meth:`lsmq.Producer.send`, but for delays, ``expires_at_ms`` and ``dedupe_id``. All
+        messages go to one queue.
         Durable on return.
         Raises ``InvalidRequest`` for what is no cron expression or time zone, ``TooManySchedules``.
         """
         if options.get("delay_ms") is not None or options.get("deliver_at_ms") is not None:
             raise InvalidRequest("a schedule says itself when its messages come; leave out delay_ms and deliver_at_ms")
         message = message_fields(self.topic, body, **options)
+        if "expires_at_ms" in message:
+            raise InvalidRequest(
+                "the messages of a schedule come again and again, and expires_at_ms is one moment; give ttl_ms",
+                field="expires_at_ms",
+            )
         del message["topic"]
         value = {"cron": cron, "tz": tz, "message": message}
         return ScheduleInfo.from_dict(await self.client.ask("PUT", self._one(name), value), self.topic)

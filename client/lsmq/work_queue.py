@@ -294,7 +294,7 @@ class WorkQueue(Iterated[Task]):
         dead_letter: str | None = None,
         delete_on_ack: bool | None = None,
         order: Literal["none", "key", "priority"] | None = None,
-        fair_by: Literal["queue", "key", "tag", "type"] | None = None,
+        fair_by: str | None = None,
         weights: Mapping[str, int] | None = None,
         max_in_flight_per: int | None = None,
         max_rate_per: float | None = None,
@@ -302,7 +302,8 @@ class WorkQueue(Iterated[Task]):
     ) -> None:
         """Say how the work queue behaves, for all its consumers; what is left out is the default. Durable on return.
 
-        See docs/work-queues.md for what each means.
+        ``fair_by`` is ``queue``, ``key``, ``tag``, ``type`` or a property, such as ``properties.customer``. See
+        docs/work-queues.md for what each means.
         """
         given = {
             "max_deliveries": max_deliveries,

@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lsmq.errors import InvalidBatch
-from lsmq.messages import Headers, RecordHeader, decode_header
+from lsmq.messages import Headers, RecordHeader, decode_header, split_priority
 from lsmq.record_batch import Column, Flag, RecordBatch
 from lsmq.topics import Topic
 
@@ -384,7 +384,8 @@ def to_arrow(records: Records, topic: Topic, schema: Any, names: Any = None) -> 
         "queue": lambda: pa.array(records.columns[Column.QUEUE].astype(np.int32)),
         "queue_name": lambda: pa.nulls(len(records), pa.string()) if names is None else names,
         "offset": lambda: pa.array(records.columns[Column.OFFSET]),
-        "priority": lambda: pa.array(records.columns[Column.PRIORITY]),
+        "priority": lambda: pa.array(split_priority(records.columns[Column.PRIORITY])[0]),
+        "subpriority": lambda: pa.array(split_priority(records.columns[Column.PRIORITY])[1]),
         "stored_time": lambda: pa.array(records.columns[Column.STORED_MS] * 1000).cast(pa.timestamp("us", tz="UTC")),
         "expires_time": lambda: _moments(records.columns[Column.EXPIRES_MS]),
         "id": lambda: ids(topic.id, records),

@@ -7,7 +7,7 @@ which Arrow does at memory speed. Only properties and headers are packed row by 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from lsmq.batch_builder import COLUMN, HEADER, HEADER_BYTES, VERSION, Codec, Column, Flag
 from lsmq.errors import InvalidRequest, MessageTooLarge
-from lsmq.messages import MAX_TTL_MS, key_hash, tag_hash, type_hash
+from lsmq.messages import MAX_PRIORITY, MAX_TTL_MS, key_hash, tag_hash, type_hash
 from lsmq.queue_names import SEPARATOR
 from lsmq_pipeline.errors import SchemaMismatch
 
@@ -29,7 +29,6 @@ I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 _NIL, _EMPTY_MAP, _NO_PAIRS = b"\xc0", b"\x80", b"\x90"
-MAX_PRIORITY = 255
 
 
 @dataclass(slots=True)
@@ -46,7 +45,7 @@ class RecordRows:
     tag_hashes: NDArray[np.uint32]
     type_hashes: NDArray[np.uint32]
     ttls: I64
-    priorities: NDArray[np.uint8]
+    priorities: NDArray[np.uint16]  # with subpriorities
     flags: NDArray[np.uint8]
     bytes: Any
     names: Any
@@ -133,7 +132,7 @@ def to_rows(batch: Any, *, max_message_bytes: int) -> RecordRows:
         tag_hashes=_hashes(tags, tag_hash, np.uint32, count),
         type_hashes=_hashes(types, type_hash, np.uint32, count),
         ttls=_ttls(columns.get("ttl_ms"), count),
-        priorities=_priorities(columns.get("priority"), count),
+        priorities=_priorities(columns, count),
         flags=flags,
         bytes=record,
         names=columns["queue_name"].cast(pa.string()) if "queue_name" in columns else pa.nulls(count, pa.string()),
@@ -209,13 +208,16 @@ def _queues(column: Any, count: int) -> I64:
     return found
 
 
-def _priorities(column: Any, count: int) -> NDArray[np.uint8]:
-    if column is None:
-        return np.zeros(count, np.uint8)
-    found = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-    if count and not 0 <= int(found.min()) <= int(found.max()) <= MAX_PRIORITY:
-        raise SchemaMismatch(f"column 'priority' has values outside 0 to {MAX_PRIORITY}", column="priority")
-    return found.astype(np.uint8)  # type: ignore[no-any-return]
+def _priorities(columns: Mapping[str, Any], count: int) -> NDArray[np.uint16]:
+    """As :func:`.messages.priority_value`. Raises ``SchemaMismatch`` for what is none."""
+    made = np.zeros(count, np.uint16)
+    for shift, name in ((0, "priority"), (8, "subpriority")):
+        if name in columns:
+            found = columns[name].cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+            if count and not 0 <= int(found.min()) <= int(found.max()) <= MAX_PRIORITY:
+                raise SchemaMismatch(f"column {name!r} has values outside 0 to {MAX_PRIORITY}", column=name)
+            made |= found.astype(np.uint16) << np.uint16(shift)
+    return made
 
 
 def _ttls(column: Any, count: int) -> I64:

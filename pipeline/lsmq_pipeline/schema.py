@@ -40,6 +40,7 @@ _READABLE: dict[str, tuple[DataType, ...]] = {
     "key": (StringType(), BinaryType()),
     "headers": (HEADERS,),
     "key_is_text": (BooleanType(),),
+    "subpriority": (IntegerType(),),
     "type": (StringType(),),
     "expires_time": (TimestampType(),),
     "queue_name": (StringType(),),
@@ -67,7 +68,7 @@ def message_schema(
 def whole_schema() -> StructType:
     """All that a message holds, none of it changed: what a copy needs."""
     whole = message_schema(include_headers=True, binary_keys=True)
-    return whole.add("key_is_text", BooleanType()).add("type", StringType())
+    return whole.add("key_is_text", BooleanType()).add("type", StringType()).add("subpriority", IntegerType())
 
 
 def check_read_schema(schema: StructType) -> None:
@@ -100,6 +101,7 @@ _WRITABLE: dict[str, tuple[str, ...]] = {
     "queue": ("int", "bigint", "smallint", "tinyint"),
     "queue_name": ("string",),
     "priority": ("int", "bigint", "smallint", "tinyint"),
+    "subpriority": ("int", "bigint", "smallint", "tinyint"),
     "properties": ("map<string,string>",),
     "headers": (HEADERS.simpleString(),),
     "key_is_text": ("boolean",),

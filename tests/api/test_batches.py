@@ -251,10 +251,10 @@ BAD_BATCHES: dict[str, tuple[bytes, str, str]] = {
         "invalid_batch",
         "header is longer",
     ),
-    "a priority beyond a byte": (
-        encode_batch(2, {Column.LENGTH: 1, Column.PRIORITY: [0, 300]}, b"xy"),
+    "a priority beyond two bytes": (
+        encode_batch(2, {Column.LENGTH: 1, Column.PRIORITY: [0, 70_000]}, b"xy"),
         "invalid_batch",
-        "PRIORITY of the batch has a 300; the limit is 255",
+        "PRIORITY of the batch has a 70000; the limit is 65535",
     ),
     "a queue that would wrap to another": (
         encode_batch(1, {Column.QUEUE: 2**32 + 1, Column.LENGTH: 1}, b"x"),

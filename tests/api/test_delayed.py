@@ -119,6 +119,19 @@ def test_a_cancelled_message_never_comes(api: Api, topic_name: str) -> None:
     assert [each["body"] for each in come(api, topic_name, 3)] == ["1", "3", "end"]
 
 
+def test_a_message_that_comes_later_keeps_its_moment_and_is_not_put_behind_it(api: Api, topic_name: str) -> None:
+    api.create(topic_name, 1)
+    until = wall_ms() + HOUR_MS
+    message = {"body": "x", "delay_ms": HOUR_MS // 2, "expires_at_ms": until, "priority": 1, "subpriority": 2}
+    (sent,) = api.send(topic_name, message).json()["results"]
+    error = delayed(api, topic_name, f"/{sent['id']}", "PUT", 400, {"deliver_at_ms": until}).error
+    assert error["field"] == "deliver_at_ms" and "expires at" in error["message"]
+    assert delayed(api, topic_name, f"/{sent['id']}").json()["subpriority"] == 2, "it is where it was"
+    delayed(api, topic_name, f"/{sent['id']}", "PUT", document={"delay_ms": 1})
+    (found,) = come(api, topic_name, 1)
+    assert (found["expires_ms"], found["priority"], found["subpriority"]) == (until, 1, 2)
+
+
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT"])
 def test_an_id_of_nothing_that_is_pending_is_refused_by_what_it_is(api: Api, topic_name: str, method: str) -> None:
     document = {"delay_ms": 5} if method == "PUT" else None

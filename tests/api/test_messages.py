@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgpack
@@ -10,6 +11,7 @@ import pytest
 from lsmq.record_batch import key_hash, message_id
 
 from .calls import Api, text
+from .test_work_queues import comes_true
 
 MSGPACK = {"Content-Type": "application/msgpack"}
 
@@ -39,6 +41,46 @@ def test_what_is_sent_comes_back_in_order_with_all_its_fields(api: Api, topic_na
     }
     assert second["body_b64"] == text(b"\xff\x00") and "body" not in second
     assert third["body"] == "drei ü €" and third["key"] is None
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def test_a_message_says_until_when_it_is_delivered_and_how_it_ranks_in_a_priority(api: Api, topic_name: str) -> None:
+    api.create(topic_name, 1)
+    until = now_ms() + 3_600_000
+    api.send(topic_name, {"body": "until then", "expires_at_ms": until, "priority": 3, "subpriority": 255})
+    api.send(topic_name, {"body": "for ever", "expires_at_ms": None, "subpriority": 0})
+    api.send(topic_name, {"body": "soon over", "expires_at_ms": now_ms() + 400})
+    first, second = api.read(topic_name, 0).json()["messages"][:2]
+    assert (first["expires_ms"], first["priority"], first["subpriority"]) == (until, 3, 255)
+    assert "expires_ms" not in second and "subpriority" not in second
+    comes_true(lambda: api.bodies(topic_name, 0) == ["until then", "for ever"], "it is over")
+    assert api.bodies(topic_name, 0, filter="subpriority%20%3E%20254") == ["until then"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "says"),
+    [
+        ({"expires_at_ms": 1_700_000_000_000}, "expires_at_ms", "which is over"),
+        ({"expires_at_ms": 1}, "expires_at_ms", "which is over"),
+        ({"expires_at_ms": 1 << 43}, "expires_at_ms", "within ten years"),
+        ({"expires_at_ms": "tomorrow"}, "expires_at_ms", "must be a moment"),
+        ({"expires_at_ms": 1_900_000_000_000, "ttl_ms": 5}, "expires_at_ms", "one of the two"),
+        ({"expires_at_ms": 1_900_000_000_000, "deliver_at_ms": 1_900_000_000_000}, "expires_at_ms", "expire later"),
+        ({"subpriority": 256}, "subpriority", "255"),
+        ({"subpriority": True}, "subpriority", "integer"),
+        ({"ttl_ms": 0}, "ttl_ms", "from 1 to"),
+    ],
+)
+def test_a_moment_or_a_rank_that_cannot_be_is_refused_by_name(
+    api: Api, topic_name: str, fields: dict[str, Any], name: str, says: str
+) -> None:
+    api.create(topic_name, 1)
+    error = api.send(topic_name, {"body": "x"}, {"body": "y", **fields}, status=400).error
+    assert error["field"] == f"messages[1].{name}" and says in error["message"]
+    assert api.bodies(topic_name, 0) == []
 
 
 def test_results_stand_in_the_order_of_the_messages_over_many_queues(api: Api, topic_name: str) -> None:

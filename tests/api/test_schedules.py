@@ -104,7 +104,7 @@ def prepared(data: Path, next_ms: int, *, stored: bool = False, deleted: bool = 
     store = ShardStore.open(data / "shard-0", SMALL)
     topic = store.create_topic("jobs", 1)
     builder = BatchBuilder()
-    builder.add(0, b"run", key="k", properties={"a": "b"}, kind="job", ttl_ms=3_600_000)
+    builder.add(0, b"run", key="k", properties={"a": "b"}, kind="job", expires=3_600_000)
     schedule = Schedule(topic.id, "nightly", "0 0 1 1 *", "UTC", 0, builder.build(), 1, next_ms)
     store.wait(store.put_documents({schedule.key: schedule.encode()}))
     if stored:

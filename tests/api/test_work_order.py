@@ -78,6 +78,51 @@ def test_a_key_with_a_long_line_delays_no_other(api: Api) -> None:
     assert (work.shard()["blocked"], work.undelivered()) == (19_999, (19_999, 0))
 
 
+def test_a_key_that_always_fails_delays_no_other_however_small_pops_are(api: Api) -> None:
+    work = ordered(api, "fails-for-ever", 1, max_deliveries=1_000)
+    for first in range(0, 10_000, 5_000):
+        send(work, *(("bad", f"{number}") for number in range(first, first + 5_000)))
+    send(work, *((f"k{number % 10}", f"quick {number}") for number in range(20)))
+    done: list[str] = []
+    for _ in range(2 * 20 + 2):
+        (message,) = work.pop(1, wait_ms=5_000)
+        if message["key"] == "bad":
+            work.settle("nack", message, delay_ms=0)
+        else:
+            work.settle("ack", message)
+            done.append(message["body"])
+    assert sorted(done) == sorted(f"quick {number}" for number in range(20)), "of two pops one is another key's"
+
+
+def test_a_key_with_many_messages_lets_others_pass_between_each_two(api: Api) -> None:
+    work = ordered(api, "busy-key", 2)
+    send(work, *(("busy", f"{number}") for number in range(200)))
+    (message,) = work.pop(1)
+    send(work, *((f"k{number}", f"quick {number}") for number in range(10)), queue=1)
+    found: list[str] = []
+    for _ in range(30):
+        work.settle("ack", message)
+        (message,) = work.pop(1, wait_ms=5_000)
+        found.append(message["key"])
+    assert set(found) == {"busy", *(f"k{number}" for number in range(10))}
+
+
+def test_large_messages_that_fail_leave_room_for_new_ones(api: Api) -> None:
+    work = Work(api, "large-failures", 1)
+    work.configure(max_deliveries=1_000)
+    work.send("x" * 50_000)
+    (large,) = work.pop()
+    work.send("small")
+    found: list[str] = []
+    for _ in range(3):
+        work.settle("nack", large, delay_ms=0)
+        document = {"topic": work.topic, "max": 10, "max_bytes": 1_000, "wait_ms": 5_000}
+        messages = work.post("pop", document)["messages"]
+        found += [message["body"] for message in messages if message["body"] == "small"]
+        large = next((message for message in messages if message["body"] != "small"), large)
+    assert found == ["small"]
+
+
 def test_order_is_kept_where_it_is_switched_on_and_refused_where_it_is_not(api: Api) -> None:
     work = Work(api, "switched")
     send(work, ("a", "a1"), ("a", "a2"), ("a", "a3"))

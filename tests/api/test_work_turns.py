@@ -61,6 +61,32 @@ def test_tenants_within_a_queue_take_turns(api: Api, label: str) -> None:
     assert work.undelivered()[0] == work.undelivered()[1]
 
 
+def test_tenants_are_told_by_any_property_also_by_the_next_leader(tmp_path: Path) -> None:
+    node = NodeProcess(tmp_path).start()
+    try:
+        work = Work(Api(node.url), "properties", 2)
+        work.configure(fair_by="properties.customer", weights={"gold": 3}, max_in_flight_per=7)
+        assert work.shard()["settings"]["fair_by"] == "properties.customer"
+        send(work, 3_000, properties={"customer": "bulk", "other": "x"}, key="k")
+        send(work, 30, queue=1, properties={"customer": "gold"})
+        send(work, 10, properties={"other": "gold"})
+        send(work, 10)
+        first = work.pop(10)
+        assert named(first) == {"gold": 6, "bulk": 2, None: 2}, "all without one are one tenant"
+        node.kill9()
+        node.start()
+        assert work.settle("ack", *first) == []
+        again = work.pop(100)
+        assert named(again) == {"gold": 7, "bulk": 7, None: 7}
+        assert [m["body"] for m in again if m["properties"].get("customer") == "gold"] == [f"{n}" for n in range(6, 13)]
+    finally:
+        node.kill9()
+
+
+def named(messages: list[dict[str, Any]]) -> Counter[Any]:
+    return Counter(message["properties"].get("customer") for message in messages)
+
+
 def test_as_many_of_each_are_in_flight_as_may_be_and_all_come_in_the_end(api: Api) -> None:
     work = Work(api, "capped")
     work.configure(max_in_flight_per=2)
@@ -134,10 +160,53 @@ def test_higher_priorities_come_first_whatever_waits(api: Api) -> None:
     assert "has 'priority'" in work.post("pop", document, status=400)["error"]["message"]
 
 
+def test_an_answer_that_has_room_for_one_has_the_highest(api: Api) -> None:
+    work = Work(api, "roomy", 1)
+    work.configure(order="priority")
+    for first, second in ((0, 0), (9, 0), (9, 1), (1, 0)):
+        work.api.send(work.topic, {"queue": 0, "body": "x" * 5_000, "priority": first, "subpriority": second})
+    found: list[dict[str, Any]] = []
+    while len(found) < 4:
+        document = {"topic": work.topic, "max": 10, "max_bytes": 1_000}
+        messages = work.post("pop", document)["messages"]
+        assert messages
+        found += messages
+    assert [message["offset"] for message in found] == [2, 1, 3, 0]
+
+
+def test_of_one_priority_the_higher_subpriority_comes_first_also_when_it_comes_again(tmp_path: Path) -> None:
+    node = NodeProcess(tmp_path).start()
+    try:
+        work = Work(Api(node.url), "two-priorities", 2)
+        work.configure(order="priority")
+        pairs = [(1, 0), (1, 9), (0, 255), (2, 3), (1, 9), (2, 0), (255, 255), (0, 0)]
+        for number, (first, second) in enumerate(pairs):
+            send(work, 1, queue=number % 2, priority=first, subpriority=second)
+        (highest,) = work.pop(1)
+        assert (highest["priority"], highest["subpriority"]) == (255, 255)
+        node.kill9()
+        node.start()
+        work.api = Api(node.url)
+        assert work.settle("nack", highest, delay_ms=0) == [], "another life of the node knows where it stood"
+        found = work.pop(3) + work.pop(100)
+        assert [(message["priority"], message.get("subpriority", 0)) for message in found] == sorted(
+            pairs, reverse=True
+        )
+        assert all(
+            "subpriority" not in message for message in found if message["priority"] == 2 and message["offset"] == 2
+        )
+    finally:
+        node.stop()
+
+
 @pytest.mark.parametrize(
     ("settings", "field"),
     [
         ({"order": "key", "fair_by": "tag"}, "fair_by"),
+        ({"order": "key", "fair_by": "properties.customer"}, "fair_by"),
+        ({"fair_by": "properties."}, "fair_by"),
+        ({"fair_by": "properties." + "\u00e4" * 128}, "fair_by"),
+        ({"fair_by": "colour"}, "fair_by"),
         ({"weights": {"gold": 5}}, "weights"),
         ({"priority_ageing_ms": 5}, "priority_ageing_ms"),
         ({"fair_by": "tag", "weights": {f"{number}": 2 for number in range(1_001)}}, "weights"),
@@ -157,7 +226,7 @@ def test_a_weight_of_what_is_no_queue_is_refused_and_the_work_queue_works_on(api
     check_refused_weight(api, "queue", name)
 
 
-@pytest.mark.parametrize("fair_by", ["key", "tag"])
+@pytest.mark.parametrize("fair_by", ["key", "tag", "properties.customer"])
 @pytest.mark.parametrize("name", ["\ud800", "x" * 1_025])
 def test_a_weight_of_what_is_no_key_is_refused_and_the_work_queue_works_on(api: Api, fair_by: str, name: str) -> None:
     check_refused_weight(api, fair_by, name)

@@ -236,6 +236,7 @@ def test_what_a_topic_had_up_to_a_moment_is_sent_to_another_one(node: NodeProces
     api.create("names", "named")
     send(api, "t", range(50))
     binary = {"queue": 2, "body_b64": "/wA=", "key_b64": "/w==", "tag": "red", "type": "order", "priority": 9}
+    binary["subpriority"] = 3
     api.send("t", {**binary, "headers": [{"name": "h", "value": "1"}, {"name": "h", "value": "2"}]})
     api.send("names", *({"queue": f"user/{number % 7}", "body": str(number)} for number in range(70)))
     expected = held(api, "t")

@@ -109,7 +109,7 @@ def test_json_lines_carry_every_field(lsmq: Run, topic: str) -> None:
     lines = [
         {"body": "plain"},
         {"body": {"pizzas": [1, 2]}, "key": "table 7", "tag": "order", "properties": {"a": "b"}},
-        {"body_b64": "/wA=", "queue": 2, "priority": 3},
+        {"body_b64": "/wA=", "queue": 2, "priority": 3, "subpriority": 200, "expires_at_ms": 1_900_000_000_000},
     ]
     stdin = "\n".join(json.dumps(line) for line in lines).encode()
     sent = json_lines(lsmq("produce", topic, "--json-lines", "--receipts", stdin=stdin).stdout)
@@ -118,8 +118,12 @@ def test_json_lines_carry_every_field(lsmq: Run, topic: str) -> None:
     assert json.loads(found[1]["body"]) == {"pizzas": [1, 2]}
     assert (found[1]["key"], found[1]["tag"], found[1]["properties"]) == ("table 7", "order", {"a": "b"})
     assert (found[2]["body_b64"], found[2]["queue"], found[2]["priority"]) == ("/wA=", 2, 3)
+    assert (found[2]["subpriority"], found[2]["expires_ms"]) == (200, 1_900_000_000_000)
     again = lsmq("consume", topic, "--format", "json").stdout
     assert {message["id"] for message in json_lines(again)} == {place["id"] for place in sent}
+    lsmq("produce", topic, "--expires-at", "2030-01-01T00:00", "--key", "until", stdin=b"x")
+    (until,) = json_lines(lsmq("message", "find", topic, "--key", "until", "--json").stdout)
+    assert until["expires_ms"] == int(datetime(2030, 1, 1).timestamp() * 1000)
 
 
 def test_messages_are_found_by_key_newest_first(lsmq: Run, topic: str) -> None:
@@ -155,6 +159,8 @@ def test_messages_are_found_by_key_newest_first(lsmq: Run, topic: str) -> None:
         (b'{"body": "x", "queue": 99}', b"queues 0 to 3, not 99"),
         (b'{"body": "x", "queue": true}', b"queue a number"),
         (b'{"body": "x", "priority": 256}', b"priority must be a number from 0 to 255"),
+        (b'{"body": "x", "subpriority": 256}', b"subpriority must be a number from 0 to 255"),
+        (b'{"body": "x", "expires_at_ms": 1700000000000}', b"line 2: expires_at_ms is 1700000000000"),
         (b'{"body": "x", "key": 7}', b"key and tag must be text"),
         (b'{"body": "x", "properties": {"a": 1}}', b"properties must be"),
     ],
@@ -279,6 +285,7 @@ async def test_a_lost_answer_is_not_a_doubled_line(shared_node: NodeProcess, lsm
         (["consume", "t", "--format", "%z"], b"%z"),
         (["produce", "t", "--file"], b"names of files"),
         (["produce", "t", "--json-lines", "--key-separator", ":"], b"leave out"),
+        (["produce", "t", "--ttl", "1h", "--expires-at", "2030-01-01"], b"give one of the two"),
         (["produce", "t", "/no/such/file"], b"does not exist"),
         (["topic", "create", "t", "--queues", "0"], b"--queues"),
         (["topic", "create", "t", "--retention", "7"], b"not a length of time"),

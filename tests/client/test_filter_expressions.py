@@ -9,7 +9,7 @@ from lsmq.filter_expressions import MAX_FILTER_LENGTH, Expression, Fields
 from lsmq.filters import MAX_FILTER_WORDS, MessageFilter
 
 MESSAGE = Fields(
-    "k", "t", None, 3, 1_000, {"region": "eu", "n": "10", "order.total": "99.5", "it's": "%", "tag": "own"}
+    "k", "t", None, 3, 7, 1_000, {"region": "eu", "n": "10", "order.total": "99.5", "it's": "%", "tag": "own"}
 )
 
 
@@ -39,6 +39,7 @@ MESSAGE = Fields(
         ("properties.tag = 'own' AND tag = 't'", True),
         ("\"tag\" = 'own'", True),
         ("priority >= 3 AND stored_ms < 1001", True),
+        ("subpriority BETWEEN 7 AND 9 AND NOT subpriority = priority", True),
         ("key = 'k' OR missing = 1", True),
         ("NOT (key = 'other')", True),
         ("region = 'it''s'", False),

@@ -10,7 +10,17 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lsmq import Client, Consumer, InvalidFilter, InvalidRequest, Message, Producer, PushConsumer, WorkQueue
+from lsmq import (
+    Client,
+    Consumer,
+    InvalidFilter,
+    InvalidRequest,
+    Message,
+    Producer,
+    PushConsumer,
+    TransactionalProducer,
+    WorkQueue,
+)
 from lsmq.sync import Client as BlockingClient
 from lsmq.sync import Consumer as BlockingConsumer
 from lsmq.sync import Producer as BlockingProducer
@@ -72,6 +82,45 @@ async def test_messages_show_their_type_and_when_they_expire(shared_node: NodePr
         assert (first.type, first.expires_ms) == ("refund", first.stored_ms + 60_000)
         assert (second.type, second.expires_ms) == (None, None)
         assert await client.message(sent.id) == first
+
+
+async def test_moments_and_subpriorities_by_all_ways_to_send(shared_node: NodeProcess, topic_name: str) -> None:
+    until = time.time_ns() // 1_000_000 + 3_600_000
+    options: Any = {"expires_at_ms": until, "priority": 1, "subpriority": 9}
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        async with Producer(client, topic_name) as producer:
+            await producer.send_and_wait("one", **options)
+            await (await producer.send_batch(["rows", "more"], expires_at_ms=[until, 0], priorities=1, subpriorities=9))
+            for name, value in (("expires_at_ms", until - 2 * 3_600_000), ("subpriority", 256), ("subpriority", "9")):
+                with pytest.raises(InvalidRequest, match=name) as refused:
+                    await producer.send("x", **{**options, name: value})
+                assert refused.value.details["field"] == name
+            with pytest.raises(InvalidRequest, match="row 1: expires_at_ms is 5, which is over"):
+                await producer.send_batch(["a", "b"], expires_at_ms=[until, 5])
+        async with (
+            TransactionalProducer(client, f"{topic_name}-tx", check=lambda _: "commit") as transactions,
+            transactions.transaction() as transaction,
+        ):
+            await transaction.send(topic_name, "in a transaction", **options)
+        async with Consumer(client, topic_name) as consumer:
+            found = {message.text(): message for message in await take(consumer, 4)}
+        assert {message.subpriority for message in found.values()} == {9}
+        assert {text: message.expires_ms for text, message in found.items()} == {
+            **dict.fromkeys(("one", "rows", "in a transaction"), until),
+            "more": None,
+        }
+
+    def blocking() -> None:
+        with BlockingClient(shared_node.url) as client, BlockingProducer(client, topic_name) as producer:
+            producer.send_and_wait("blocking", **options)
+            with pytest.raises(InvalidRequest, match="which is over"):
+                producer.send("x", expires_at_ms=1)
+            assert (
+                client.find_messages(topic_name, filter="subpriority = 9", limit=100).messages[-1].expires_ms == until
+            )
+
+    await asyncio.to_thread(blocking)
 
 
 async def test_a_group_commits_past_what_it_does_not_pick(shared_node: NodeProcess, topic_name: str) -> None:

@@ -38,7 +38,7 @@ async def write_all_kinds(client: Client, topic: str, count: int = 300) -> None:
                 case 0:
                     await producer.send(f"{number}", queue=number % 7, tag="even", key=f"k{number}")
                 case 1:
-                    await producer.send(b"", key=b"\xff", priority=7, ttl_ms=10**9)
+                    await producer.send(b"", key=b"\xff", priority=7, subpriority=number % 256, ttl_ms=10**9)
                 case 2:
                     await producer.send("x" * number, properties={"a": "b"}, headers=[("h", b"1")], type="kind")
                 case 3:

@@ -56,13 +56,15 @@ def columns() -> dict[str, list[Any]]:
         "types": [f"kind {row % 3}" if row % 5 else None for row in range(ROWS)],
         "properties": [{"row": str(row)} if row % 4 == 0 else None for row in range(ROWS)],
         "priorities": [row % 256 for row in range(ROWS)],
+        "subpriorities": [row % 13 for row in range(ROWS)],
         "ttl_ms": [10**9 if row % 7 == 0 else 0 for row in range(ROWS)],
     }
 
 
 def parts(message: Message) -> tuple[Any, ...]:
     expires = message.expires_ms and message.expires_ms - message.stored_ms
-    return message.body, message.key, message.tag, message.type, dict(message.properties), message.priority, expires
+    ranks = message.priority, message.subpriority
+    return message.body, message.key, message.tag, message.type, dict(message.properties), ranks, expires
 
 
 def in_bytes(message: Message) -> tuple[Any, ...]:
@@ -89,6 +91,7 @@ async def test_rows_have_what_messages_have_that_are_sent_one_by_one(
                     properties=options["properties"],
                     priority=options["priorities"],
                     ttl_ms=options["ttl_ms"] or None,
+                    subpriority=options["subpriorities"],
                 )
         async with Producer(client, topic_name, codec=codec) as producer:
             receipt = await producer.send_batch(bodies, **given)

@@ -116,6 +116,12 @@ def test_a_work_queue_is_configured_on_the_command_line_and_without_asyncio(shar
         with sync.WorkQueue(client, topic, topic, order="priority") as work:
             work.configure(order="priority", fair_by="key", weights={"x": 2}, max_rate_per=1)
             assert work.describe().settings.weights == {"x": 2}
+            work.configure(fair_by="properties.customer")
+            assert work.describe().settings.fair_by == "properties.customer"
+        ran = CliRunner().invoke(root, [*command, "--fair-by", "properties.shop", "--json"])
+        assert json.loads(ran.output)["settings"]["fair_by"] == "properties.shop"
+        ran = CliRunner().invoke(root, [*command, "--fair-by", "colour"])
+        assert ran.exit_code == 1 and "properties.customer" in str(ran.exception)
 
 
 class _Workers(WorkQueue):

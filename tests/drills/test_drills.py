@@ -33,6 +33,7 @@ DRILLS_BY_NAME = (
     "rebalance-storm",
     "kill-producer-in-transaction",
     "kill-worker",
+    "kill-keyed-worker",
     "reject-port",
     "clock-skew",
     "full-disk-voter",

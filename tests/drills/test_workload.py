@@ -6,7 +6,7 @@ import asyncio
 import bisect
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_lab.drills.columns import DrillColumns
 from lsmq_lab.drills.compare import Comparison, ReplicaDirectory, compare
 from lsmq_lab.drills.group_work import GroupWork, _Member
+from lsmq_lab.drills.keyed_work import Ends, KeyDelays, Stretch, delays_of, reordered
 from lsmq_lab.drills.members import slowness
 from lsmq_lab.drills.report import DrillReport, OutageTimes, print_report, verdict_fields
-from lsmq_lab.drills.task_work import conduct_of, reordered
+from lsmq_lab.drills.task_work import conduct_of
 from lsmq_lab.drills.transaction_work import TransactionWork
 from lsmq_lab.drills.transactors import read_ledger
 from lsmq_lab.drills.workers import VISIBILITY_MS, WorkerEvent
@@ -304,9 +305,6 @@ def test_dead_letters_are_poison_once_each_and_hold_nothing_up() -> None:
     assert (good.doubled, good.wrong, good.dead, good.handled, good.again) == (0, 0, 1, 59, 1)
     assert conduct_of([*failing[:1], *passing, *failing[1:]], [letter(0, 0)] * 2, []).doubled == 1
     assert conduct_of([*failing, *behind], [letter(0, 0)], []).wrong == 1, "held up"
-    assert conduct_of([*failing, *behind], [letter(0, 0)], [], by_key=True).wrong == 0, "they are of its key"
-    others = [replace(event, key="another") for event in behind]
-    assert conduct_of([*failing, *others], [letter(0, 0)], [], by_key=True).wrong == 1, "held up, of another key"
     assert conduct_of(passing, [letter(0, 7)], []).wrong == 1, "no poison"
 
 
@@ -318,6 +316,31 @@ def test_a_message_that_begins_before_its_key_is_told() -> None:
     assert reordered(at_once, [letter(0, 0)]) == [], "a dead letter frees its key"
     others = [begins(0.0, offset=0), replace(begins(0.1, offset=1), key="another"), begins(0.2, offset=0)]
     assert reordered(others, []) == [], "of another key, and again"
+
+
+def of_key(key: str, events: Iterable[WorkerEvent]) -> list[WorkerEvent]:
+    return [replace(event, key=key) for event in events]
+
+
+def test_a_key_that_fails_is_told_where_it_held_up_another_that_might_go_on() -> None:
+    failing, letters = [begins(at, sequence=0) for at in (1.0, 2.0, 6.0)], [letter(0, 0)]
+    own, other = handled(7.0, 1), of_key("another", handled(7.5, 2))
+    there: list[Ends] = [(0.5, {0: 3})]
+
+    def told(*events: WorkerEvent, ends: Sequence[Ends] = there, disturbed: Sequence[Stretch] = ()) -> KeyDelays:
+        return delays_of(sorted([*failing, *events], key=lambda event: event.at), letters, ends, disturbed)
+
+    finding = "queue 0 offset 0 failed, and held up offset 2, of another key"
+    assert told(*own, *other) == KeyDelays(1, (finding,))
+    assert told(*own).asked == 0, "those of its own key wait for it"
+    assert told(*other, ends=[(0.5, {0: 2}), (1.5, {0: 3})]).asked == 0, "it may not have been there"
+    assert told(*other, disturbed=[(5.0, 5.5)]).asked == 0, "somebody may have died with it"
+    before = of_key("another", handled(7.2, 1))
+    assert told(*before, *other).findings == (finding.replace("offset 2", "offset 1"),)
+    resting = [replace(begins(0.1, offset=1), key="another"), *of_key("another", handled(7.2, 1))]
+    assert told(*resting, *other).asked == 0, "its own key waits for one that rests"
+    third = of_key("third", handled(3.0, 3))
+    assert told(*other, *third) == KeyDelays(1, ()), "not by this one, which others have passed"
 
 
 # Reporting

@@ -18,7 +18,7 @@ from lsmq.topics import Route, Topic
 from lsmq_pipeline.decode import Span, positions, select, to_arrow
 from lsmq_pipeline.encode import encode, to_rows
 from lsmq_pipeline.errors import SchemaMismatch
-from lsmq_pipeline.schema import arrow_schema, message_schema
+from lsmq_pipeline.schema import arrow_schema, message_schema, whole_schema
 
 TOPIC = Topic("orders", 7, 16, {}, 0, (Route(0, 16, 0, None, 1),))
 EVERYTHING = Span(np.arange(16), np.zeros(16, np.int64), np.full(16, 1 << 60))
@@ -74,6 +74,23 @@ def test_rows_are_packed_to_the_bytes_that_a_producer_packs(messages: list[Any],
     builder = fill(BatchBuilder(), messages)
     rows = to_rows(table(messages), max_message_bytes=1 << 20)
     assert encode(rows, producer_id=9, sequence=3, codec=Codec.NONE) == builder.build(producer_id=9, sequence=3)
+
+
+def test_both_priorities_go_into_one_column_and_come_out_of_it() -> None:
+    firsts, seconds = [0, 255, 7, 0], [0, 255, 0, 9]
+    given_ = {"priority": pa.array(firsts), "subpriority": pa.array([None if each == 0 else each for each in seconds])}
+    rows = to_rows(pa.record_batch({"body": pa.array(["x"] * 4), **given_}), max_message_bytes=1 << 20)
+    assert rows.priorities.tolist() == [first | second << 8 for first, second in zip(firsts, seconds, strict=True)]
+    builder = BatchBuilder()
+    for value in rows.priorities.tolist():
+        builder.add(0, b"x", priority=value)
+    sent = RecordBatch(builder.build())
+    columns = {Column(number): list(sent.column(number)) for number in sent.directory}
+    columns |= {Column.OFFSET: [0, 1, 2, 3], Column.STORED_MS: [1_700_000_000_000] * 4}
+    found = select([RecordBatch(encode_batch(4, columns, bytes(sent.payload)))], TOPIC, [EVERYTHING])
+    assert found is not None
+    shown = to_arrow(found, TOPIC, arrow_schema(whole_schema())).to_pylist()
+    assert [(row["priority"], row["subpriority"]) for row in shown] == list(zip(firsts, seconds, strict=True))
 
 
 @settings(max_examples=150, deadline=None)
@@ -174,6 +191,7 @@ def test_positions_are_told_from_messages() -> None:
         ({"body": pa.array([b"x", b"y" * 101], pa.binary())}, MessageTooLarge),
         ({"body": pa.array(["x", "y"]), "queue": pa.array([0, -3])}, SchemaMismatch),
         ({"body": pa.array(["x", "y"]), "priority": pa.array([0, 256])}, SchemaMismatch),
+        ({"body": pa.array(["x", "y"]), "subpriority": pa.array([0, 256])}, SchemaMismatch),
         (
             {"body": pa.array(["x"]), "headers": pa.array([[{"key": "a", "value": None}]], HEADERS)},
             SchemaMismatch,

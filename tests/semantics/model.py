@@ -30,7 +30,7 @@ class Row:
     number: int
     key: str | None = None
     tag: str | None = None
-    priority: int = 0
+    priority: tuple[int, int] = (0, 0)  # and subpriority
     deletes_key: bool = False
     may_be_gone: bool = False
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lsmq import Client, Consumer, DelayedMessages, Message, Producer, WorkQueue
+from lsmq import Client, Consumer, DelayedMessages, Message, Producer, WorkQueue, runtime
 from lsmq._retries import Deadline
 from lsmq.errors import AlreadyDelivered
 from lsmq.messages import due_of_id
@@ -57,12 +57,17 @@ class Player:
         topic = ("log", "log", "ring", "full", "once", "table", "jobs")[where % 7]
         queue = how % TOPICS[topic]["queues"]
         self.serial += 1
-        row = Row(self.serial, KEYS[what % 4], TAGS[what % 3], what % 4)
-        fields: dict[str, Any] = {"key": row.key, "tag": row.tag, "priority": row.priority, "queue": queue}
+        row = Row(self.serial, KEYS[what % 4], TAGS[what % 3], (what % 4 // 2, what % 2))
+        fields: dict[str, Any] = {"key": row.key, "tag": row.tag, "queue": queue}
+        fields["priority"], fields["subpriority"] = row.priority
         dedupe_id = f"{how % 3}" if topic == "once" else None
         if topic == "log":
-            fields["ttl_ms"] = (None, None, _LONG_MS, _SHORT_MS)[how // 2 % 4]
-            row.may_be_gone = fields["ttl_ms"] == _SHORT_MS
+            lives_ms = (None, None, _LONG_MS, _SHORT_MS)[how // 2 % 4]
+            row.may_be_gone = lives_ms == _SHORT_MS
+            if lives_ms is not None and where % 7:
+                fields["ttl_ms"] = lives_ms
+            elif lives_ms is not None:
+                fields["expires_at_ms"] = runtime.wall_ms() + lives_ms
         if dedupe_id is not None:
             fields["dedupe_id"] = dedupe_id
         body: str | None = f"{row.number}"
@@ -81,13 +86,13 @@ class Player:
             if how % 3 == 1 and tag is not None:
                 picks = {"tag": tag}
             elif how % 3 == 2:
-                picks = {"filter": f"number > {least} AND priority < 3"}
+                picks = {"filter": f"number > {least} AND (priority < 1 OR subpriority < 1)"}
             messages = await self._read_queue(topic, queue, picks)
 
             def wanted(row: Row, picks: dict[str, Any] = picks) -> bool:
                 if "tag" in picks:
                     return row.tag == tag
-                return "filter" not in picks or (row.number > least and row.priority < 3)
+                return "filter" not in picks or (row.number > least and 0 in row.priority)
 
             came = [(message.offset, int(message.properties["number"])) for message in messages]
             self.model.read(topic, queue, came, wanted)

@@ -14,6 +14,7 @@ from lsmq.messages import MAX_TTL_MS
 from lsmq.record_batch import BatchBuilder, Column, RecordBatch, encode_batch
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import ShardStore
+from lsmq_node.storage.delayed import LAST_DUE_MS
 from lsmq_node.storage.state import TopicOptions
 from support.clock import SimClock
 
@@ -35,7 +36,7 @@ class Shard:
         """Queue, body and time to live; 0 for none."""
         builder = BatchBuilder()
         for queue, body, ttl_ms in messages:
-            builder.add(queue, body, ttl_ms=ttl_ms)
+            builder.add(queue, body, expires=ttl_ms)
         self.store.wait(self.store.append(self.topic, RecordBatch(builder.build())))
 
     def after(self, milliseconds: int) -> None:
@@ -145,12 +146,28 @@ def test_tables_of_which_nothing_expires_are_not_looked_at_for_it(shard: Shard) 
     assert shard.store._merger.garbage.is_fresh(shard.store._tables.version)
 
 
-@pytest.mark.parametrize("ttl_ms", [-1, MAX_TTL_MS + 1, 1_700_000_000_000 * 10])
-def test_a_moment_or_a_time_in_the_past_is_refused_by_field_and_limit(shard: Shard, ttl_ms: int) -> None:
+@pytest.mark.parametrize("ttl_ms", [-1, LAST_DUE_MS + 1, 1 << 62])
+def test_what_is_no_time_to_live_and_no_moment_is_refused_by_field_and_limit(shard: Shard, ttl_ms: int) -> None:
     columns = {Column.LENGTH: [1, 1], Column.EXPIRES_MS: [0, ttl_ms & (1 << 64) - 1]}
     with pytest.raises(InvalidRequest, match="ttl_ms") as refused:
         shard.store.append(shard.topic, RecordBatch(encode_batch(2, columns, b"xy")))
     assert refused.value.details == {"field": "ttl_ms", "limit": MAX_TTL_MS}
+
+
+def test_a_moment_is_kept_however_late_the_message_is_stored_and_a_topic_may_shorten_it(shard: Shard) -> None:
+    now = shard.clock.time_ms
+    shard.after(400)
+    shard.put((0, b"until then", now + 1_000), (0, b"over", now + 300), (0, b"lives", 1_000))
+    assert [message.expires_ms for message in read_queue(shard.store, shard.topic, 0)] == [now + 1_000, now + 1_400]
+    for look in (lambda: None, lambda: flush(shard.store), lambda: merge(shard.store), shard.reopen):
+        look()
+        assert shard.bodies() == [b"until then", b"lives"]
+    shard.after(601)
+    assert shard.bodies() == [b"lives"]
+    shard.store.alter_topic("t", TopicOptions(ttl_ms=50))
+    shard.put((1, b"shortened", now + 100_000))
+    shard.after(51)
+    assert shard.bodies(1) == []
 
 
 def test_a_clock_that_jumps_ahead_expires_nothing_early(shard: Shard) -> None:
@@ -162,11 +179,12 @@ def test_a_clock_that_jumps_ahead_expires_nothing_early(shard: Shard) -> None:
     assert shard.bodies() == []
 
 
+lives = st.sampled_from([0, 500, 2_000, 9_000, -500, -3_000])
 steps = st.lists(
     st.one_of(
         st.tuples(
             st.just("put"),
-            st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0, 500, 2_000, 9_000])), min_size=1, max_size=12),
+            st.lists(st.tuples(st.integers(0, 2), lives), min_size=1, max_size=12),
         ),
         st.tuples(st.just("wait"), st.sampled_from([100, 700, 3_000])),
         st.tuples(st.just("delete"), st.tuples(st.integers(0, 2), st.integers(0, 30))),
@@ -188,11 +206,11 @@ def test_a_store_agrees_with_a_list_of_messages_and_moments(tmp_path_factory: py
             match what:
                 case "put":
                     messages = []
-                    for queue, ttl_ms in given_:
+                    for queue, lives_ms in given_:  # below 0: until that moment
                         number += 1
                         body = b"%06d" % number * 20
-                        messages.append((queue, body, ttl_ms))
-                        model[queue].append((body, now + ttl_ms if ttl_ms else None))
+                        messages.append((queue, body, lives_ms if lives_ms >= 0 else shard.clock.time_ms - lives_ms))
+                        model[queue].append((body, now + abs(lives_ms) if lives_ms else None))
                     shard.put(*messages)
                 case "wait":
                     shard.after(given_)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lsmq.errors import InvalidRequest, LsmqError, QuotaExceeded, RequestTooLarge, TooManyMessages
-from lsmq.messages import dedupe_hash
+from lsmq.messages import dedupe_hash, priority_value
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.delayed.deliveries import moved
 from lsmq_node.storage import TopicOptions
@@ -490,7 +490,7 @@ def ranked(bench: Bench, topic_id: int, queue: int, *ranks: int, deadlines: bool
     """Messages of these priorities, or times to live in minutes, which are their bodies too."""
     builder = BatchBuilder()
     for rank in ranks:
-        kind = {"ttl_ms": rank * 60_000} if deadlines else {"priority": rank}
+        kind = {"expires": rank * 60_000} if deadlines else {"priority": rank}
         builder.add(queue, b"%d" % rank, **kind)  # type: ignore[arg-type]
     bench.store.append(topic_id, RecordBatch(builder.build()))
     bench.store.commit()
@@ -525,6 +525,15 @@ def test_of_a_full_queue_the_lowest_in_rank_go(bench: Bench, flushed: bool, dead
         merge(bench.store)
         bench.reopen()
     assert gone(bench, topic.id) == {LossReason.OVERFLOW: 5}
+
+
+def test_of_one_priority_the_lowest_subpriority_goes_first(bench: Bench) -> None:
+    options = {"queue_max_messages": 2, "overflow": "drop_lowest_priority"}
+    topic = bench.store.create_topic("t", 1, TopicOptions.from_dict(options))
+    pairs = [(1, 9), (2, 0), (1, 200), (2, 1)]
+    ranked(bench, topic.id, 0, *(priority_value(*pair) for pair in pairs))
+    retain(bench.store)
+    assert list(bodies(bench.store, topic.id, 0)) == [1, 3]
 
 
 def test_a_long_queue_comes_down_to_a_new_limit_and_keeps_the_highest(

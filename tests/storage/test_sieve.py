@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lsmq.filter_expressions import Fields
 from lsmq.filters import MessageFilter
-from lsmq.messages import RecordHeader
+from lsmq.messages import RecordHeader, split_priority
 from lsmq.record_batch import BatchBuilder, Column, Message, RecordBatch, tag_hash
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import ShardStore
@@ -251,7 +251,7 @@ sent = st.builds(
     WORDS,
     WORDS,
     WORDS,
-    st.sampled_from([0, 1, 5, 255]),
+    st.sampled_from([0, 1, 5, 255, 1 | 5 << 8, 255 << 8]),
     st.dictionaries(st.sampled_from(["n", "region"]), st.sampled_from(["1", "20", "-3.5", "eu", ""]), max_size=2),
 )
 operands = ["key", "tag", "type", "n", "region", "'a'", "'eu'", "20"]
@@ -263,7 +263,8 @@ texts = st.one_of(
         st.sampled_from(operands),
     ),
     st.builds(
-        lambda sign, number: f"priority {sign} {number}",
+        lambda which, sign, number: f"{which} {sign} {number}",
+        st.sampled_from(["priority", "subpriority"]),
         st.sampled_from(["=", "<>", "<", ">"]),
         st.sampled_from([0, 1, 4.5]),
     ),
@@ -275,6 +276,7 @@ texts = st.one_of(
             "type IS NOT NULL",
             "key IS NULL",
             "priority IN (1, 255)",
+            "subpriority IN (5, 255)",
             "region LIKE 'e%'",
             "n NOT BETWEEN 0 AND 10",
             "stored_ms > 1",
@@ -303,7 +305,8 @@ filters = st.builds(
 def _takes(wanted: MessageFilter, message: Sent) -> bool:
     if (wanted.tags and message.tag not in wanted.tags) or (wanted.types and message.kind not in wanted.types):
         return False
-    fields = Fields(message.key, message.tag, message.kind, message.priority, 1_700_000_000_000, message.properties)
+    ranks = split_priority(message.priority)
+    fields = Fields(message.key, message.tag, message.kind, *ranks, 1_700_000_000_000, message.properties)
     return wanted.expression is None or wanted.expression.matches(fields)
 
 

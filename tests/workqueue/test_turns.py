@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lsmq.messages import priority_rank, priority_value
 from lsmq_node.workqueue import waiting_queues
 from lsmq_node.workqueue.chunks import SettledChunk
 from lsmq_node.workqueue.ledger import WorkLedger
@@ -280,15 +281,15 @@ def test_a_million_of_low_priority_cost_a_high_one_nothing() -> None:
 
 
 @given(
-    st.lists(st.tuples(TENANTS, st.integers(0, 3), st.integers(0, 400)), max_size=60),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.integers(0, 400)), max_size=60),
     st.sampled_from([1, 50, 1_000]),
     POPS,
 )
 def test_what_waits_long_passes_what_is_higher(
     sent: list[tuple[int, int, int]], ageing_ms: int, pops: list[int]
 ) -> None:
-    """Of one tenant, exactly by when it was stored, less its level times the ageing."""
-    keys, levels = [1] * len(sent), [level for _, level, _ in sent]
+    """Of one tenant, exactly by when it was stored, less its priority times ageing; subpriorities are 256ths."""
+    keys, levels = [1] * len(sent), [priority_rank(priority_value(first, second)) for second, first, _ in sent]
     times, now = list[int](), 0
     for _, _, passed_ms in sent:
         now += passed_ms
@@ -298,8 +299,74 @@ def test_what_waits_long_passes_what_is_higher(
     )
     ledger.look_at(0, range(len(keys)), keys, levels, len(keys), 0, times)
     found = [receipt.offset for limit in pops for receipt in pop(ledger, limit)]
-    expected = sorted(range(len(keys)), key=lambda at: (times[at] - levels[at] * ageing_ms, -levels[at], at))
+    expected = sorted(range(len(keys)), key=lambda at: (256 * times[at] - levels[at] * ageing_ms, -levels[at], at))
     assert found == expected[: len(found)] and len(found) == min(sum(pops), len(keys))
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("send"), st.integers(0, 3), st.integers(0, 2)),
+            st.tuples(st.just("pop"), st.integers(1, 4), st.just(0)),
+            st.tuples(st.just("give back"), st.integers(0, 9), st.just(0)),
+        ),
+        max_size=80,
+    ),
+    st.sampled_from([None, 3]),
+)
+def test_what_comes_back_is_ranked_among_what_waits(deeds: list[tuple[str, int, int]], ageing_ms: int | None) -> None:
+    """Each pop takes what ranks first of all that wait, whatever came, went and came back; with ageing, all comes."""
+    ranks: list[int] = []
+    settings_ = WorkSettings(order=Order.PRIORITY, priority_ageing_ms=ageing_ms, max_deliveries=1_000)
+    ledger = WorkLedger(settings_, 1, lambda queue: 0, lambda queue: len(ranks))
+    held: list[DeliveryReceipt] = []
+    waiting: set[int] = set()
+
+    def place(at: int) -> int:
+        return 256 * at - ranks[at] * ageing_ms if ageing_ms is not None else -ranks[at]
+
+    for what, number, second in deeds:
+        if what == "send":
+            ranks.append(priority_rank(priority_value(number, second)))
+            waiting.add(at := len(ranks) - 1)
+            ledger.look_at(0, [at], [1], [ranks[at]], at + 1, 0, None if ageing_ms is None else [at])
+        elif what == "pop":
+            for receipt in pop(ledger, number):
+                assert ageing_ms is not None or place(receipt.offset) == min(map(place, waiting))
+                waiting.discard(receipt.offset)
+                held.append(receipt)
+        elif held:
+            receipt = held.pop(number % len(held))
+            assert ledger.nack(receipt, 0, delay_ms=0) is None
+            waiting.add(receipt.offset)
+    while found := pop(ledger, 100):
+        waiting -= {receipt.offset for receipt in found}
+    assert not waiting
+
+
+def test_fifty_thousand_ranks_cost_a_pop_no_look_at_each() -> None:
+    costs = []
+    for count in (16, 50_000):
+        ledger = WorkLedger(
+            WorkSettings(order=Order.PRIORITY, priority_ageing_ms=1_000), 1, lambda queue: 0, lambda queue: 1 << 20
+        )
+        ledger.look_at(0, range(count), [1] * count, range(count), count, 0, [7] * count)
+        pop(ledger, 1)  # which learns of all
+        lines = 0
+
+        def count_lines(frame: object, event: str, argument: object) -> object:
+            nonlocal lines
+            lines += event == "line"
+            return count_lines
+
+        sys.settrace(count_lines)  # type: ignore[arg-type]
+        try:
+            (found,) = pop(ledger, 1)
+        finally:
+            sys.settrace(None)
+        assert found.offset == count - 2
+        costs.append(lines)
+    assert costs[1] <= costs[0] + 20
 
 
 def test_after_a_change_of_leaders_priorities_are_known_again_and_receipts_count() -> None:

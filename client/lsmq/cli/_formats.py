@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from lsmq._wire_values import headers_field, key_field, text_or_base64
+from lsmq._wire_values import headers_field, key_field, subpriority_field, text_or_base64
 from lsmq.cli.render import time_text
 from lsmq.record_batch import Message
 
@@ -62,6 +62,7 @@ def to_dict(message: Message) -> dict[str, Any]:
         **key_field(message.key),
         "tag": message.tag,
         "priority": message.priority,
+        **subpriority_field(message.subpriority),
         "properties": dict(message.properties),
         "stored_ms": message.stored_ms,
         **headers_field(message.headers),

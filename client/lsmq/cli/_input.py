@@ -28,11 +28,13 @@ _FIELDS = {
     "tag",
     "queue",
     "priority",
+    "subpriority",
     "properties",
     "headers",
     "delete",
     "type",
     "ttl_ms",
+    "expires_at_ms",
     "dedupe_id",
     "delay_ms",
     "deliver_at_ms",
@@ -59,6 +61,13 @@ class OutgoingMessage:
     ttl_ms: int | None = None
     delay_ms: int | None = None
     deliver_at_ms: int | None = None
+    subpriority: int = 0
+    expires_at_ms: int | None = None
+
+    @property
+    def expires(self) -> bool:
+        """Whether it says when it expires."""
+        return self.ttl_ms is not None or self.expires_at_ms is not None
 
     @property
     def comes_later(self) -> bool:
@@ -149,10 +158,12 @@ def from_json_line(line: bytes, *, source: str) -> OutgoingMessage:
     if not (_is_text(fields.get("key")) and _is_text(tag) and (queue is None or type(queue) in (int, str))):
         raise InvalidRequest(f"{source}: key and tag must be text, and queue a number or a name")
     kind, ttl_ms = fields.get("type"), fields.get("ttl_ms")
+    subpriority = fields.get("subpriority") or 0
     if not _is_text(kind):
         raise InvalidRequest(f"{source}: type must be text")
-    if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
-        raise InvalidRequest(f"{source}: priority must be a number from 0 to {MAX_PRIORITY}")
+    for name, value in (("priority", priority), ("subpriority", subpriority)):
+        if type(value) is not int or not 0 <= value <= MAX_PRIORITY:
+            raise InvalidRequest(f"{source}: {name} must be a number from 0 to {MAX_PRIORITY}")
     if not isinstance(properties, dict) or not all(isinstance(value, str) for value in properties.values()):
         raise InvalidRequest(f"{source}: properties must be an object of texts")
     body = b"" if delete and fields.get("body") is None else _json_body(fields, source)
@@ -160,7 +171,7 @@ def from_json_line(line: bytes, *, source: str) -> OutgoingMessage:
     if not _is_text(dedupe_id):
         raise InvalidRequest(f"{source}: dedupe_id must be text")
     headers, later = _headers(fields, source), (fields.get("delay_ms"), fields.get("deliver_at_ms"))
-    own = delete, dedupe_id, source, kind, ttl_ms, *later
+    own = delete, dedupe_id, source, kind, ttl_ms, *later, subpriority, fields.get("expires_at_ms")
     return OutgoingMessage(body, key, tag, queue, priority, properties, headers, *own)
 
 

@@ -55,6 +55,7 @@ async def get(client: Client, id: str, format_text: str | None, as_json: bool) -
             ("tag", found.tag),
             *([("type", found.type)] if found.type is not None else []),
             ("priority", found.priority),
+            *([("subpriority", found.subpriority)] if found.subpriority else []),
             ("properties", dict(found.properties)),
             *([("headers", dict(found.headers))] if found.headers else []),
             *([("delete", True)] if found.delete else []),

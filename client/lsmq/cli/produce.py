@@ -45,6 +45,7 @@ class InputOptions:
     queue: int | str | None
     type: str | None
     ttl_ms: int | None
+    expires_at_ms: int | None
     dedupe_id: str | None
     delay_ms: int | None
     deliver_at_ms: int | None
@@ -60,6 +61,7 @@ class InputOptions:
 @click.option("--tag", help="Tag of all messages.")
 @click.option("--type", "kind", help="Type of all messages.")
 @click.option("--ttl", "ttl_ms", type=DURATION, help="Deliver them for so long, such as 90s, and not afterwards.")
+@click.option("--expires-at", type=TIME, help="Deliver them until then, as 2026-12-24T18:00, and not afterwards.")
 @click.option("--queue", metavar="QUEUE", help="Send everything to this queue: a number, or in a named topic a name.")
 @click.option("--dedupe-id", help="Store the message only if none with this id was, within the topic's window.")
 @click.option("--delay", "delay_ms", type=DURATION, help="They come into their queues so much later, as 10m or 7d.")
@@ -81,6 +83,7 @@ async def produce(
     tag: str | None,
     kind: str | None,
     ttl_ms: int | None,
+    expires_at: datetime | None,
     queue: str | None,
     dedupe_id: str | None,
     delay_ms: int | None,
@@ -95,10 +98,10 @@ async def produce(
 
     Lines go without their line end, empty ones are skipped. With --json-lines a line is an object with
     "body" (text; any other JSON is sent as JSON) or "body_b64", and optionally "key" or "key_b64", "tag", "queue",
-    "priority", "type", "ttl_ms", "properties", "dedupe_id", "delay_ms" or "deliver_at_ms", and "headers"
-    ([{"name": .., "value": ..}]); with "delete" it says that its key is gone, and has no body. It returns once every
-    message is stored, and fails if one is not; a message whose answer got lost is sent again and stored once. A line
-    that is wrong ends it; the lines before it are stored.
+    "priority", "subpriority", "type", "ttl_ms" or "expires_at_ms", "properties", "dedupe_id", "delay_ms" or
+    "deliver_at_ms", and "headers" ([{"name": .., "value": ..}]); with "delete" it says that its key is gone, and has no
+    body. It returns once every message is stored, and fails if one is not; a message whose answer got lost is sent
+    again and stored once. A line that is wrong ends it; the lines before it are stored.
 
     \b
       echo 'one pizza' | lsmq produce orders --key 'table 7'
@@ -119,9 +122,11 @@ async def produce(
         raise click.UsageError("--file needs the names of files")
     if delay_ms is not None and deliver_at is not None:
         raise click.UsageError("--delay says how much later messages come, --at when: give one of the two")
-    at_ms = None if deliver_at is None else int(deliver_at.timestamp() * 1000)
+    if ttl_ms is not None and expires_at is not None:
+        raise click.UsageError("--ttl says how long messages live, --expires-at until when: give one of the two")
+    at_ms, expires_at_ms = (None if at is None else int(at.timestamp() * 1000) for at in (deliver_at, expires_at))
     to = None if queue is None else await queue_of(client, topic, queue)
-    own = key, tag, to, kind, ttl_ms, dedupe_id, delay_ms, at_ms
+    own = key, tag, to, kind, ttl_ms, expires_at_ms, dedupe_id, delay_ms, at_ms
     options = InputOptions(files or (STDIN,), whole_files, json_lines, key_separator, *own)
     summary = ProduceSummary()
     total = _size_bytes(options.files)
@@ -192,9 +197,11 @@ async def _send(producer: Producer, outgoing: OutgoingMessage, options: InputOpt
             properties=outgoing.properties,
             headers=outgoing.headers,
             priority=outgoing.priority,
+            subpriority=outgoing.subpriority,
             delete=outgoing.delete,
             type=outgoing.type if outgoing.type is not None else options.type,
-            ttl_ms=outgoing.ttl_ms if outgoing.ttl_ms is not None else options.ttl_ms,
+            ttl_ms=outgoing.ttl_ms if outgoing.expires else options.ttl_ms,
+            expires_at_ms=outgoing.expires_at_ms if outgoing.expires else options.expires_at_ms,
             dedupe_id=outgoing.dedupe_id if outgoing.dedupe_id is not None else options.dedupe_id,
             delay_ms=outgoing.delay_ms if outgoing.comes_later else options.delay_ms,
             deliver_at_ms=outgoing.deliver_at_ms if outgoing.comes_later else options.deliver_at_ms,

@@ -20,7 +20,7 @@ from lsmq.cli.render import print_fields, print_json
     type=click.Choice(["none", "key", "priority"]),
     help="key: of each key one message at a time, in order. priority: higher ones first.",
 )
-@click.option("--fair-by", type=click.Choice(["queue", "key", "tag", "type"]), help="What takes turns.")
+@click.option("--fair-by", metavar="WHAT", help="What takes turns: queue, key, tag, type or properties.NAME.")
 @click.option("--weight", "weights", multiple=True, metavar="NAME=N", help="How many messages one gets in its turn.")
 @click.option("--max-in-flight-per", type=click.IntRange(min=1), help="Messages of one of them in flight, a shard.")
 @click.option("--max-deliveries", type=click.IntRange(1, 1_000), help="After so many a message is a dead letter.")

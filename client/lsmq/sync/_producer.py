@@ -223,6 +223,8 @@ class Producer(BlockingSender):
         properties: Mapping[str, str] | Sequence[Mapping[str, str] | None] | Any = None,
         priorities: int | Sequence[int] | Any = None,
         ttl_ms: int | Sequence[int] | Any = None,
+        subpriorities: int | Sequence[int] | Any = None,
+        expires_at_ms: int | Sequence[int] | Any = None,
     ) -> BatchReceipt:
         """Accept many messages as columns. See :meth:`lsmq.Producer.send_batch`."""
         sending = self._async.send_batch(
@@ -235,5 +237,7 @@ class Producer(BlockingSender):
             properties=properties,
             priorities=priorities,
             ttl_ms=ttl_ms,
+            subpriorities=subpriorities,
+            expires_at_ms=expires_at_ms,
         )
         return BatchReceipt(self._thread, self._thread.call(sending))

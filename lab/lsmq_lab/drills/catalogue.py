@@ -15,6 +15,7 @@ from . import doubts
 from .flood import nobody_takes
 from .group_work import GroupWork
 from .harness import Drill, DrillRun, led_by
+from .keyed_work import KeyedTaskWork
 from .task_work import TaskWork
 from .transaction_work import TransactionWork
 
@@ -477,6 +478,15 @@ async def _kill_producer_in_transaction(run: DrillRun) -> None:
 @_drill("kill-worker", "SIGKILL to consumers of a work queue at work, and to the leader of a shard it works on")
 async def _kill_worker(run: DrillRun) -> None:
     await _kill_workers(run, TaskWork)
+
+
+@_drill("kill-keyed-worker", "the same, of a work queue in order by key: not one message before its turn")
+async def _kill_keyed_worker(run: DrillRun) -> None:
+    work = run.work.beside(KeyedTaskWork)
+    while len(work.processes) < _WORKERS:
+        await work.start()
+    await work.until_dead_letters()
+    await _kill_workers(run, KeyedTaskWork)
 
 
 async def _kill_workers(run: DrillRun, kind: type[TaskWork]) -> None:

@@ -21,7 +21,7 @@ _TOPICS_BEYOND_A_BLOCK = 40
 _FULL_S = 10.0
 _SEEN_TIMEOUT_S = 30.0
 _PROBE_S = 0.01
-_ASK_TIMEOUT_S = 0.5
+_ASK_TIMEOUT_S = 2.0
 _SPREAD_S = 5.0  # Longer than it is quiet before leaders are given back.
 #: What one node that comes and goes may cost: elections and changes of in-sync sets in the time that a drill looks.
 _MOST_CHANGES = 8
@@ -80,6 +80,7 @@ async def _one_answers(run: DrillRun, former: str, shard: int) -> AsyncIterator[
     tasks = [asyncio.create_task(ask(node, url)) for node, url in zip(run.faults.nodes, run.faults.urls, strict=True)]
     try:
         yield
+        await run.until(lambda _: bool(taken.keys() - {former}), "its successor takes what it is asked itself")
     finally:
         for task in tasks:
             task.cancel()

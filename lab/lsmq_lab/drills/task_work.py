@@ -4,8 +4,7 @@
 - What a consumer has acknowledged never begins again, whoever leads.
 - A delivery begins while no other is under way: after the visibility of the one before, or after that was given back;
   and not before its delay is over. When leaders change, messages in flight may come to somebody else at once.
-- Messages of a queue pass one that fails; in order by key, those of other keys.
-- In order by key, a message begins when those of its key before it have been handled, or are dead letters.
+- Messages of a queue pass one that fails; what holds in order by key stands in :mod:`.keyed_work`.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from .columns import DrillColumns
 from .side_work import DRAIN_TIMEOUT_S, POLL_S, Judgement, SideWork
 from .workers import MAX_DELIVERIES, RETRY_FIRST_MS, VISIBILITY_MS, WorkerEvent, is_poison, main, read_events
 
-_EXAMPLES = 10
+EXAMPLES = 10
 #: A message is delivered by the node before its consumer looks at the clock; a busy machine may take so long for it.
-_TRANSIT_S = 1.0
+TRANSIT_S = 1.0
 #: Nodes learn of a change of leaders a moment after it.
 _STALE_S = 2.0
 #: So many messages behind one that fails must have been passed on, some of them before its last delivery.
@@ -121,7 +120,6 @@ class TaskWork(SideWork):
             done.add(letter.queue, letter.offset, letter.message.body)
         done.hand_to(sent.reading("work queue").received)
         conduct = conduct_of(self._events, self._letters, self._changes, by_key=self.order == "key")
-        early = reordered(self._events, self._letters) if self.order == "key" else []
         return Judgement(
             verdicts=[sent.check(redelivery=True)],
             notes=(
@@ -129,36 +127,9 @@ class TaskWork(SideWork):
                 f"{conduct.again:,} deliveries were not the first; {self.killed} consumers were killed",
             ),
             duplicates=conduct.doubled,
-            order_violations=len(early),
             other_anomalies=conduct.wrong,
-            findings=(*conduct.findings, *(f"work queue: {finding}" for finding in early[:_EXAMPLES])),
+            findings=conduct.findings,
         )
-
-
-class KeyedTaskWork(TaskWork):
-    """The same in order by key."""
-
-    suffix = "keyed"
-    order: ClassVar[Literal["none", "key"]] = "key"
-
-
-def reordered(events: Iterable[WorkerEvent], letters: Iterable[DeadLetter]) -> list[str]:
-    """Deliveries that began before all messages of their key before them were handled. ``events``: sorted by time."""
-    dead = {(letter.queue, letter.offset) for letter in letters}
-    handled: set[Place] = set()
-    begun: dict[tuple[int, str], set[int]] = defaultdict(set)  # by queue and key: offsets that are not handled yet
-    found: list[str] = []
-    for event in events:
-        place = event.queue, event.offset
-        if event.kind == "H":
-            handled.add(place)
-        elif event.kind == "B":
-            open_ = begun[event.queue, event.key]
-            open_ -= {offset for offset in open_ if (event.queue, offset) in handled}
-            if earlier := [offset for offset in open_ if offset < event.offset and (event.queue, offset) not in dead]:
-                found.append(f"{_name(place)} began before offset {min(earlier)} of its key was handled")
-            open_.add(event.offset)
-    return found
 
 
 def conduct_of(
@@ -168,7 +139,10 @@ def conduct_of(
     *,
     by_key: bool = False,
 ) -> Conduct:
-    """How a work queue did by its ``events``, sorted by time; ``changes``: from when to when leaders changed."""
+    """How a work queue did by its ``events``, sorted by time; ``changes``: from when to when leaders changed.
+
+    ``by_key``: messages may wait for others of their queue, so whom a dead letter held up is not looked at.
+    """
     by_place: dict[Place, list[WorkerEvent]] = defaultdict(list)
     for event in events:
         by_place[event.queue, event.offset].append(event)
@@ -176,13 +150,13 @@ def conduct_of(
     for place, story in by_place.items():
         doubled += _again(place, story, changes)
     dead = Counter((letter.queue, letter.offset) for letter in letters)
-    doubled += [f"{_name(place)} is a dead letter {count} times" for place, count in dead.items() if count > 1]
+    doubled += [f"{name_of(place)} is a dead letter {count} times" for place, count in dead.items() if count > 1]
     wrong = [
-        f"{_name(place)} is a dead letter, and no poison"
+        f"{name_of(place)} is a dead letter, and no poison"
         for place in dead
         if place in by_place and not is_poison(_sequence(by_place[place]))
     ]
-    wrong += _held_up(by_place, dead, by_key=by_key)
+    wrong += [] if by_key else _held_up(by_place, dead)
     deliveries = sum(event.kind == "B" for event in events)
     return Conduct(
         handled=len({(event.queue, event.offset) for event in events if event.kind == "H"}),
@@ -190,11 +164,11 @@ def conduct_of(
         dead=len(dead),
         doubled=len(doubled),
         wrong=len(wrong),
-        findings=tuple(f"work queue: {finding}" for finding in (*doubled, *wrong)[:_EXAMPLES]),
+        findings=tuple(f"work queue: {finding}" for finding in (*doubled, *wrong)[:EXAMPLES]),
     )
 
 
-def _name(place: Place) -> str:
+def name_of(place: Place) -> str:
     return f"queue {place[0]} offset {place[1]}"
 
 
@@ -220,11 +194,11 @@ def _again(place: Place, story: Sequence[WorkerEvent], changes: Sequence[tuple[f
                 changed = any(began < event.at and ended > _since(before) for began, ended in changes)
                 delivered_after = event.until - VISIBILITY_MS / 1000
                 if acknowledged_at < (delivered_after if changed else event.at):
-                    found.append(f"{_name(place)} began again after it was acknowledged")
+                    found.append(f"{name_of(place)} began again after it was acknowledged")
                 elif any(since < event.at < until for since, until in rests):
-                    found.append(f"{_name(place)} began before its delay was over")
-                elif before is not None and not (given_back or changed) and event.at < before.until - _TRANSIT_S:
-                    found.append(f"{_name(place)} began again {before.until - event.at:.1f} s too early")
+                    found.append(f"{name_of(place)} began before its delay was over")
+                elif before is not None and not (given_back or changed) and event.at < before.until - TRANSIT_S:
+                    found.append(f"{name_of(place)} began again {before.until - event.at:.1f} s too early")
                 before, given_back = event, False
     return found
 
@@ -233,13 +207,13 @@ def _since(before: WorkerEvent | None) -> float:
     return float("inf") if before is None else before.at
 
 
-def _held_up(by_place: Mapping[Place, Sequence[WorkerEvent]], dead: Iterable[Place], *, by_key: bool) -> list[str]:
-    """Dead letters that nothing in their queue has passed while they failed; ``by_key``: nothing of other keys."""
-    first_of: dict[int, list[tuple[int, float, str]]] = defaultdict(list)
+def _held_up(by_place: Mapping[Place, Sequence[WorkerEvent]], dead: Iterable[Place]) -> list[str]:
+    """Dead letters that nothing in their queue has passed while they failed."""
+    first_of: dict[int, list[tuple[int, float]]] = defaultdict(list)
     for (queue, offset), story in by_place.items():
         begins = [event for event in story if event.kind == "B"]
         if begins:
-            first_of[queue].append((offset, begins[0].at, begins[0].key))
+            first_of[queue].append((offset, begins[0].at))
     for rows in first_of.values():
         rows.sort()
     found: list[str] = []
@@ -247,9 +221,8 @@ def _held_up(by_place: Mapping[Place, Sequence[WorkerEvent]], dead: Iterable[Pla
         begins = [event for event in by_place.get(place, ()) if event.kind == "B"]
         if len(begins) < 2:
             continue
-        rows, key = first_of[place[0]], begins[0].key
-        later = rows[bisect_right(rows, (place[1], float("inf"))) :]
-        behind = [at for _, at, of_key in later if not (by_key and of_key == key)]
+        rows = first_of[place[0]]
+        behind = [at for _, at in rows[bisect_right(rows, (place[1], float("inf"))) :]]
         if len(behind) >= _BEHIND and not any(at < begins[-1].at for at in behind):
-            found.append(f"{_name(place)} failed, and held up {len(behind)} messages behind it")
+            found.append(f"{name_of(place)} failed, and held up {len(behind)} messages behind it")
     return found

@@ -31,14 +31,14 @@ from lsmq.errors import (
     UnknownTopic,
 )
 from lsmq.messages import (
-    MAX_TTL_MS,
+    MAX_PRIORITY,
     Headers,
     Key,
     check_not_later,
-    check_ttl,
     dedupe_hash,
     dedupe_queue,
     due_value,
+    expiry_value,
     named_dedupe_hash,
 )
 from lsmq.queue_names import SEPARATOR, check_queue_name
@@ -100,7 +100,7 @@ class Packer:
             self._explain(index, message)
         queue, tag = message.get("queue"), message.get("tag")
         priority, properties = message.get("priority", 0), message.get("properties")
-        kind, ttl_ms = message.get("type"), message.get("ttl_ms")
+        subpriority, kind = message.get("subpriority", 0), message.get("type")
         key = self._bytes(index, message, "key")
         delete = "delete" in message and self._delete(index, message, key)
         body = b"" if delete else self._body(index, message)
@@ -110,12 +110,13 @@ class Packer:
             self._explain(index, message)
         if kind is not None and type(kind) is not str:
             self._explain(index, message)
-        if ttl_ms is not None and not (type(ttl_ms) is int and 0 < ttl_ms <= MAX_TTL_MS):
-            self._refuse_ttl(index, message)
         due_ms = self._due_ms(index, message) if "delay_ms" in message or "deliver_at_ms" in message else 0
+        expires = self._expires(index, message, due_ms) if "ttl_ms" in message or "expires_at_ms" in message else 0
         if due_ms and dedupe:
             self._refuse_later(index, due_ms)
-        if type(priority) is not int or not 0 <= priority <= 255:
+        if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
+            self._explain(index, message)
+        if type(subpriority) is not int or not 0 <= subpriority <= MAX_PRIORITY:
             self._explain(index, message)
         if properties is not None:
             check(properties, _FIELDS["properties"], f"messages[{index}].properties")
@@ -141,12 +142,12 @@ class Packer:
                 body,
                 key=key,
                 tag=tag,
-                priority=priority,
+                priority=priority | subpriority << 8,
                 properties=properties,
                 headers=headers,
                 delete=delete,
                 kind=kind,
-                ttl_ms=ttl_ms or 0,
+                expires=expires,
                 due_ms=due_ms,
                 key_hash_hint=key_digest,
                 dedupe_hash=dedupe,
@@ -180,6 +181,14 @@ class Packer:
         except InvalidRequest as error:
             field = f"messages[{index}].{error.details['field']}"
             raise InvalidRequest(f"{field}: {error.message}", **{**error.details, "field": field}) from error
+
+    def _expires(self, index: int, message: dict[str, Any], due_ms: int) -> int:
+        """As the column has it: a time to live, or a moment; 0 for never."""
+        try:
+            return expiry_value(message.get("ttl_ms"), message.get("expires_at_ms"), due_ms, runtime.wall_ms())
+        except InvalidRequest as error:
+            field = f"messages[{index}].{error.details['field']}"
+            raise InvalidRequest(f"messages[{index}]: {error.message}", **{**error.details, "field": field}) from error
 
     def _part(self, shard: int) -> ShardMessages:
         part = self.parts.get(shard)
@@ -286,13 +295,6 @@ class Packer:
                 field=f"messages[{index}].queue",
             )
         self._broker.admission.queue(self._topic, queue)
-
-    def _refuse_ttl(self, index: int, message: dict[str, Any]) -> None:
-        path = f"messages[{index}].ttl_ms"
-        try:
-            check_ttl(message["ttl_ms"])
-        except InvalidRequest as error:
-            raise InvalidRequest(f"messages[{index}]: {error.message}", field=path, limit=MAX_TTL_MS) from error
 
     def _explain(self, index: int, message: Any) -> None:
         """Say by the schema what the quick check did not like."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lsmq.errors import InvalidBatch
+from lsmq.messages import split_priority
 from lsmq.record_batch import Flag, RecordBatch, decode_header, message_id, split_batches
 from lsmq_node.broker import Fetched
 
@@ -70,10 +71,12 @@ def render_message(
     form: Format,
     expires_ms: int = 0,
 ) -> dict[str, Any]:
-    """One message, given the bytes of its record."""
+    """One message, given the bytes of its record. ``priority``: with its subpriority, as the column has it."""
     message: dict[str, Any] = {"queue": queue, "offset": offset, "id": message_id(topic_id, queue, offset)}
     message.update(_header(header, form))
-    message["priority"] = priority
+    message["priority"], subpriority = split_priority(priority)
+    if subpriority:
+        message["subpriority"] = subpriority
     message["stored_ms"] = stored_ms
     if expires_ms:
         message["expires_ms"] = expires_ms

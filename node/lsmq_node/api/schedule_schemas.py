@@ -10,8 +10,8 @@ NAME: Schema = text(
     pattern=r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,200}",
 )
 MAX: Schema = integer(1, Limit("max_messages_per_request"), default=Limit("max_messages_per_request", 100))
-#: A schedule says itself when its messages come, and ids are not for messages that come later.
-_NOT_SCHEDULED = ("delay_ms", "deliver_at_ms", "dedupe_id")
+#: A schedule says itself when its messages come, ids are not for messages that come later, and a moment is over once.
+_NOT_SCHEDULED = ("delay_ms", "deliver_at_ms", "expires_at_ms", "dedupe_id")
 _CRON = text("`minute hour day-of-month month day-of-week`, or such as `@daily`.", maxLength=200)
 _TZ = text("The time zone whose clocks count, such as `Europe/Berlin`.", maxLength=100, default="UTC")
 PUT: Schema = object_of(

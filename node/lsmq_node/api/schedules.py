@@ -18,6 +18,7 @@ from lsmq.errors import (
     UnknownSchedule,
     UnknownTopic,
 )
+from lsmq.messages import priority_value
 from lsmq.record_batch import Flag, encode_header
 from lsmq_node.schedules import Schedule
 from lsmq_node.schedules.cron import Cron, zone_of
@@ -127,8 +128,8 @@ async def delete_schedule(call: Call) -> web.StreamResponse:
 def _described(schedule: Schedule, form: Format) -> dict[str, Any]:
     found = schedule.message()
     header = encode_header(found.key, found.tag, found.properties, found.headers, found.type)
-    flags = int(Flag.DELETE) if found.delete else 0
-    message = render_message(schedule.topic_id, 0, 0, header, found.body, found.priority, 0, flags, form)
+    flags, ranked = int(Flag.DELETE) if found.delete else 0, priority_value(found.priority, found.subpriority)
+    message = render_message(schedule.topic_id, 0, 0, header, found.body, ranked, 0, flags, form)
     message["queue"] = schedule.queue
     if schedule.ttl_ms:
         message["ttl_ms"] = schedule.ttl_ms

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lsmq.messages import MAX_DEDUPE_ID_BYTES, MAX_DELAY_MS, MAX_TTL_MS
+from lsmq.messages import MAX_DEDUPE_ID_BYTES, MAX_DELAY_MS, MAX_PRIORITY, MAX_TTL_MS
 from lsmq.queue_names import NAMED, SLOTS
 from lsmq_coordinator.balance import MoveReason
 from lsmq_node.storage.queue_options import UNLIMITED
@@ -228,6 +228,7 @@ MESSAGE: Schema = object_of(
         "tag": text(null=True),
         "type": text("Where it has one."),
         "priority": COUNT,
+        "subpriority": {**COUNT, "description": "Where it has one above 0."},
         "properties": {"type": "object", "additionalProperties": text()},
         "headers": _HEADERS,
         "delete": _DELETE,
@@ -439,8 +440,15 @@ MESSAGE_TO_SEND: Schema = object_of(
         **_KEY,
         "tag": _TAG,
         "type": _TYPE,
-        "priority": integer(0, 255, default=0),
+        "priority": integer(0, MAX_PRIORITY, default=0),
+        "subpriority": integer(0, MAX_PRIORITY, "Decides between messages of one priority.", default=0),
         "ttl_ms": TTL_MS,
+        "expires_at_ms": integer(
+            1,
+            2**44 - 1,
+            "In place of `ttl_ms`: from when on it is not delivered, milliseconds since 1970; not over yet.",
+            null=True,
+        ),
         "delay_ms": integer(
             0,
             MAX_DELAY_MS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -233,7 +232,7 @@ async def _shard(work: ShardWork) -> dict[str, Any]:
     figures = work.figures()
     return {
         "shard": work.port.number,
-        "settings": asdict(work.settings),
+        "settings": work.settings.to_dict(),
         **figures,
         "new": new,
         "undelivered": new + figures["ready"] + figures["waiting"] + figures["blocked"],

@@ -7,6 +7,7 @@ from lsmq_node.workqueue.receipts import TEXT_LENGTH
 from lsmq_node.workqueue.settings import (
     MAX_DELAY_MS,
     MAX_DELIVERIES,
+    MAX_PROPERTY_NAME_BYTES,
     MAX_RATE,
     MAX_VISIBILITY_MS,
     MAX_WEIGHT,
@@ -56,21 +57,23 @@ SETTINGS_FIELDS: dict[str, Schema] = {
         "description": "With `key`: of each key of a queue one message at a time is handed out, in order; the next one "
         "when that is settled. With `priority`: higher ones first.",
     },
-    "fair_by": {
-        "enum": [each.value for each in FairBy],
-        "default": _DEFAULTS.fair_by.value,
-        "description": "What takes turns: queues, or the keys, tags or types of messages.",
-    },
+    "fair_by": text(
+        "What takes turns: `queue`, or the `key`, `tag` or `type` of messages, or a property of theirs, such as "
+        "`properties.customer`.",
+        default=_DEFAULTS.fair_by.value,
+        minLength=1,
+        maxLength=len(FairBy.PROPERTY.value) + MAX_PROPERTY_NAME_BYTES,
+    ),
     "weights": {
         "type": "object",
         "additionalProperties": integer(1, MAX_WEIGHT),
         "default": {},
-        "description": "Messages in a turn, by number of the queue, key, tag or type; 1 for all others.",
+        "description": "Messages in a turn, by number of the queue, key, tag, type or value; 1 for all others.",
     },
     "max_in_flight_per": integer(
         1,
         MAX_OPEN,
-        "Messages of one queue, key, tag or type that may be in flight in each shard; null: any number.",
+        "Messages of one queue, key, tag, type or value that may be in flight in each shard; null: any number.",
         null=True,
     ),
     "priority_ageing_ms": integer(
@@ -83,7 +86,7 @@ SETTINGS_FIELDS: dict[str, Schema] = {
         "type": ["number", "null"],
         "minimum": MIN_RATE,
         "maximum": MAX_RATE,
-        "description": "Deliveries of one queue, key, tag or type a second, in each shard; null: any number.",
+        "description": "Deliveries of one queue, key, tag, type or value a second, in each shard; null: any number.",
     },
 }
 _MAX_SHARDS = 1_024
@@ -133,6 +136,7 @@ POPPED: Schema = object_of(
                     "expires_ms": TIME_MS,
                     "properties": {"type": "object"},
                     "priority": COUNT,
+                    "subpriority": COUNT,
                     "stored_ms": TIME_MS,
                     "body": TEXT,
                     "shard": {**COUNT, "description": "At whose leader it is to be settled."},

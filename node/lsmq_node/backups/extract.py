@@ -27,6 +27,7 @@ from lsmq.errors import (
     TopicExists,
     UnknownTopic,
 )
+from lsmq.messages import split_priority
 from lsmq.producer import Producer
 from lsmq.record_batch import Flag, decode_header, split_batches
 from lsmq_node.broker.placement import queue_ranges
@@ -221,13 +222,15 @@ def _rows(content: bytes, topic_id: int) -> Iterator[tuple[Any, ...]]:
 def _options(header: memoryview, stored_ms: int, priority: int, flags: int, expires_ms: int) -> dict[str, Any]:
     """What the message was sent with. Raises ``InvalidBatch``."""
     key, tag, properties, headers, kind = decode_header(header) if header else (None, None, {}, (), None)
+    first, second = split_priority(priority)
     options: dict[str, Any] = {
         "key": key,
         "tag": tag,
         "type": kind,
         "properties": {**properties, STORED_PROPERTY: str(stored_ms)},
         "headers": headers,
-        "priority": priority,
+        "priority": first,
+        "subpriority": second,
         "delete": bool(flags & Flag.DELETE),
         "ttl_ms": max(1, expires_ms - runtime.wall_ms()) if expires_ms else None,
     }

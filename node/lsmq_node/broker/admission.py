@@ -27,7 +27,7 @@ from lsmq.errors import (
 )
 from lsmq.messages import check_not_later
 from lsmq.queue_names import NUMBER_BITS
-from lsmq.record_batch import HEADER, HEADER_BYTES, MAX_DELAY_MS, Codec, Column, RecordBatch
+from lsmq.record_batch import HEADER, HEADER_BYTES, MAX_DELAY_MS, MAX_TTL_MS, Codec, Column, RecordBatch
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import StoredTopic, TopicOptions
 from lsmq_node.storage.batch_checks import check_obeyed
@@ -40,6 +40,7 @@ from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
 #: Shards that a named topic can lie on: their place is in 8 bits of a queue's number.
 MAX_RANGES: Final = 1 << 32 - NUMBER_BITS
 
+_DAY_MS = 86_400_000
 _SENT_COLUMNS = frozenset(
     {
         Column.QUEUE,
@@ -212,6 +213,23 @@ class Admission:
                 limit=latest,
             )
 
+    def expiry_times(self, values: NDArray[np.int64]) -> None:
+        """What a batch says of when its messages expire. Raises ``InvalidRequest``.
+
+        A moment that is over since less than a day may have been to come when it was sent: that message has expired.
+        """
+        now_ms = runtime.wall_ms()
+        moments = values[values > MAX_TTL_MS]
+        earliest, latest = now_ms - _DAY_MS, now_ms + MAX_TTL_MS + _DAY_MS
+        if len(moments) and (int(moments.min()) < earliest or int(moments.max()) > latest):
+            wrong = int(moments.min()) if int(moments.min()) < earliest else int(moments.max())
+            raise InvalidRequest(
+                f"a message is to expire at {wrong} ms since 1970; it must be to come, within ten years, and a time to "
+                f"live is {MAX_TTL_MS} ms at most",
+                field="expires_at_ms",
+                limit=now_ms + MAX_TTL_MS,
+            )
+
     def message_sizes(self, topic: StoredTopic, batch: RecordBatch) -> None:
         """What the shard would refuse, for a batch that is kept before it gets there.
 
@@ -284,6 +302,8 @@ class Admission:
         check_obeyed(batch)
         if Column.DUE_MS in batch.directory:
             self.due_times(column_of(batch, Column.DUE_MS))
+        if Column.EXPIRES_MS in batch.directory:
+            self.expiry_times(column_of(batch, Column.EXPIRES_MS))
         for column, (position, width, base) in batch.directory.items():
             if column not in _SENT_COLUMNS:
                 raise InvalidBatch(f"the batch has column {column}, which a producer cannot send")

@@ -22,8 +22,8 @@ import numpy as np
 import structlog
 
 from lsmq import runtime
-from lsmq.errors import AlreadyDelivered, LsmqError, Unavailable, UnknownMessage
-from lsmq.record_batch import Column
+from lsmq.errors import AlreadyDelivered, InvalidRequest, LsmqError, Unavailable, UnknownMessage
+from lsmq.record_batch import MAX_DELAY_MS, MAX_TTL_MS, Column
 from lsmq_node.broker import Ack, ShardPort
 from lsmq_node.machines import ShardMachine, Step
 from lsmq_node.storage import HAND, DuePlace, DueRead, Hand, ShardStore
@@ -361,9 +361,13 @@ class ShardDelayed(ShardMachine):
         self.counts.cancelled += 1
 
     async def reschedule(self, place: DuePlace, topic_id: int, due_ms: int) -> Moved:
-        """``due_ms`` is a delay or a time. Durable on return. Raises as :meth:`cancel` does."""
+        """``due_ms`` is a delay or a time. Durable on return.
+
+        Raises as :meth:`cancel` does, and ``InvalidRequest`` for one that is to expire before it comes.
+        """
         records = await self._numbered(await self._one(place, topic_id))
         assert records is not None, "there is one"
+        _check_expiry(records, due_ms)
         self._check_pending(place)
         self.port.check_writable(Ack.QUORUM)
         appended = self.store.append(topic_id, moved(records, due_ms, *place))
@@ -440,6 +444,17 @@ def _messages(records: SortedRecords, topic_id: int) -> list[PendingMessage]:
         for due, offset, target, stored, priority, flags, header, start, end in rows
         if target >> 32 == topic_id
     ]
+
+
+def _check_expiry(records: SortedRecords, due_ms: int) -> None:
+    """Raises ``InvalidRequest`` where a message is put behind the moment at which it expires."""
+    expires_ms = int(records.columns[Column.EXPIRES_MS][0]) if Column.EXPIRES_MS in records.columns else 0
+    if MAX_TTL_MS < expires_ms <= (runtime.wall_ms() + due_ms if due_ms <= MAX_DELAY_MS else due_ms):
+        raise InvalidRequest(
+            f"the message expires at {expires_ms} ms since 1970, before it would come; let it come earlier",
+            field="deliver_at_ms",
+            limit=expires_ms - 1,
+        )
 
 
 def _unknown(place: DuePlace) -> UnknownMessage:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from lsmq.messages import priority_value
 from lsmq.record_batch import BatchBuilder, Column, Message, RecordBatch, key_hash
 from lsmq_node.broker import BROKER_PRODUCERS
 from lsmq_node.machines import documents
@@ -84,12 +85,12 @@ class Schedule:
             found.body,
             key=found.key,
             tag=found.tag,
-            priority=found.priority,
+            priority=priority_value(found.priority, found.subpriority),
             properties={**found.properties, NAME_PROPERTY: self.name, TIME_PROPERTY: str(self.next_ms)},
             headers=found.headers,
             delete=found.delete,
             kind=found.type,
-            ttl_ms=self.ttl_ms,
+            expires=self.ttl_ms,
             due_ms=self.next_ms,
         )
         return builder.build(producer_id=self.producer_id, producer_epoch=count)

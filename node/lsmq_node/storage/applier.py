@@ -380,16 +380,17 @@ class Applier:
 def _with_expiry(item: PendingRecords) -> Columns:
     """The columns with the moments at which records expire in place of their times to live, which the log holds.
 
-    The topic may shorten them, as its options stand at this place of the log: so it is the same on all replicas. A
-    message that comes later keeps its time to live, which begins when it comes into its queue.
+    What is above ``MAX_TTL_MS`` there is a moment already. The topic may shorten them, as its options stand at this
+    place of the log: so it is the same on all replicas. A message that comes later keeps what it was sent with: a time
+    to live begins when it comes into its queue.
     """
     limit = item.state.topic.options.ttl_ms
     given = item.optional.get(Column.EXPIRES_MS)
     ttls = np.zeros(len(item.keys), np.int64) if given is None else given
-    expires = ttls
+    expires = np.where((ttls > 0) & (ttls <= MAX_TTL_MS), ttls + item.stored_ms, ttls)
     if limit is not None:
-        expires = np.minimum(np.where(ttls == 0, MAX_TTL_MS, ttls), min(limit, MAX_TTL_MS))
-    expires = np.where(expires == 0, 0, expires + item.stored_ms)
+        latest = item.stored_ms + min(limit, MAX_TTL_MS)
+        expires = np.minimum(np.where(expires == 0, latest, expires), latest)
     if item.is_delayed:
         expires = np.where(item.keys < DUE, expires, ttls)
     item.state.will_expire(item.touched, item.ends)

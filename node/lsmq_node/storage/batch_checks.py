@@ -67,9 +67,15 @@ def check_batch(state: TopicState, batch: RecordBatch, columns: BatchColumns, op
     headers = columns.optional.get(Column.HEADER_LENGTH)
     if headers is not None and (headers > lengths).any():
         raise InvalidBatch("a record's header is longer than the record")
-    ttls = columns.optional.get(Column.EXPIRES_MS)
-    if ttls is not None:
-        _check_ttls(ttls)
+    expires = columns.optional.get(Column.EXPIRES_MS)
+    if expires is not None and ((expires < 0) | (expires > LAST_DUE_MS)).any():
+        wrong = int(expires.min()) if (expires < 0).any() else int(expires.max())
+        raise InvalidRequest(
+            f"a message's ttl_ms (column EXPIRES_MS) is {wrong}; it must be 1 to {MAX_TTL_MS} milliseconds from when "
+            f"it is stored, or above that a moment up to {LAST_DUE_MS}, or 0 for a message that does not expire",
+            field="ttl_ms",
+            limit=MAX_TTL_MS,
+        )
     flags = columns.optional.get(Column.FLAGS)
     if flags is not None:
         _check_flags(flags, lengths, headers, moves=Column.OFFSET in batch.directory)
@@ -95,18 +101,6 @@ def check_batch(state: TopicState, batch: RecordBatch, columns: BatchColumns, op
             limit=options.max_batch_bytes,
             size=total,
         )
-
-
-def _check_ttls(ttls: I64) -> None:
-    """What a producer sends as ``EXPIRES_MS`` are times to live, 0 for none."""
-    for ttl_ms in (int(ttls.min()), int(ttls.max())):
-        if not 0 <= ttl_ms <= MAX_TTL_MS:
-            raise InvalidRequest(
-                f"a message's ttl_ms (column EXPIRES_MS) is {ttl_ms}; it must be 1 to {MAX_TTL_MS} milliseconds from "
-                "when it is stored, or 0 for a message that does not expire: send a time to live, no moment",
-                field="ttl_ms",
-                limit=MAX_TTL_MS,
-            )
 
 
 def _check_due(batch: RecordBatch, due: I64) -> None:

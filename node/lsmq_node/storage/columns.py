@@ -38,7 +38,7 @@ DTYPES: dict[int, np.dtype[Any]] = {
     Column.KEY_HASH: np.dtype(np.uint64),
     Column.TAG_HASH: np.dtype(np.uint32),
     Column.TYPE_HASH: np.dtype(np.uint32),
-    Column.PRIORITY: np.dtype(np.uint8),
+    Column.PRIORITY: np.dtype(np.uint16),
     Column.DUE_MS: np.dtype(np.int64),
     Column.EXPIRES_MS: np.dtype(np.int64),
     Column.FLAGS: np.dtype(np.uint8),

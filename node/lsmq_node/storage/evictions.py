@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq.record_batch import Column, Flag, RecordBatch, split_batches
+from lsmq.record_batch import Column, Flag, RecordBatch, priority_rank, split_batches
 
 from .columns import DTYPES, I64, U32, decode_column
 from .queries import Queries
@@ -118,7 +118,9 @@ def _ranked(
     if Column.TOPIC in batch.directory:
         mine &= column(Column.TOPIC) == topic_id
     mine &= column(Column.FLAGS) & np.uint8(Flag.TOMBSTONE | Flag.POSITION) == 0
-    rank = column(Column.PRIORITY if by_priority else Column.EXPIRES_MS).astype(np.int64)
-    if not by_priority:
-        rank = np.where(rank == 0, _NO_DEADLINE, rank)
+    if by_priority:
+        rank = priority_rank(column(Column.PRIORITY).astype(np.int64))
+    else:
+        expires = column(Column.EXPIRES_MS).astype(np.int64)
+        rank = np.where(expires == 0, _NO_DEADLINE, expires)
     return queue[mine], offset[mine], rank[mine]

@@ -28,7 +28,7 @@ from lsmq.errors import InvalidBatch
 from lsmq.filter_expressions import All, Compare, Field, FieldOf, FilterNode, In, IsNull, Like, Literal, Not
 from lsmq.filter_expressions import Any as AnyOf
 from lsmq.filters import MessageFilter
-from lsmq.record_batch import Column, decode_header, key_hash, tag_hash, type_hash
+from lsmq.record_batch import Column, decode_header, key_hash, split_priority, tag_hash, type_hash
 
 from .columns import I64, U64
 from .index import IndexPage
@@ -53,7 +53,6 @@ _FEWEST_AT_ONCE = 64
 _PASSED_BLOCK_RECORDS = 16
 
 _HASHES = {Field.TAG: (Column.TAG_HASH, tag_hash), Field.TYPE: (Column.TYPE_HASH, type_hash)}
-_NUMBERS = {Field.PRIORITY: Column.PRIORITY, Field.STORED_MS: Column.STORED_MS}
 
 
 class Picked:
@@ -119,7 +118,7 @@ class Picked:
         starts = ends - records.lengths
         header_lengths = records.columns.get(Column.HEADER_LENGTH)
         headers = starts if header_lengths is None else starts + header_lengths
-        priorities = records.columns.get(Column.PRIORITY, np.zeros(len(records), np.uint8))
+        priorities = records.columns.get(Column.PRIORITY, np.zeros(len(records), np.uint16))
         takes = self.filter.takes
         keep: list[int] = []
         rows = zip(
@@ -249,9 +248,9 @@ def may_be(node: FilterNode, columns: ReadColumn, count: int) -> tuple[Mask, Mas
             true, false = _is_word(field, (value,), columns, count)
             return (true, false) if operator == "=" else (false, true)
         case Compare(operator, FieldOf(field), Literal(value)) if field in _NUMBERS:
-            return _exactly(_COMPARISONS[operator](columns(_NUMBERS[field]).astype(np.int64), value))
+            return _exactly(_COMPARISONS[operator](_NUMBERS[field](columns), value))
         case In(FieldOf(field), values) if field in _NUMBERS:
-            return _exactly(np.isin(columns(_NUMBERS[field]).astype(np.int64), np.array(values)))
+            return _exactly(np.isin(_NUMBERS[field](columns), np.array(values)))
         case In(FieldOf(field), values) if all(isinstance(value, str) for value in values):
             return _is_word(field, values, columns, count)
         case IsNull(FieldOf(Field.TAG | Field.TYPE as field)):
@@ -260,6 +259,21 @@ def may_be(node: FilterNode, columns: ReadColumn, count: int) -> tuple[Mask, Mas
             return _exactly(np.zeros(count, np.bool_))
         case Compare() | In() | IsNull() | Like():
             return np.ones(count, np.bool_), np.ones(count, np.bool_)
+
+
+def _priority(columns: ReadColumn) -> I64:
+    return split_priority(columns(Column.PRIORITY).astype(np.int64))[0]
+
+
+def _subpriority(columns: ReadColumn) -> I64:
+    return split_priority(columns(Column.PRIORITY).astype(np.int64))[1]
+
+
+def _stored_ms(columns: ReadColumn) -> I64:
+    return columns(Column.STORED_MS).astype(np.int64, copy=False)
+
+
+_NUMBERS = {Field.PRIORITY: _priority, Field.SUBPRIORITY: _subpriority, Field.STORED_MS: _stored_ms}
 
 
 def _exactly(true: Mask) -> tuple[Mask, Mask]:

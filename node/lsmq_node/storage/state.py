@@ -24,6 +24,7 @@ from lsmq.queue_names import NUMBER_BITS
 from .columns import I64, U32, U64
 from .dedupe import DedupeIds
 from .dedupe_layer import IdLayer
+from .delayed import DUE
 from .deletions import Deleted, Deletions
 from .documents import Documents
 from .epochs import StoredEpochStart
@@ -422,10 +423,11 @@ class ShardState:
                 self.topics[topic_id].losses += 1  # What has expired is garbage now.
 
     def lasting(self, keys: U64, expires_ms: I64) -> I64:
-        """When records expire, by their queues' keys; 0, never, for those that are kept until they are moved."""
-        if not len(self.moving):
-            return expires_ms
-        kept: I64 = np.where(np.isin(keys >> np.uint64(32), self.moving), 0, expires_ms)
+        """When records expire, by their keys; 0, never, for those that are kept until they come, or are moved."""
+        lasting = keys >= DUE
+        if len(self.moving):
+            lasting |= np.isin(keys >> np.uint64(32), self.moving)
+        kept: I64 = np.where(lasting, 0, expires_ms)
         return kept
 
     def land(self, state: TopicState, index: NDArray[Any], ends: I64) -> None:

@@ -54,6 +54,7 @@ class FilterPick:
         self.turns = QueueTurns(work, self._next_of, unknown=True)
         self.again: deque[OpenMessage] = deque(work.ledger.ready())
         self.used_at = 0.0
+        self.owes_new = False  # the last pop had room for a retry alone, though there were new messages
         self._work = work
         self._seen: dict[int, int] = {}
         self._compact_at = _SPARE_AGAIN + 2 * len(self.again)
@@ -203,8 +204,9 @@ class Picks:
             await work.in_readers(read)
             work.check()
             if not gone():
-                most = max(1, limit // 2) if fresh.count else limit
+                most = (limit // 2 if pick.owes_new else max(1, limit // 2)) if fresh.count else limit
                 left = self._deliver_again(pick, again, found, most, visibility_ms, delivered)
+                pick.owes_new = bool(fresh.count) and len(delivered) >= limit
                 self._deliver_fresh(pick, turn, fresh, limit, visibility_ms, delivered)
                 served.update(fresh.fresh)
         finally:
@@ -268,7 +270,7 @@ def _does_not_go_with(settings: WorkSettings) -> str | None:
     if settings.order is not Order.NONE:
         return f"order {settings.order.value!r}"
     if settings.looks_ahead:
-        return f"fair_by {settings.fair_by.value!r}"
+        return f"fair_by {settings.fair_by_text!r}"
     if settings.max_in_flight_per is not None:
         return "max_in_flight_per"
     return None if settings.max_rate_per is None else "max_rate_per"

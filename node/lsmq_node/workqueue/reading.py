@@ -5,17 +5,20 @@ Runs in the read pool; knows nothing of ledgers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 
-from lsmq.errors import CorruptFile, OffsetOutOfRange
-from lsmq.record_batch import Column
+from lsmq.errors import CorruptFile, InvalidBatch, OffsetOutOfRange
+from lsmq.messages import priority_rank
+from lsmq.record_batch import Column, RecordBatch, decode_header, key_hash
 from lsmq_node.letters import LetterRecord, records_of
 from lsmq_node.storage import ShardStore, Slice
 from lsmq_node.storage.sieve import Picked
+
+from .settings import FairBy
 
 
 @dataclass(slots=True)
@@ -47,7 +50,7 @@ class Found:
 def read_again(
     store: ShardStore, topic_id: int, places: Iterable[tuple[int, int]], max_bytes: int, found: Found
 ) -> None:
-    """Messages by queue and offset, one at least and then about ``max_bytes``."""
+    """Messages by queue and offset, in that order, one at least and then about ``max_bytes``."""
     for queue, first, end in runs(places):
         if found.size_bytes >= max_bytes:
             return
@@ -149,6 +152,37 @@ def _read_part(
     )
 
 
+TenantsOf = Callable[[RecordBatch], Sequence[int]]
+"""Whose each message of a batch is."""
+
+_COLUMNS = {
+    FairBy.QUEUE: Column.QUEUE,
+    FairBy.KEY: Column.KEY_HASH,
+    FairBy.TAG: Column.TAG_HASH,
+    FairBy.TYPE: Column.TYPE_HASH,
+}
+
+
+def tenants_by(fair_by: FairBy, name: str) -> TenantsOf:
+    """Of what takes turns, as :meth:`.WorkSettings.tenant_weights` numbers it; 0 where a message has none."""
+    if fair_by is not FairBy.PROPERTY:
+        return lambda batch: batch.of_messages(_COLUMNS[fair_by])
+
+    def by_property(batch: RecordBatch) -> Sequence[int]:
+        payload = batch.payload
+        return [_property_hash(payload[row[3] : row[4]], name) for row in batch.rows()]
+
+    return by_property
+
+
+def _property_hash(header: memoryview, name: str) -> int:
+    try:
+        value = decode_header(header).properties.get(name)
+        return key_hash(value) if isinstance(value, str) else 0
+    except (InvalidBatch, UnicodeEncodeError):
+        return 0
+
+
 @dataclass(slots=True)
 class Seen:
     """Of one queue: columns of messages, and up to where there are no others."""
@@ -164,24 +198,25 @@ def look(
     store: ShardStore,
     topic_id: int,
     wanted: Sequence[Wanted],
-    column: Column,
+    tenants_of: TenantsOf,
     limit: int,
     max_bytes: int,
     damaged: set[int],
 ) -> dict[int, Seen]:
-    """Up to ``limit`` messages of what is wanted, by queue: their ``column``, priority and time, and no more."""
+    """Up to ``limit`` messages of what is wanted, by queue: whose they are, rank of priority, and time."""
     try:
         part = _read_part(store, topic_id, wanted, limit, max_bytes)
         seen = {int(queue): Seen(end=int(end)) for queue, end in zip(*part.positions, strict=True)}
         first = {queue: start for queue, start, _ in wanted}
         for batch in part.batches():
-            names = (Column.QUEUE, Column.OFFSET, column, Column.PRIORITY, Column.STORED_MS)
-            for queue, offset, tenant, level, stored_ms in zip(*map(batch.of_messages, names), strict=True):
+            names = (Column.QUEUE, Column.OFFSET, Column.PRIORITY, Column.STORED_MS)
+            rows = zip(*map(batch.of_messages, names), tenants_of(batch), strict=True)
+            for queue, offset, level, stored_ms, tenant in rows:
                 each = seen.get(queue)
                 if each is not None and first[queue] <= offset < each.end:
                     each.offsets.append(offset)
                     each.tenants.append(tenant)
-                    each.levels.append(level)
+                    each.levels.append(priority_rank(level))
                     each.times.append(stored_ms)
         return seen
     except CorruptFile:
@@ -190,15 +225,21 @@ def look(
             return {}
         seen = {}
         for each_wanted in wanted:
-            seen |= look(store, topic_id, (each_wanted,), column, limit, max_bytes, damaged)
+            seen |= look(store, topic_id, (each_wanted,), tenants_of, limit, max_bytes, damaged)
         return seen
 
 
 def runs(places: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """Queue, first offset and end of each run of neighbours."""
-    ordered = sorted(set(places))
-    cuts = [0] + [at for at, (a, b) in enumerate(pairwise(ordered), 1) if b != (a[0], a[1] + 1)] + [len(ordered)]
-    return [(ordered[low][0], ordered[low][1], ordered[high - 1][1] + 1) for low, high in pairwise(cuts) if low < high]
+    """Queue, first offset and end of each run of neighbours that come after one another, in the order of ``places``."""
+    turn = {place: at for at, place in enumerate(dict.fromkeys(places))}
+    ordered = sorted(turn)
+    cuts = [0]
+    for at, (a, b) in enumerate(pairwise(ordered), 1):
+        if b != (a[0], a[1] + 1) or turn[b] < turn[a]:
+            cuts.append(at)
+    cuts.append(len(ordered))
+    found = [(ordered[low][0], ordered[low][1], ordered[high - 1][1] + 1) for low, high in pairwise(cuts) if low < high]
+    return sorted(found, key=lambda run: turn[run[:2]])
 
 
 def _next_offset(part: Slice, queue: int, start: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any
 
@@ -23,6 +23,7 @@ MIN_RATE = 0.001
 MAX_RATE = 1_000_000
 MAX_WEIGHTS = 1_000
 MAX_WEIGHT_NAME_BYTES = 1_024
+MAX_PROPERTY_NAME_BYTES = 255
 DEAD_LETTER_SUFFIX = ".dlq"
 _QUEUE_NUMBER = re.compile(r"[0-9]{1,10}")
 _SHOWN = 60
@@ -43,6 +44,7 @@ class FairBy(StrEnum):
     KEY = "key"
     TAG = "tag"
     TYPE = "type"
+    PROPERTY = "properties."  # and its name behind that
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,10 @@ class WorkSettings:
     delete_on_ack: messages below the first unsettled one of a queue are deleted, for every group.
     order: with ``key``, the messages of a key are handed out one after the other, in the order of their queue; with
         ``priority``, those of a higher one first.
-    fair_by: what takes turns: queues, or the keys, tags or types of messages. Each is called a tenant.
-    weights: how many messages a tenant gets in its turn, by number of the queue, key, tag or type; 1 else.
+    fair_by: what takes turns: queues, or the keys, tags, types or values of a property of messages. Each is called a
+        tenant.
+    fair_property: which property, where it is one.
+    weights: how many messages a tenant gets in its turn, by number of the queue, key, tag, type or value; 1 else.
     priority_ageing_ms: a message that waits counts one priority higher for each such time; None: it never does.
     max_in_flight_per: messages of a tenant that may be in flight in each shard; None: any number.
     max_rate_per: deliveries of a tenant a second in each shard, a second's worth at once; None: any number.
@@ -70,6 +74,7 @@ class WorkSettings:
     delete_on_ack: bool = False
     order: Order = Order.NONE
     fair_by: FairBy = FairBy.QUEUE
+    fair_property: str = ""
     weights: Mapping[str, int] = field(default_factory=dict)
     max_in_flight_per: int | None = None
     max_rate_per: float | None = None
@@ -84,14 +89,19 @@ class WorkSettings:
     def turns(self) -> tuple[object, ...]:
         """What a ledger is built for, and cannot change."""
         limits = self.max_in_flight_per, self.max_rate_per
-        return self.order, self.fair_by, self.weights, limits, self.priority_ageing_ms
+        return self.order, self.fair_by, self.fair_property, self.weights, limits, self.priority_ageing_ms
+
+    @property
+    def fair_by_text(self) -> str:
+        """As users write it."""
+        return self.fair_by.value + self.fair_property
 
     def tenant_weights(self) -> dict[int, int]:
         """By tenants as :class:`.ledger.Ledger` knows them."""
         match self.fair_by:
             case FairBy.QUEUE:
                 tenant: Callable[[str], int] = int
-            case FairBy.KEY:
+            case FairBy.KEY | FairBy.PROPERTY:
                 tenant = key_hash
             case FairBy.TAG:
                 tenant = tag_hash
@@ -119,16 +129,26 @@ class WorkSettings:
                 "it out",
                 field="priority_ageing_ms",
             )
+        if self.fair_by is FairBy.PROPERTY and not (
+            _is_text(self.fair_property) and 0 < len(self.fair_property.encode()) <= MAX_PROPERTY_NAME_BYTES
+        ):
+            raise InvalidRequest(
+                f"fair_by names the property {self.fair_property[:_SHOWN]!r}; write 'properties.' and a name of 1 to "
+                f"{MAX_PROPERTY_NAME_BYTES} bytes behind it, such as 'properties.customer'",
+                field="fair_by",
+                limit=MAX_PROPERTY_NAME_BYTES,
+            )
         if self.order is Order.KEY and self.fair_by is not FairBy.QUEUE:
             raise InvalidRequest(
-                f"fair_by is {self.fair_by.value!r}, which does not go with order 'key': of each key one message is in "
-                "flight at a time as it is; leave fair_by out",
+                f"fair_by is {self.fair_by_text[:_SHOWN]!r}, which does not go with order 'key': of each key one "
+                "message is in flight at a time as it is; leave fair_by out",
                 field="fair_by",
             )
         for name in self.weights:
             if not self._names_tenant(name):
-                by_queue = self.fair_by is FairBy.QUEUE
-                remedy = "; with fair_by 'key', 'tag' or 'type' it may be any text" if by_queue else ": leave it out"
+                by_queue, remedy = self.fair_by is FairBy.QUEUE, ": leave it out"
+                if by_queue:
+                    remedy = "; with fair_by 'key', 'tag', 'type' or a property it may be any text"
                 raise InvalidRequest(
                     f"weights names {name[:_SHOWN]!r}, which is no "
                     f"{'number of a queue' if by_queue else f'text of up to {MAX_WEIGHT_NAME_BYTES} bytes'}{remedy}",
@@ -144,13 +164,31 @@ class WorkSettings:
         """The topic of dead letters of ``topic``."""
         return self.dead_letter or topic[: MAX_TOPIC_NAME - len(DEAD_LETTER_SUFFIX)] + DEAD_LETTER_SUFFIX
 
+    def to_dict(self) -> dict[str, Any]:
+        """As users write it."""
+        shown = asdict(self)
+        del shown["fair_property"]
+        return {**shown, "fair_by": self.fair_by_text}
+
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> WorkSettings:
-        """``given`` over the defaults; what a newer release knows is passed over."""
-        known = {item.name for item in fields(cls)}
+        """``given`` over the defaults; what a newer release knows is passed over.
+
+        Raises ``InvalidRequest`` for a ``fair_by`` that is none.
+        """
+        known = {item.name for item in fields(cls)} - {"fair_property"}
         own = {name: value for name, value in given.items() if name in known}
-        order, fair_by = Order(own.get("order", Order.NONE)), FairBy(own.get("fair_by", FairBy.QUEUE))
-        return cls(**{**own, "order": order, "fair_by": fair_by})
+        order, by = Order(own.get("order", Order.NONE)), str(own.get("fair_by", FairBy.QUEUE.value))
+        name = by.removeprefix(FairBy.PROPERTY.value) if by.startswith(FairBy.PROPERTY.value) else ""
+        try:
+            fair_by = FairBy(by.removesuffix(name) if name else by)
+        except ValueError as error:
+            raise InvalidRequest(
+                f"fair_by is {by[:_SHOWN]!r}; it must be 'queue', 'key', 'tag', 'type', or a property such as "
+                "'properties.customer'",
+                field="fair_by",
+            ) from error
+        return cls(**{**own, "order": order, "fair_by": fair_by, "fair_property": name})
 
 
 def _is_text(name: str) -> bool:

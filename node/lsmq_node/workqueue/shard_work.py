@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from lsmq import runtime
 from lsmq.errors import LsmqError, Unavailable
 from lsmq.filters import MessageFilter
-from lsmq.record_batch import Column
 from lsmq_node.broker import Ack, ShardPort
 from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.groups import Mode
@@ -31,9 +30,9 @@ from .chunks import BURIAL, SETTINGS, SettledChunk, prefix
 from .ledger import MAX_OPEN, WorkLedger
 from .picks import Picks
 from .queue_turns import QueueTurn, QueueTurns
-from .reading import Found, Fresh, Seen, Wanted, look, read_again, read_fresh
+from .reading import Found, Fresh, Seen, Wanted, look, read_again, read_fresh, tenants_by
 from .receipts import DeliveryReceipt
-from .settings import FairBy, Order, WorkSettings, decode_settings, encode_settings
+from .settings import Order, WorkSettings, decode_settings, encode_settings
 from .tasks import DeliveryState, OpenMessage, Refusal, WorkChanges
 
 if TYPE_CHECKING:
@@ -50,12 +49,6 @@ _MAX_LOOK = 8_192
 _LOOK = 4_096
 _LOOKS = 16  # with each pop
 _LEAST_LOOK_BYTES = 256 << 10
-_COLUMNS = {
-    FairBy.QUEUE: Column.QUEUE,
-    FairBy.KEY: Column.KEY_HASH,
-    FairBy.TAG: Column.TAG_HASH,
-    FairBy.TYPE: Column.TYPE_HASH,
-}
 #: What cannot be read for damage is left alone for so long, and holds up nothing else.
 _DAMAGED_S = 60.0
 
@@ -89,6 +82,7 @@ class ShardWork(ShardMachine):
         self._turns = QueueTurns(self, lambda queue: self.ledger.next_of(queue))
         self._picks = Picks(self)
         self._popping = asyncio.Lock()
+        self._owes_new = False  # the last pop had retries only, though there were new messages
         self._timer: asyncio.TimerHandle | None = None
         self._flush: asyncio.Task[None] | None = None  # not begun yet: takes what changes until it begins
         self._flushing: asyncio.Future[None] | None = None  # begun last
@@ -279,22 +273,24 @@ class ShardWork(ShardMachine):
     ) -> list[WorkDelivery]:
         """Deliver up to ``limit`` messages and about ``max_bytes``; none where there are none. Only those ``wanted``.
 
-        Half are those that were delivered before, where there are enough of both. Nothing is delivered to whom is
-        ``gone``. Raises as :meth:`check`, and with ``wanted`` as :meth:`.Picks.of`.
+        Half are those that were delivered before, or follow one of their key, where there are enough of both; where
+        there was room for these alone, the next pop begins with new ones. Nothing is delivered to whom is ``gone``.
+        Raises as :meth:`check`, and with ``wanted`` as :meth:`.Picks.of`.
         """
         async with self._popping:
             if wanted is not None:
                 return await self._picks.take(wanted, limit, max_bytes, visibility_ms, gone)
-            ahead = limit
+            ahead, most = limit, max(_MAX_LOOK, limit)
             while True:
                 self.check()
                 self.ledger.advance(self.now_ms())
+                owed = self._owes_new
                 delivered, moved = await self._take_once(limit, ahead, max_bytes, visibility_ms, gone)
-                if delivered or gone() or not moved:
+                if delivered or gone() or not (moved or owed):
                     return delivered
-                ahead = min(
-                    2 * ahead, max(_MAX_LOOK, limit)
-                )  # all that was found waits for its key: look further ahead
+                if ahead == most:
+                    self._owes_new = False  # retries wait no longer: the next pop looks on
+                ahead = min(2 * ahead, most)  # all that was found waits for its key: look further ahead
 
     async def _take_once(
         self, limit: int, ahead: int, max_bytes: int, visibility_ms: int, gone: Callable[[], bool]
@@ -308,7 +304,9 @@ class ShardWork(ShardMachine):
             if not await self._look_ahead(max(max_bytes, _LEAST_LOOK_BYTES)):
                 break
             moved = True
+        had_new = bool(self._turns.waiting) and not self.ledger.looks_ahead
         again, turn = self._choose(limit)
+        owed, self._owes_new = self._owes_new, False
         if not again and not turn.queues:
             self.after()
             return [], moved
@@ -328,6 +326,10 @@ class ShardWork(ShardMachine):
             self.check()
             if not gone():
                 delivered = self._deliver(again, turn, found, limit, self.now_ms(), visibility_ms)
+                places = {(task.queue, task.offset) for task in again}
+                has_new = any((each.record.queue, each.record.offset) not in places for each in delivered)
+                owes = had_new if delivered else owed and self._have_moved(wanted)
+                self._owes_new = owes and not has_new
         finally:
             self.ledger.give_back(again)
             if self.is_current:
@@ -344,18 +346,19 @@ class ShardWork(ShardMachine):
         if not turn.queues:
             return False
         wanted, seen, damaged = turn.wanted(1), dict[int, Seen](), set[int]()
-        column = _COLUMNS[self.settings.fair_by]
+        settings = self.settings
+        tenants_of = tenants_by(settings.fair_by, settings.fair_property)
 
         def read() -> None:
-            seen.update(look(self.store, self.topic.id, wanted, column, _LOOK, max_bytes, damaged))
+            seen.update(look(self.store, self.topic.id, wanted, tenants_of, _LOOK, max_bytes, damaged))
 
         try:
             await self._broker.in_readers(read)
             self.check()
-            by_priority, now = self.settings.order is Order.PRIORITY, self.now_ms()
+            by_priority, now = settings.order is Order.PRIORITY, self.now_ms()
             for queue, each in seen.items():
                 levels = each.levels if by_priority else [0] * len(each.offsets)
-                times = None if self.settings.priority_ageing_ms is None else each.times
+                times = None if settings.priority_ageing_ms is None else each.times
                 self.ledger.look_at(queue, each.offsets, each.tenants, levels, each.end, now, times)
         finally:
             if self.is_current:
@@ -367,8 +370,11 @@ class ShardWork(ShardMachine):
         ledger = self.ledger
         if ledger.looks_ahead:
             return ledger.take_ready(limit), QueueTurn()
-        again = ledger.take_ready(max(1, limit // 2) if self._turns.waiting else limit)
+        share = (0 if self._owes_new else max(1, limit // 2)) if self._turns.waiting else limit
+        again = ledger.take_ready(share)
         turn = self._turns.next(max(0, min(limit - len(again), MAX_OPEN - ledger.open_count)))
+        if not share and turn.queues:
+            return [], turn
         return again + ledger.take_ready(limit - len(again) - sum(turn.counts)), turn
 
     def _deliver(

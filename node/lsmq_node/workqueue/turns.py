@@ -1,7 +1,8 @@
 """Who comes next: the highest level first, and of a level the tenants in turn, each as often as its weight. Pure.
 
-With ageing a message counts a level higher for each so many milliseconds since it was stored. Since all grow older
-alike, that is an order that no clock changes: by the time stored, less the level times so many.
+A level is a rank of priorities (:func:`lsmq.messages.priority_rank`), of which there are 65,536. With ageing a message
+counts one priority, 256 levels, higher for each so many milliseconds since it was stored. Since all grow older alike,
+that is an order that no clock changes: by the time stored, less the priority times so many.
 
 Deficit round robin (Shreedhar and Varghese, 1995) with messages as the unit: at its turn a tenant may take as many as
 its weight, and what a request has no room for it has left when the next one comes. A tenant without messages is not
@@ -10,14 +11,16 @@ here. One that has as many in flight as it may is *parked*: it is passed over un
 
 from __future__ import annotations
 
+import heapq
 from array import array
-from bisect import insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from .tasks import DeliveryState, OpenMessage
 
 _COMPACT_AT = 512
+_LEVELS_A_PRIORITY = 256
+_GOES = -(1 << 80)
 
 Place = tuple[int, int]
 """Queue and offset of a message that was not delivered yet."""
@@ -119,7 +122,8 @@ class TenantTurns:
         self._weights = weights
         self._ageing_ms = ageing_ms
         self._room_of = room_of
-        self._levels: list[int] = []  # negated, so that the highest is the first
+        self._order: list[tuple[int, int]] = []  # a heap: what is never above a level's place, and the level, negated
+        self._touched: set[int] = set()  # levels whose place may have moved to the front since
         self._rings: dict[int, OrderedDict[int, TenantLane]] = {}
         self._parked: dict[int, dict[int, TenantLane]] = {}  # by tenant and level
         self.lane_count = 0
@@ -136,7 +140,9 @@ class TenantTurns:
         ring = self._rings.get(level)
         if ring is None:
             ring = self._rings[level] = OrderedDict()
-            insort(self._levels, -level)
+            self._touched.add(level)
+        elif self._ageing_ms is not None:
+            self._touched.add(level)
         lane = ring.get(tenant)
         if lane is None:
             lane = ring[tenant] = TenantLane(level, tenant)
@@ -149,24 +155,42 @@ class TenantTurns:
         Each counts as in flight before the next is taken.
         """
         while self._rings and limit > 0:
-            level = -self._levels[0] if self._ageing_ms is None else self._oldest(self._ageing_ms)
+            level = self._first_level()
             ring = self._rings[level]
+            if self._ageing_ms is not None:
+                self._touched.add(level)
             for item in self._take_turn(ring, limit):
                 limit -= 1
                 yield item
             if not ring:
                 del self._rings[level]
-                self._levels.remove(-level)
 
-    def _oldest(self, ageing_ms: int) -> int:
-        """The level whose next message is the highest by now."""
-        found, least = 0, float("inf")
-        for negative in self._levels:
-            lane = next(iter(self._rings[-negative].values()))
-            rank = lane.stored_ms + negative * ageing_ms if lane else float("-inf")  # one without any goes
-            if rank < least:
-                found, least = -negative, rank
-        return found
+    def _first_level(self) -> int:
+        """The one that comes next."""
+        for level in self._touched:
+            if level in self._rings:
+                heapq.heappush(self._order, (self._place(level), -level))
+        self._touched.clear()
+        if len(self._order) > 2 * len(self._rings) + _COMPACT_AT:  # most were touched again and again
+            self._order = [(self._place(level), -level) for level in self._rings]
+            heapq.heapify(self._order)
+        while True:
+            place, negated = self._order[0]
+            level = -negated
+            if level in self._rings:
+                now = self._place(level)
+                if now <= place:
+                    return level
+                heapq.heapreplace(self._order, (now, negated))
+            else:
+                heapq.heappop(self._order)
+
+    def _place(self, level: int) -> int:
+        """Of a level in the order, by its next message; a lane without any goes first, as it goes away."""
+        if self._ageing_ms is None:
+            return -level
+        lane = next(iter(self._rings[level].values()))
+        return lane.stored_ms * _LEVELS_A_PRIORITY - level * self._ageing_ms if lane else _GOES
 
     def _take_turn(
         self, ring: OrderedDict[int, TenantLane], limit: int

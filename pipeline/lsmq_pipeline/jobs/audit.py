@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
     from lsmq.topics import Topic
 
-_FIELDS = ("queue", "offset", "id", "key", "key_is_text", "tag", "priority", "stored_time", "body", "headers")
+_FIELDS = (
+    *("queue", "offset", "id", "key", "key_is_text", "tag", "priority", "subpriority", "stored_time"),
+    *("body", "headers"),
+)
 
 
 @dataclass(frozen=True, slots=True)

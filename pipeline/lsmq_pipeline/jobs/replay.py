@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARTITIONS = 16
-WRITTEN = ("queue", "key", "key_is_text", "tag", "type", "priority", "properties", "headers", "body")
+WRITTEN = ("queue", "key", "key_is_text", "tag", "type", "priority", "subpriority", "properties", "headers", "body")
 
 
 def replay(
