@@ -9,9 +9,9 @@ import msgpack
 import pytest
 
 from lsmq.record_batch import key_hash, message_id
+from support.waiting import eventually
 
 from .calls import Api, text
-from .test_work_queues import comes_true
 
 MSGPACK = {"Content-Type": "application/msgpack"}
 
@@ -56,7 +56,7 @@ def test_a_message_says_until_when_it_is_delivered_and_how_it_ranks_in_a_priorit
     first, second = api.read(topic_name, 0).json()["messages"][:2]
     assert (first["expires_ms"], first["priority"], first["subpriority"]) == (until, 3, 255)
     assert "expires_ms" not in second and "subpriority" not in second
-    comes_true(lambda: api.bodies(topic_name, 0) == ["until then", "for ever"], "it is over")
+    eventually(lambda: api.bodies(topic_name, 0) == ["until then", "for ever"], "it is over")
     assert api.bodies(topic_name, 0, filter="subpriority%20%3E%20254") == ["until then"]
 
 
