@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from lsmq import runtime
 
 from .raft_log import RaftLog
+from .raft_membership import Membership, Memberships, unwrapped, wrapped
 from .raft_outbox import Outbox, SaveCut, SaveEntry, SaveSnapshot, SaveState
 from .raft_terms import Loaded, RaftEntry, Snapshot
 
@@ -33,8 +35,11 @@ class Restore:
 class RaftKept:
     """Invariant: ``applied <= commit <= log.last_index``; what is at most ``durable`` is on this voter's disk."""
 
-    def __init__(self, loaded: Loaded, random: runtime.Random) -> None:
-        self._random = random
+    def __init__(self, loaded: Loaded, random: runtime.Random, configured: Membership) -> None:
+        """``configured``: who votes where neither snapshot nor log says it."""
+        self._random, self._configured = random, configured
+        base = unwrapped(loaded.snapshot or b"")[0] or configured
+        self.memberships = Memberships(loaded.snapshot_index, base, loaded.entries)
         self.log = RaftLog(loaded.snapshot_index, loaded.snapshot_term, loaded.entries)
         self.state = replace(loaded.state, term=max(loaded.state.term, self.log.last_term))
         self.durable = self.log.last_index
@@ -68,18 +73,26 @@ class RaftKept:
 
     def add(self, entry: RaftEntry) -> None:
         self.log.append(entry)
+        self.memberships.add(entry)
         self.outbox.write(SaveEntry(entry))
 
     def cut(self, first: int) -> None:
         """Drop the entries from ``first`` on, none of which is committed."""
         assert first > self.commit, f"entry {first} of {self.commit} committed ones is to be cut"
         self.log.cut(first)
+        self.memberships.cut(first)
         self.durable = min(self.durable, first - 1)
         self.outbox.write(SaveCut(first))
 
     def commit_to(self, index: int) -> None:
         self.commit = max(self.commit, index)
         assert self.commit <= self.log.last_index, f"{index} is committed of a log up to {self.log.last_index}"
+
+    def snapshot(self, encode: Callable[[], bytes]) -> Snapshot:
+        """Of what was applied. ``encode`` gives the state machine's state then, and may be called in any thread."""
+        term, membership = self.log.term_at(self.applied), self.memberships.at(self.applied)
+        assert term is not None, f"entry {self.applied} was applied and is not in the log"
+        return Snapshot(self.applied, term, lambda: wrapped(membership, encode()))
 
     def compact(self, snapshot: Snapshot) -> None:
         """The snapshot takes the place of the log up to it: on disk at once, in memory but for the latest entries."""
@@ -90,6 +103,7 @@ class RaftKept:
             index = snapshot.index
         if index > self.log.base_index:
             self.log.compact(index)
+            self.memberships.forget_below(index)
 
     def install(self, index: int, term: int, content: bytes) -> None:
         """A leader's snapshot takes the place of what it covers."""
@@ -100,7 +114,9 @@ class RaftKept:
         number = self.outbox.write(SaveSnapshot(Snapshot(index, term, lambda: content), self.state, entries))
         self.outbox.written_with(number, (RaftEntry(index, term, b""), *entries))
         self.commit = self.applied = index
-        self._restore = Restore(index, content)
+        membership, state = unwrapped(content)
+        self.memberships = Memberships(index, membership or self._configured, entries)
+        self._restore = Restore(index, state)
 
     def take_committed(self) -> list[RaftEntry | Restore]:
         """What is to be applied, in order."""

@@ -8,12 +8,14 @@ is behind the log's beginning gets the snapshot, a part at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import crc32c
 
 from .raft_log import RaftLog
+from .raft_membership import Membership
 from .raft_messages import MAX_ENTRIES, AppendAnswer, AppendEntries, SnapshotAnswer, SnapshotPart
 from .raft_terms import MAX_SNAPSHOT_BYTES, RaftEntry, RaftTiming
 
@@ -22,6 +24,10 @@ MAX_APPEND_BYTES = 1 << 20
 MAX_UNANSWERED_BYTES = 4 << 20
 PART_BYTES = 512 << 10
 _PART_AGAIN_S = 1.0
+#: Who has all but so many entries has caught up: they take a moment.
+MAX_BEHIND = 64
+
+T = TypeVar("T", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +56,30 @@ class FollowerProgress:
 class Leading:
     """One leadership, from the election on; ``first`` is the entry with which its term begins."""
 
-    def __init__(self, term: int, log: RaftLog, peers: Iterable[str], timing: RaftTiming, now: float) -> None:
+    def __init__(
+        self, name: str, term: int, log: RaftLog, membership: Membership, timing: RaftTiming, now: float
+    ) -> None:
         self.term, self.first = term, log.last_index + 1
-        self._log, self._timing = log, timing
-        self._peers = {peer: FollowerProgress(self.first, now) for peer in peers}
+        self._name, self._log, self._timing = name, log, timing
+        self._peers: dict[str, FollowerProgress] = {}
+        self.set_membership(membership, now)
         self._beat = -math.inf
         self._offer: Offer | None = None
 
     @property
     def next_beat(self) -> float:
         return self._beat
+
+    def set_membership(self, membership: Membership, now: float) -> None:
+        """Who is sent the log from now on, and who of them counts. A leader that does not vote does not count itself."""
+        self._voting = membership.voting
+        for peer in sorted(membership.addresses - self._peers.keys() - {self._name}):
+            self._peers[peer] = FollowerProgress(self._log.last_index + 1, now)
+        for peer in sorted(self._peers.keys() - membership.addresses):
+            del self._peers[peer]
+
+    def sends_to(self, peer: str) -> bool:
+        return peer in self._peers
 
     # Sending
 
@@ -164,23 +184,36 @@ class Leading:
 
     # What follows from them
 
+    def _of_voters(self, own: T, of: Callable[[FollowerProgress], T]) -> list[T]:
+        """Something of each who votes; ``own`` is this leader's."""
+        return [own if voter == self._name else of(self._peers[voter]) for voter in self._voting]
+
     def committed(self, durable: int) -> int:
         """The last entry that a majority, by what is known here, has on disk."""
-        reached = sorted([durable, *(progress.matched for progress in self._peers.values())])
+        reached = sorted(self._of_voters(durable, lambda progress: progress.matched))
         return reached[len(reached) - majority(len(reached))]
 
     def followed_since(self, now: float) -> float:
         """The latest moment at which a majority is known to have followed."""
-        moments = sorted([now, *(progress.stamp for progress in self._peers.values())])
+        moments = sorted(self._of_voters(now, lambda progress: progress.stamp))
         return moments[len(moments) - majority(len(moments))]
 
     def has_majority(self, since: float) -> bool:
-        heard = 1 + sum(progress.heard >= since for progress in self._peers.values())
-        return heard >= majority(1 + len(self._peers))
+        heard = sum(self._of_voters(True, lambda progress: progress.heard >= since))
+        return heard >= majority(len(self._voting))
 
     def all_caught_up(self) -> bool:
         """Whether every voter has what was committed before this leadership."""
-        return all(progress.matched >= self.first for progress in self._peers.values())
+        return all(self._of_voters(True, lambda progress: progress.matched >= self.first))
+
+    def heard(self, since: float) -> frozenset[str]:
+        """Who answered since then."""
+        return frozenset(peer for peer, progress in self._peers.items() if progress.heard >= since)
+
+    def caught_up(self) -> frozenset[str]:
+        """Who has the log on its disk, but for what is under way."""
+        end = self._log.last_index - MAX_BEHIND
+        return frozenset(peer for peer, progress in self._peers.items() if progress.matched >= max(end, self.first))
 
 
 def majority(voters: int) -> int:
