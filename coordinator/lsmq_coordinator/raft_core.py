@@ -16,8 +16,8 @@ Invariants, asserted where they could break or by the simulation at every step:
 What leaves waits for the disk only where it must: grants of votes and acknowledgements of entries. A sign of life,
 its answer and a pre-vote do not, so neither a living leader nor its lease depends on any disk's speed.
 
-Who votes is what the latest entry of its log says (:mod:`~.raft_membership`). A voter that is none by it calls no
-election, and grants its vote like any other: whoever asks may have entries that this one has not.
+Who votes is what the latest entry of its log says (:mod:`~.raft_membership`). A voter that is none by that, and by what
+is committed, calls no election; it grants its vote like any other: whoever asks may have entries that this one has not.
 
 Not supported: leadership transfer to a chosen voter, reads by lease.
 """
@@ -25,6 +25,7 @@ Not supported: leadership transfer to a chosen voter, reads by lease.
 from __future__ import annotations
 
 import math
+
 from lsmq import runtime
 
 from .raft_following import Assembly, judge_append
@@ -79,7 +80,7 @@ class RaftCore:
         self._failed_rounds, self._round_began = 0, -math.inf
         #: The last term whose leader said that it resigns.
         self.resigned_term = 0
-        self._deadline = now + (self.pace.election_s() if self.peers or not self.votes else 0.0)
+        self._deadline = now + (self.pace.election_s() if self.peers or not self.stands else 0.0)
         self._ticked = self._judged_from = now
 
     # What comes out
@@ -115,6 +116,12 @@ class RaftCore:
         return self.name in self.membership.voting
 
     @property
+    def stands(self) -> bool:
+        """Whether it calls elections. One that is removed does until that is committed: nobody else may have what
+        removes it, and then nobody else can be elected (4.2.2)."""
+        return any(self.name in known.voting for known in self.kept.memberships.since(self.kept.commit))
+
+    @property
     def peers(self) -> list[str]:
         """The others that it has to do with, by what is committed and by what may yet be."""
         known = self.kept.memberships.since(self.kept.commit)
@@ -145,7 +152,7 @@ class RaftCore:
             self.pace.ticked(late)
         if self.leading is not None:
             self._lead_on(self.leading, now)
-        elif now >= self._deadline and self.votes:
+        elif now >= self._deadline and self.stands:
             self._campaign(now)
         elif now >= self._deadline:
             self._deadline = now + self.pace.election_s()
@@ -178,8 +185,11 @@ class RaftCore:
         return entry.index, entry.term
 
     def _may_become(self, leading: Leading, changed: Membership) -> bool:
-        """Whether majorities of ``changed`` meet those of whatever may be committed or become it."""
-        return self.settled and self.kept.commit >= leading.first and changed.follows(self.membership)
+        """Whether majorities of ``changed`` meet those of whatever may be committed or become it, and one is at hand:
+        a change that cannot be committed could not be taken back."""
+        at_hand = changed.voting & (leading.caught_up(self._ticked - self.patience_s) | {self.name})
+        safe = self.settled and self.kept.commit >= leading.first and changed.follows(self.membership)
+        return safe and len(at_hand) >= majority(len(changed.voting))
 
     def resign(self, now: float) -> None:
         """From a leader become a follower that calls no election for a while."""

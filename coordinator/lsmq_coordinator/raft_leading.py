@@ -51,6 +51,9 @@ class FollowerProgress:
     #: Where the next part of the snapshot begins, and when the one before left.
     wanted: int = 0
     part_sent: float = -math.inf
+    #: Since when it is known to have what was committed before this leadership; and that it has answered since.
+    filled: float = math.inf
+    whole: bool = False
 
 
 class Leading:
@@ -65,13 +68,15 @@ class Leading:
         self.set_membership(membership, now)
         self._beat = -math.inf
         self._offer: Offer | None = None
+        #: Since when followers are told that they have held all that was committed, once they do.
+        self._whole_since = math.inf
 
     @property
     def next_beat(self) -> float:
         return self._beat
 
     def set_membership(self, membership: Membership, now: float) -> None:
-        """Who is sent the log from now on, and who of them counts. A leader that does not vote does not count itself."""
+        """Who is sent the log from now on, and who counts. A leader that does not vote does not count itself."""
         self._voting = membership.voting
         for peer in sorted(membership.addresses - self._peers.keys() - {self._name}):
             self._peers[peer] = FollowerProgress(self._log.last_index + 1, now)
@@ -86,6 +91,8 @@ class Leading:
     def messages(self, now: float, commit: int, whole: bool) -> Iterator[tuple[str, AppendEntries | SnapshotPart]]:
         """What should leave: signs of life when it is time, and entries that did not leave yet."""
         beat = now >= self._beat
+        if whole and commit >= self.first:
+            self._whole_since = min(self._whole_since, now)
         if beat:
             self._beat = now + self._timing.heartbeat_s
         for peer, progress in self._peers.items():
@@ -148,6 +155,9 @@ class Leading:
         self._heard(progress, answer.stamp, now)
         if answer.ok:
             progress.matched = max(progress.matched, min(answer.matched, self._log.last_index))
+            if progress.matched >= self.first:
+                progress.filled = min(progress.filled, now)
+            progress.whole |= answer.stamp >= max(progress.filled, self._whole_since)
             progress.next = max(progress.next, progress.matched + 1)
         else:
             progress.next = max(progress.matched, min(answer.hint, self._log.last_index)) + 1
@@ -175,6 +185,7 @@ class Leading:
         """The peer was started anew: what it had acknowledged may be gone with its disk."""
         progress = self._peers[peer]
         progress.matched = progress.wanted = 0
+        progress.filled, progress.whole = math.inf, False
         self.lost(peer)
 
     def forgive(self, now: float) -> None:
@@ -206,14 +217,17 @@ class Leading:
         """Whether every voter has what was committed before this leadership."""
         return all(self._of_voters(True, lambda progress: progress.matched >= self.first))
 
-    def heard(self, since: float) -> frozenset[str]:
-        """Who answered since then."""
+    def heard_since(self, since: float) -> frozenset[str]:
+        """Who has answered since then."""
         return frozenset(peer for peer, progress in self._peers.items() if progress.heard >= since)
 
-    def caught_up(self) -> frozenset[str]:
-        """Who has the log on its disk, but for what is under way."""
-        end = self._log.last_index - MAX_BEHIND
-        return frozenset(peer for peer, progress in self._peers.items() if progress.matched >= max(end, self.first))
+    def caught_up(self, since: float) -> frozenset[str]:
+        """Of those, who has the log on its disk, but for what is under way, and knows that it is whole where this
+        leader is: who does not know it helps nobody who is to be elected."""
+        end = max(self._log.last_index - MAX_BEHIND, self.first)
+        unknown = self._whole_since == math.inf
+        ready = {peer for peer, progress in self._peers.items() if progress.whole or unknown}
+        return frozenset(peer for peer in self.heard_since(since) & ready if self._peers[peer].matched >= end)
 
 
 def majority(voters: int) -> int:

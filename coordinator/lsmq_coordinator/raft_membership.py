@@ -5,8 +5,8 @@ committed or not. Each differs from the one before by one voter, so that majorit
 entry the voters are those of the configuration.
 
 An entry that says who votes is :data:`MARK` and then a command of the state machine with a ``membership``; a snapshot
-behind one is :data:`MARK`, a length (4, little-endian), the membership that holds at its end as msgpack, and the state. No
-value of msgpack begins with :data:`MARK`.
+behind one is :data:`MARK`, a length (4, little-endian), the membership that holds at its end as msgpack, and the state.
+No value of msgpack begins with :data:`MARK`.
 """
 
 from __future__ import annotations
