@@ -50,8 +50,8 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True)
 class VoterChange:
-    """``new`` takes the vote of ``old`` in the control plane. ``step``: ``filling`` while it is sent the log, ``joining``
-    the same when the old one votes no more, ``leaving`` while both vote."""
+    """``new`` takes the vote of ``old`` in the control plane. ``step``: ``filling`` while it is sent the log,
+    ``joining`` the same when the old one votes no more, ``leaving`` while both vote."""
 
     old: str
     new: str

@@ -337,8 +337,8 @@ def _remove_node(state: ClusterState, command: Command) -> Change:
 
 
 def _set_voters(state: ClusterState, command: Command) -> Change:
-    """``membership``: who votes. Raft has agreed on it with this very entry, so nothing is refused here that can be read:
-    see :mod:`~.raft_membership`."""
+    """``membership``: who votes. Raft has agreed on it with this very entry, so nothing is refused here that can be
+    read: see :mod:`~.raft_membership`."""
     membership = Membership.from_dict(command["membership"])
     nodes = {id: replace(node, voter=id in membership.voters) for id, node in state.nodes.items()}
     return replace(state, membership=membership, nodes=frozen(nodes)), {"number": membership.number}

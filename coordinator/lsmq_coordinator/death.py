@@ -113,6 +113,8 @@ class Sentinel:
             "tls": [str(path.absolute()) for path in files],
         }
         self._part = part
+        #: It was ended so that another one takes its place.
+        self._aimed = False
         #: Of the sentinel; None while there is none.
         self.pid: int | None = None
 
@@ -126,6 +128,7 @@ class Sentinel:
         if targets != self._order["targets"]:
             self._order["targets"] = targets
             if self.pid is not None:
+                self._aimed = True
                 with suppress(ProcessLookupError):
                     os.kill(self.pid, signal.SIGKILL)
 
@@ -147,6 +150,9 @@ class Sentinel:
                 self._part.running()
                 why = f"ended with {await self._ended(self.pid)}"
                 self.pid = None
+            if self._aimed:
+                self._aimed = False
+                continue
             if loop.time() - began > _STEADY_S:
                 pause_s = _FIRST_PAUSE_S
             self._part.retrying(f"{why}; a death of this process would be noticed when its lease is over")

@@ -1,7 +1,8 @@
 """Before a node votes for the first time: whether the cluster has agreed on other voters than its configuration names.
 
-A voter that has a journal learns that when it hears no leader. One with an empty directory, in whose configuration voters
-stand who were replaced long ago, could found a cluster with others like it before it learns anything. So it asks first.
+A voter that has a journal learns that when it hears no leader. One with an empty directory, in whose configuration
+voters stand who were replaced long ago, could found a cluster with others like it before it learns anything. So it asks
+first.
 """
 
 from __future__ import annotations

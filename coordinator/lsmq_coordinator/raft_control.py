@@ -113,14 +113,13 @@ class RaftControl:
         known = KnownVoters.load(self.config.directory)
         if known is not None and known.membership.number > self.membership.number:
             self.membership, self.urls = known.membership, known.urls
-        if known is not None:
-            if self.membership.voters != self.config.voters:
-                _log.warning(
-                    "cluster.voters of the configuration names %s, and %s vote since that was changed: the "
-                    "configuration counts no more, and may be changed to say the same",
-                    sorted(self.config.voters),
-                    sorted(self.membership.voters),
-                )
+        if known is not None and self.membership.voters != self.config.voters:
+            _log.warning(
+                "cluster.voters of the configuration names %s, and %s vote since that was changed: the "
+                "configuration counts no more, and may be changed to say the same",
+                sorted(self.config.voters),
+                sorted(self.membership.voters),
+            )
         if not self.seated:
             return
         try:

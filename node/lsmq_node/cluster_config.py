@@ -156,8 +156,8 @@ class ClusterConfig:
         metadata={
             "description": "The 1, 3 or 5 nodes that keep the control state: a table `[cluster.voters.ID]` each, with "
             "`url`, `internal_url` and `raft`, and optionally `host`, `rack` and `only_votes` (no replicas are founded "
-            "there). The same on all nodes. For the first start: who votes later is agreed on (`lsmq voter replace`), and "
-            "then this says no more than whom a node asks that knows nothing yet.",
+            "there). The same on all nodes. For the first start: who votes later is agreed on (`lsmq voter replace`), "
+            "and then this says no more than whom a node asks that knows nothing yet.",
             "hazard": "At the founding two files that differ can make two clusters out of one.",
             "range": None,
         }

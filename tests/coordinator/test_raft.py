@@ -26,8 +26,8 @@ from lsmq_coordinator.errors import ControlStopped, NoControlLeader
 from lsmq_coordinator.journal import DelayedDisk, Journal
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
 from lsmq_coordinator.raft_frames import FrameSession
-from lsmq_coordinator.raft_records import replay
 from lsmq_coordinator.raft_membership import Membership
+from lsmq_coordinator.raft_records import replay
 from lsmq_coordinator.raft_terms import ProposalOutcome, RaftTiming
 from lsmq_coordinator.raft_transport import RaftTransport
 from lsmq_coordinator.voter import RaftStatus, Voter

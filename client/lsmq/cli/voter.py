@@ -35,7 +35,9 @@ async def list_voters(client: Client, as_json: bool) -> None:
     if as_json:
         print_json([dict(zip(names, row, strict=True)) for row in rows])
         return
-    shown = [["unknown" if value is None else yes_or_no(value) for value in row[:-1]] + [row[-1] or "-"] for row in rows]
+    shown = [
+        ["unknown" if value is None else yes_or_no(value) for value in row[:-1]] + [row[-1] or "-"] for row in rows
+    ]
     print_table(names, shown)
 
 
@@ -75,7 +77,9 @@ async def replace(client: Client, old: str, new: str, wait: bool, wait_ms: int) 
 
         info = await watch(admin, f"{new} takes the vote of {old}", left, wait_ms)
         if not any(node.id == new and node.voter for node in info.nodes):
-            raise click.ClickException(f"node {new} does not vote: this was called off, or another node takes its place")
+            raise click.ClickException(
+                f"node {new} does not vote: this was called off, or another node takes its place"
+            )
     click.echo(f"node {new} {'votes' if wait else 'is about to vote'} in the place of {old}", err=True)
 
 

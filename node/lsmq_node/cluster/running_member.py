@@ -30,8 +30,8 @@ from lsmq_coordinator.control import ControlClient, ControlTiming
 from lsmq_coordinator.control_http import MAX_ANSWER_BYTES
 from lsmq_coordinator.control_routes import control_routes
 from lsmq_coordinator.death import DeathNotice, Sentinel
-from lsmq_coordinator.founding import founding_command
 from lsmq_coordinator.first_look import look_first
+from lsmq_coordinator.founding import founding_command
 from lsmq_coordinator.joining import displaced, join
 from lsmq_coordinator.journal import OS_DISK, DelayedDisk
 from lsmq_coordinator.overseer import Overseer
