@@ -182,8 +182,6 @@ async def test_what_cannot_be_is_refused_by_name_and_a_change_is_called_off(clus
         assert "n5" in await refused("n1", "n5", "unknown_node")
         with pytest.raises(InvalidRequest, match="nothing is under way"):
             await admin.keep_voter("n1")
-        with pytest.raises(InvalidRequest, match="lsmq voter replace n1"):
-            await admin.remove("n1")
         await asyncio.to_thread(cluster.kill, "n4")
 
         async def away() -> bool:

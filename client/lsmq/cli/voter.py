@@ -59,8 +59,8 @@ async def replace(client: Client, old: str, new: str, wait: bool, wait_ms: int) 
     """Have node NEW vote in the place of OLD, which may be gone.
 
     NEW is a node of the cluster that runs and does not vote. It is sent the control plane's log first and votes when
-    it has all of it; you may interrupt this command: the cluster goes on. One change at a time. Where NEW is gone before
-    it votes, have another node take its place in turn, or call it off with `lsmq voter keep OLD`.
+    it has all of it; you may interrupt this command: the cluster goes on. One change at a time. Where NEW is gone
+    before it votes, have another node take its place in turn, or call it off with `lsmq voter keep OLD`.
     """
     admin = ClusterAdmin(client)
     await admin.replace_voter(old, new)
