@@ -55,11 +55,12 @@ class KnownVoters:
         content = {"format": _FORMAT, "membership": self.membership.to_dict(), "urls": dict(sorted(self.urls.items()))}
         path, temporary = directory / FILE, directory / f"{FILE}.new"
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w") as file:
-            json.dump(content, file, indent=2)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        try:
+            os.pwrite(fd, json.dumps(content, indent=2).encode() + b"\n", 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        temporary.rename(path)
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(fd)
