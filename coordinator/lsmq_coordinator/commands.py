@@ -37,7 +37,7 @@ from .command_fields import (
 from .lives import UNCLAIMED, InSyncMember
 from .pieces import Pieces
 from .placement import places_of
-from .raft_membership import Membership
+from .raft_membership import Electorate
 from .state import (
     MAX_LABEL_BYTES,
     MAX_NAME_BYTES,
@@ -339,7 +339,7 @@ def _remove_node(state: ClusterState, command: Command) -> Change:
 def _set_voters(state: ClusterState, command: Command) -> Change:
     """``membership``: who votes. Raft has agreed on it with this very entry, so nothing is refused here that can be
     read: see :mod:`~.raft_membership`."""
-    membership = Membership.from_dict(command["membership"])
+    membership = Electorate.from_dict(command["membership"])
     nodes = {id: replace(node, voter=id in membership.voters) for id, node in state.nodes.items()}
     return replace(state, membership=membership, nodes=frozen(nodes)), {"number": membership.number}
 

@@ -10,7 +10,7 @@ import msgpack
 
 from lsmq.errors import CorruptFile
 
-from .raft_membership import Membership, membership_in, unmarked, unwrapped
+from .raft_membership import Electorate, membership_in, unmarked, unwrapped
 from .raft_records import (
     RECORD_BYTES,
     JournalDamaged,
@@ -66,7 +66,7 @@ def _voters(command: bytes) -> dict[str, Any]:
         return {"voters": "?"}
 
 
-def _shown(membership: Membership | None) -> dict[str, Any]:
+def _shown(membership: Electorate | None) -> dict[str, Any]:
     """Who votes from there on, where it says so."""
     if membership is None:
         return {}

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from lsmq.errors import CorruptFile
 
-from .raft_membership import Membership
+from .raft_membership import Electorate
 
 FILE = "voters.json"
 _FORMAT = 1
@@ -29,7 +29,7 @@ _FORMAT = 1
 class KnownVoters:
     """``urls``: the internal URL of each voter and learner that is known."""
 
-    membership: Membership
+    membership: Electorate
     urls: Mapping[str, str]
 
     @classmethod
@@ -40,7 +40,7 @@ class KnownVoters:
             content = json.loads(path.read_text())
             if content["format"] != _FORMAT:
                 raise ValueError(f"format {content['format']}")
-            return cls(Membership.from_dict(content["membership"]), dict(content["urls"]))
+            return cls(Electorate.from_dict(content["membership"]), dict(content["urls"]))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:

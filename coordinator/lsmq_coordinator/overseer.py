@@ -26,7 +26,7 @@ from .heartbeats import HeartbeatAnswer, NodeHeartbeat, Told
 from .leaderless import LeaderlessShards
 from .liveness import FailureDetector, LivenessTiming
 from .raft_control import RaftControl
-from .raft_membership import Membership
+from .raft_membership import Electorate
 from .reassignment import handover, next_steps
 from .resigning import Resigning, ResignTiming
 from .shard_commands import MAX_EPOCH
@@ -398,7 +398,7 @@ class Overseer:
         self.elections += sum(command["op"] == "elect" and bool(entry["ok"]) for command, entry in outcomes)
 
 
-def _named(membership: Membership, addresses: Set[str]) -> list[str]:
+def _named(membership: Electorate, addresses: Set[str]) -> list[str]:
     """The ids of those who are reached at these addresses."""
     known = {**membership.voters, **membership.learners}
     return sorted(id for id, address in known.items() if address in addresses)

@@ -7,7 +7,7 @@ from typing import Any
 from .election import leader_counts
 from .heartbeats import HeartbeatAnswer
 from .placement import places_of, problem
-from .raft_membership import Membership
+from .raft_membership import Electorate
 from .state import ClusterState, NodeRecord
 
 _SILENCE = (
@@ -80,7 +80,7 @@ def overview(
     }
 
 
-def _change(membership: Membership | None) -> dict[str, Any] | None:
+def _change(membership: Electorate | None) -> dict[str, Any] | None:
     if membership is None or membership.old is None:
         return None
     learns, gone = membership.new in membership.learners, membership.old not in membership.voters

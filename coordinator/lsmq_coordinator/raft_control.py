@@ -29,7 +29,7 @@ from .journal import FULL, OS_DISK, Journal, JournalDisk
 from .known_voters import FILE as KNOWN_VOTERS
 from .known_voters import KnownVoters
 from .parts import Part
-from .raft_membership import MARK, Membership, marked
+from .raft_membership import MARK, Electorate, marked
 from .raft_terms import MAX_COMMAND_BYTES, ProposalOutcome, RaftRole, RaftTiming
 from .state import EMPTY, ClusterState
 from .tls import Certificates
@@ -89,7 +89,7 @@ class RaftControl:
         #: The latest state applied here. A new object with each change.
         self.state: ClusterState = EMPTY
         #: Who votes, as this node knows it: as configured, as ``voters.json`` says, or as it was told since.
-        self.membership = Membership(0, MappingProxyType(dict(config.voters)))
+        self.membership = Electorate(0, MappingProxyType(dict(config.voters)))
         #: The internal URLs of those, where that was changed.
         self.urls: Mapping[str, str] = {}
         self._voter: Voter | None = None
@@ -135,7 +135,7 @@ class RaftControl:
         config = self.config
         voter = Voter(
             self.address,
-            Membership(0, MappingProxyType(dict(config.voters if config.node in config.voters else {}))),
+            Electorate(0, MappingProxyType(dict(config.voters if config.node in config.voters else {}))),
             Journal(config.directory / "raft", config.disk),
             config.secret.keys("raft"),
             _Crossing(self),
@@ -232,7 +232,7 @@ class RaftControl:
     def votes(self) -> bool:
         return self.config.node in self.membership.voters
 
-    def learned(self, membership: Membership, urls: Mapping[str, str]) -> None:
+    def learned(self, membership: Electorate, urls: Mapping[str, str]) -> None:
         """The cluster has agreed on who votes, and this is where they are."""
         if membership.number <= self.membership.number:
             return
@@ -265,7 +265,7 @@ class RaftControl:
     def leader(self) -> str | None:
         """Node id of the leader; None when none was heard lately."""
         status = self.status
-        named = (status.membership or self.membership, self.membership, Membership(0, self.config.voters))
+        named = (status.membership or self.membership, self.membership, Electorate(0, self.config.voters))
         ids = ((id, address) for known in named for id, address in (*known.voters.items(), *known.learners.items()))
         return next((id for id, address in ids if address == status.leader), None)
 
@@ -297,7 +297,7 @@ class RaftControl:
             return {**earlier, "repeated": True}
         return await self._propose(self.testify(command), timeout)
 
-    async def change_voters(self, membership: Membership, timeout: float = 5.0) -> dict[str, Any]:
+    async def change_voters(self, membership: Electorate, timeout: float = 5.0) -> dict[str, Any]:
         """Have the cluster agree on who votes from now on. For the overseer: see :meth:`submit`."""
         return await self._propose({"op": "set_voters", "membership": membership.to_dict()}, timeout)
 

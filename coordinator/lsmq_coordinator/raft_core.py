@@ -31,7 +31,7 @@ from lsmq import runtime
 from .raft_following import Assembly, judge_append
 from .raft_kept import RaftKept
 from .raft_leading import Leading, majority
-from .raft_membership import Membership, membership_in
+from .raft_membership import Electorate, membership_in
 from .raft_messages import (
     AppendAnswer,
     AppendEntries,
@@ -55,7 +55,7 @@ class RaftCore:
     def __init__(
         self,
         name: str,
-        configured: Membership,
+        configured: Electorate,
         loaded: Loaded,
         timing: RaftTiming,
         random: runtime.Random,
@@ -102,7 +102,7 @@ class RaftCore:
         return self.kept.state.term
 
     @property
-    def membership(self) -> Membership:
+    def membership(self) -> Electorate:
         """Who votes, by this voter's log."""
         return self.kept.memberships.latest
 
@@ -184,7 +184,7 @@ class RaftCore:
             self.leading.set_membership(changed, self._ticked)
         return entry.index, entry.term
 
-    def _may_become(self, leading: Leading, changed: Membership) -> bool:
+    def _may_become(self, leading: Leading, changed: Electorate) -> bool:
         """Whether majorities of ``changed`` meet those of whatever may be committed or become it, and one is at hand:
         a change that cannot be committed could not be taken back."""
         at_hand = changed.voting & (leading.caught_up(self._ticked - self.patience_s) | {self.name})

@@ -10,7 +10,7 @@ from typing import Any
 from lsmq import runtime
 
 from .raft_log import RaftLog
-from .raft_membership import Membership, Memberships, unwrapped, wrapped
+from .raft_membership import Electorate, Electorates, unwrapped, wrapped
 from .raft_outbox import Outbox, SaveCut, SaveEntry, SaveSnapshot, SaveState
 from .raft_terms import Loaded, RaftEntry, Snapshot
 
@@ -35,11 +35,11 @@ class Restore:
 class RaftKept:
     """Invariant: ``applied <= commit <= log.last_index``; what is at most ``durable`` is on this voter's disk."""
 
-    def __init__(self, loaded: Loaded, random: runtime.Random, configured: Membership) -> None:
+    def __init__(self, loaded: Loaded, random: runtime.Random, configured: Electorate) -> None:
         """``configured``: who votes where neither snapshot nor log says it."""
         self._random, self._configured = random, configured
         base = unwrapped(loaded.snapshot or b"")[0] or configured
-        self.memberships = Memberships(loaded.snapshot_index, base, loaded.entries)
+        self.memberships = Electorates(loaded.snapshot_index, base, loaded.entries)
         self.log = RaftLog(loaded.snapshot_index, loaded.snapshot_term, loaded.entries)
         self.state = replace(loaded.state, term=max(loaded.state.term, self.log.last_term))
         self.durable = self.log.last_index
@@ -115,7 +115,7 @@ class RaftKept:
         self.outbox.written_with(number, (RaftEntry(index, term, b""), *entries))
         self.commit = self.applied = index
         membership, state = unwrapped(content)
-        self.memberships = Memberships(index, membership or self._configured, entries)
+        self.memberships = Electorates(index, membership or self._configured, entries)
         self._restore = Restore(index, state)
 
     def take_committed(self) -> list[RaftEntry | Restore]:

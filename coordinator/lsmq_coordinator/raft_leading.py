@@ -15,7 +15,7 @@ from typing import TypeVar
 import crc32c
 
 from .raft_log import RaftLog
-from .raft_membership import Membership
+from .raft_membership import Electorate
 from .raft_messages import MAX_ENTRIES, AppendAnswer, AppendEntries, SnapshotAnswer, SnapshotPart
 from .raft_terms import MAX_SNAPSHOT_BYTES, RaftEntry, RaftTiming
 
@@ -60,7 +60,7 @@ class Leading:
     """One leadership, from the election on; ``first`` is the entry with which its term begins."""
 
     def __init__(
-        self, name: str, term: int, log: RaftLog, membership: Membership, timing: RaftTiming, now: float
+        self, name: str, term: int, log: RaftLog, membership: Electorate, timing: RaftTiming, now: float
     ) -> None:
         self.term, self.first = term, log.last_index + 1
         self._name, self._log, self._timing = name, log, timing
@@ -75,7 +75,7 @@ class Leading:
     def next_beat(self) -> float:
         return self._beat
 
-    def set_membership(self, membership: Membership, now: float) -> None:
+    def set_membership(self, membership: Electorate, now: float) -> None:
         """Who is sent the log from now on, and who counts. A leader that does not vote does not count itself."""
         self._voting = membership.voting
         for peer in sorted(membership.addresses - self._peers.keys() - {self._name}):

@@ -30,7 +30,7 @@ def _nobody() -> Mapping[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Membership:
+class Electorate:
     """Ids of nodes with Raft's ``host:port`` of each. ``learners`` are sent the log and do not vote.
 
     ``number`` grows by one with each change; 0: as configured. ``old`` and ``new``: whose place is to be taken by whom,
@@ -56,7 +56,7 @@ class Membership:
     def has(self, node: str) -> bool:
         return node in self.voters or node in self.learners
 
-    def follows(self, former: Membership) -> bool:
+    def follows(self, former: Electorate) -> bool:
         """Whether it may come after ``former``: their majorities meet."""
         return self.number == former.number + 1 and len(self.voting ^ former.voting) <= 1 and bool(self.voters)
 
@@ -70,7 +70,7 @@ class Membership:
         }
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Membership:
+    def from_dict(cls, fields: Mapping[str, Any]) -> Electorate:
         voters, learners = MappingProxyType(dict(fields["voters"])), MappingProxyType(dict(fields["learners"]))
         return cls(fields["number"], voters, learners, fields["old"], fields["new"])
 
@@ -85,14 +85,14 @@ def unmarked(command: bytes) -> bytes:
     return command.removeprefix(MARK)
 
 
-def membership_in(command: bytes) -> Membership | None:
+def membership_in(command: bytes) -> Electorate | None:
     """Who votes from this entry on; None where it does not say."""
     if not command.startswith(MARK):
         return None
-    return Membership.from_dict(msgpack.unpackb(command[len(MARK) :])["membership"])
+    return Electorate.from_dict(msgpack.unpackb(command[len(MARK) :])["membership"])
 
 
-def wrapped(membership: Membership, content: bytes) -> bytes:
+def wrapped(membership: Electorate, content: bytes) -> bytes:
     """A snapshot's content with who votes at its end; as it is where the configuration says that."""
     if membership.number == 0:
         return content
@@ -100,28 +100,28 @@ def wrapped(membership: Membership, content: bytes) -> bytes:
     return b"".join((MARK, _LENGTH.pack(len(packed)), packed, content))
 
 
-def unwrapped(content: bytes) -> tuple[Membership | None, bytes]:
+def unwrapped(content: bytes) -> tuple[Electorate | None, bytes]:
     """The inverse of :func:`wrapped`; None where the configuration says who votes."""
     if not content.startswith(MARK):
         return None, content
     begin = len(MARK) + _LENGTH.size
     end = begin + _LENGTH.unpack_from(content, len(MARK))[0]
-    return Membership.from_dict(msgpack.unpackb(content[begin:end])), content[end:]
+    return Electorate.from_dict(msgpack.unpackb(content[begin:end])), content[end:]
 
 
-class Memberships:
+class Electorates:
     """Those that a log says, each with the index of its entry; the first holds where the log begins, or before.
 
     What is committed is never cut, and the configuration's is below all.
     """
 
-    def __init__(self, base_index: int, base: Membership, entries: Iterable[RaftEntry] = ()) -> None:
+    def __init__(self, base_index: int, base: Electorate, entries: Iterable[RaftEntry] = ()) -> None:
         self._known = [(base_index, base)]
         for entry in entries:
             self.add(entry)
 
     @property
-    def latest(self) -> Membership:
+    def latest(self) -> Electorate:
         """The one that counts."""
         return self._known[-1][1]
 
@@ -129,11 +129,11 @@ class Memberships:
     def latest_index(self) -> int:
         return self._known[-1][0]
 
-    def at(self, index: int) -> Membership:
+    def at(self, index: int) -> Electorate:
         """The one that holds after the entry ``index``, which is not below the base."""
         return next(known for first, known in reversed(self._known) if first <= index)
 
-    def since(self, index: int) -> list[Membership]:
+    def since(self, index: int) -> list[Electorate]:
         """That which holds after ``index``, and all later ones."""
         return [self.at(index), *(known for first, known in self._known if first > index)]
 

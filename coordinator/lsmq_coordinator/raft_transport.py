@@ -42,7 +42,7 @@ from pysyncobj.version import VERSION
 from lsmq import runtime
 
 from .raft_frames import HELLO, BadFrame, FrameSession
-from .raft_membership import Membership
+from .raft_membership import Electorate
 from .raft_messages import RaftMessage, pack, unpack
 from .raft_sockets import Lookup, find_dead_peers
 from .raft_tls import TlsSocket
@@ -71,7 +71,7 @@ class RaftListener(Protocol):
     def life(self) -> Life:
         """The present life of this voter."""
 
-    def membership(self) -> Membership:
+    def membership(self) -> Electorate:
         """Who votes, as far as it knows."""
 
     def known(self, peer: str) -> Life | None:

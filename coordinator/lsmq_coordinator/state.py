@@ -25,7 +25,7 @@ import msgpack
 
 from .lives import InSyncMember, LifeId, RegisteredStart
 from .pieces import Pieces
-from .raft_membership import Membership
+from .raft_membership import Electorate
 
 MAX_NODES = 1_000
 MAX_SHARDS = 1_024
@@ -280,7 +280,7 @@ class ClusterState:
     #: No replica is added anywhere until this ends: see :mod:`~.reassignment`.
     moves_paused: bool = False
     #: Who votes, once that was changed; None: as the configuration says. Encoded where there is one.
-    membership: Membership | None = None
+    membership: Electorate | None = None
     #: Results of the latest commands by request id, oldest first: a repeated command gets its first answer.
     results: MappingProxyType[str, Mapping[str, Any]] = field(default_factory=_nothing)
 
@@ -346,7 +346,7 @@ class ClusterState:
             MappingProxyType(rights),
             rights_version,
             content.get("moves_paused", False),
-            None if membership is None else Membership.from_dict(membership),
+            None if membership is None else Electorate.from_dict(membership),
             MappingProxyType(dict(content["results"])),
         )
 

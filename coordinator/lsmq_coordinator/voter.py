@@ -19,7 +19,7 @@ from .journal import Journal
 from .raft_core import RaftCore
 from .raft_frames import BadFrame
 from .raft_kept import Restore
-from .raft_membership import MARK, Membership, unmarked, unwrapped
+from .raft_membership import MARK, Electorate, unmarked, unwrapped
 from .raft_messages import RaftMessage
 from .raft_terms import MAX_COMMAND_BYTES, ProposalOutcome, RaftEntry, RaftRole, RaftTiming
 from .raft_transport import Life, RaftTransport
@@ -60,7 +60,7 @@ class RaftStatus:
     #: The longest of the latest writes to this voter's disk, in seconds.
     sync_s: float = 0.0
     #: Who votes, by this voter's log; None before it runs. ``settled``: that is known to be committed.
-    membership: Membership | None = None
+    membership: Electorate | None = None
     settled: bool = False
     #: On a leader, addresses: who was heard lately; who of them has the log too, and who cannot follow a change of
     #: who votes, being of a release before.
@@ -95,7 +95,7 @@ class Voter:
     def __init__(
         self,
         address: str,
-        configured: Membership,
+        configured: Electorate,
         journal: Journal,
         keys: Sequence[bytes],
         listener: Listener,
@@ -328,7 +328,7 @@ class Voter:
     def life(self) -> Life:
         return self._core.kept.state.life
 
-    def membership(self) -> Membership:
+    def membership(self) -> Electorate:
         return self._core.membership
 
     def known(self, peer: str) -> Life | None:

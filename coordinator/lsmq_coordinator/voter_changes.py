@@ -14,7 +14,7 @@ from typing import Any
 
 from lsmq.errors import InvalidRequest
 
-from .raft_membership import Membership
+from .raft_membership import Electorate
 from .state import ClusterState, NodeState
 
 #: What people ask for; the leader of the control plane makes a ``set_voters`` of it.
@@ -23,13 +23,13 @@ REPLACE, CANCEL = "replace_voter", "keep_voter"
 
 def asked(
     command: Mapping[str, Any],
-    now: Membership,
+    now: Electorate,
     state: ClusterState,
     *,
     alive: Set[str],
     at_hand: Set[str],
     addresses: Mapping[str, str],
-) -> Membership:
+) -> Electorate:
     """What ``command`` begins. A newcomer that still learns may be replaced too, by another one.
 
     ``alive`` are the nodes that are heard, ``at_hand`` the voters that follow by Raft, the leader among them,
@@ -65,7 +65,7 @@ def asked(
     return replace(now, number=now.number + 1, learners=MappingProxyType({new: address}), old=leaving, new=new)
 
 
-def _cancelled(now: Membership, old: str) -> Membership:
+def _cancelled(now: Electorate, old: str) -> Electorate:
     if now.old != old:
         under_way = "nothing is under way" if now.old is None else f"it is {now.old!r} whose vote is being taken"
         raise _refused("no_change", f"nobody is taking the vote of node {old!r}: {under_way}")
@@ -80,7 +80,7 @@ def _cancelled(now: Membership, old: str) -> Membership:
     return _done(replace(now, number=now.number + 1, learners=MappingProxyType({})))
 
 
-def next_step(now: Membership, at_hand: Set[str], caught_up: Set[str]) -> Membership | None:
+def next_step(now: Electorate, at_hand: Set[str], caught_up: Set[str]) -> Electorate | None:
     """What comes next of the change that is under way; None: nothing, or not yet.
 
     ``at_hand`` are ids of those who follow by Raft, the leader among them; ``caught_up`` those of them, and of the
@@ -99,12 +99,12 @@ def next_step(now: Membership, at_hand: Set[str], caught_up: Set[str]) -> Member
     return _done(_without(now))
 
 
-def _without(now: Membership) -> Membership:
+def _without(now: Electorate) -> Electorate:
     voters = MappingProxyType({id: address for id, address in now.voters.items() if id != now.old})
     return replace(now, number=now.number + 1, voters=voters)
 
 
-def _done(step: Membership) -> Membership:
+def _done(step: Electorate) -> Electorate:
     return replace(step, old=None, new=None)
 
 

@@ -11,7 +11,7 @@ from lsmq_coordinator.raft_core import RaftCore
 from lsmq_coordinator.raft_following import Diverged
 from lsmq_coordinator.raft_kept import Restore
 from lsmq_coordinator.raft_leading import Leading
-from lsmq_coordinator.raft_membership import Membership, Memberships, marked, membership_in, unwrapped, wrapped
+from lsmq_coordinator.raft_membership import Electorate, Electorates, marked, membership_in, unwrapped, wrapped
 from lsmq_coordinator.raft_messages import AppendAnswer, AppendEntries, PreVote, PreVoteAnswer, Vote, VoteAnswer
 from lsmq_coordinator.raft_records import replay
 from lsmq_coordinator.raft_terms import RaftEntry, RaftRole
@@ -21,12 +21,12 @@ from .test_raft_core import Voter
 from .test_raft_simulation import calm
 
 
-def membership(number: int, voters: str, learners: str = "") -> Membership:
+def membership(number: int, voters: str, learners: str = "") -> Electorate:
     """Of voters and learners by their digits."""
-    return Membership(number, {f"v{n}": f"v{n}" for n in voters}, {f"v{n}": f"v{n}" for n in learners})
+    return Electorate(number, {f"v{n}": f"v{n}" for n in voters}, {f"v{n}": f"v{n}" for n in learners})
 
 
-def says(changed: Membership) -> bytes:
+def says(changed: Electorate) -> bytes:
     return marked(msgpack.packb({"op": "set_voters", "membership": changed.to_dict()}))
 
 
@@ -57,7 +57,7 @@ def test_a_change_is_of_one_voter_and_counts_on() -> None:
 
 
 def test_what_is_cut_counts_no_more_and_what_was_before_counts_again() -> None:
-    known = Memberships(0, membership(0, "123"))
+    known = Electorates(0, membership(0, "123"))
     for index, changed in ((3, membership(1, "123", "4")), (7, membership(2, "1234"))):
         known.add(RaftEntry(index, 1, says(changed)))
     assert known.latest.number == 2 and known.at(6).number == 1 and known.at(2).number == 0
@@ -368,8 +368,8 @@ def test_a_voter_that_was_not_filled_breaks_no_invariant_either(first: int) -> N
 @pytest.mark.parametrize(
     ("where", "name", "bug"),
     [
-        pytest.param(Membership, "follows", lambda self, former: bool(self.voters), id="any change at once"),
-        pytest.param(Memberships, "cut", lambda self, first: None, id="what is cut counts on"),
+        pytest.param(Electorate, "follows", lambda self, former: bool(self.voters), id="any change at once"),
+        pytest.param(Electorates, "cut", lambda self, first: None, id="what is cut counts on"),
         pytest.param(RaftCore, "stands", property(lambda core: True), id="who is none calls elections"),
         pytest.param(
             Leading, "_of_voters", lambda self, own, of: [own, *map(of, self._peers.values())], id="learners count"

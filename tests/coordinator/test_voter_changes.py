@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lsmq.errors import InvalidRequest
 from lsmq_coordinator.commands import apply
 from lsmq_coordinator.overview import overview
-from lsmq_coordinator.raft_membership import Membership
+from lsmq_coordinator.raft_membership import Electorate
 from lsmq_coordinator.state import ClusterState
 from lsmq_coordinator.voter_changes import CANCEL, REPLACE, asked, next_step
 
@@ -21,19 +21,19 @@ NODES = tuple(f"n{number}" for number in range(7))
 ADDRESSES = {node: f"{node}:7602" for node in NODES}
 
 
-def of(number: int, *voters: str, **more: Any) -> Membership:
-    return Membership(number, {node: ADDRESSES[node] for node in voters}, **more)
+def of(number: int, *voters: str, **more: Any) -> Electorate:
+    return Electorate(number, {node: ADDRESSES[node] for node in voters}, **more)
 
 
 STATE: ClusterState = founded(nodes=list(NODES))
 
 
-def ask(now: Membership, old: str, new: str, **facts: Any) -> Membership:
+def ask(now: Electorate, old: str, new: str, **facts: Any) -> Electorate:
     known = {"alive": set(NODES), "at_hand": set(now.voters), "addresses": ADDRESSES, **facts}
     return asked({"op": REPLACE, "node": old, "by": new}, now, STATE, **known)
 
 
-def reason(now: Membership, old: str, new: str, **facts: Any) -> str:
+def reason(now: Electorate, old: str, new: str, **facts: Any) -> str:
     with pytest.raises(InvalidRequest) as refused:
         ask(now, old, new, **facts)
     return str(refused.value.details["reason"])
@@ -81,7 +81,7 @@ def test_an_old_one_that_is_not_heard_goes_first_so_that_never_more_are_needed_t
 
 
 def test_a_change_is_called_off_while_the_newcomer_learns_and_not_later() -> None:
-    def cancel(now: Membership, old: str) -> Membership:
+    def cancel(now: Electorate, old: str) -> Electorate:
         known: dict[str, Any] = {"alive": set(NODES), "at_hand": set(now.voters), "addresses": ADDRESSES}
         return asked({"op": CANCEL, "node": old}, now, STATE, **known)
 

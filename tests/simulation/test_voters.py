@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lsmq_coordinator.raft_membership import Membership
+from lsmq_coordinator.raft_membership import Electorate
 from lsmq_coordinator.voter import Voter
 from lsmq_lab.world import runs
 from lsmq_lab.world.faults import Fault
@@ -33,7 +33,7 @@ def burnt_down(seed: int) -> list[Fault]:
 def test_a_voter_that_is_lost_is_replaced_amid_faults_and_nothing_is_lost(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known: list[Membership] = []
+    known: list[Electorate] = []
     publish = Voter._publish
 
     def noted(self: Voter, now: float) -> None:

@@ -19,7 +19,7 @@ import msgpack
 
 from lsmq_coordinator.raft_core import RaftCore
 from lsmq_coordinator.raft_kept import Restore
-from lsmq_coordinator.raft_membership import Membership, marked, unwrapped
+from lsmq_coordinator.raft_membership import Electorate, marked, unwrapped
 from lsmq_coordinator.raft_messages import RaftMessage, pack, unpack
 from lsmq_coordinator.raft_outbox import SaveEntry, SaveSnapshot, SaveState, Write
 from lsmq_coordinator.raft_records import MAGIC, encode_snapshot, encode_synced, encode_write, replay
@@ -110,7 +110,7 @@ class Group:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         names = [f"v{number}" for number in range(voters)]
-        self.founded = Membership(0, {name: name for name in names})
+        self.founded = Electorate(0, {name: name for name in names})
         self.voters = {name: SimVoter(name, SimDisk(sync_s=sync_s)) for name in names}
         self.cut: set[frozenset[str]] = set()
         self.leaders: dict[int, str] = {}
@@ -148,7 +148,7 @@ class Group:
         loaded, end = replay(voter.disk.content)
         voter.disk.content = voter.disk.content[:end]
         seed = self.random.getrandbits(32)
-        configured = self.founded if self.founded.has(name) else Membership(0, {})
+        configured = self.founded if self.founded.has(name) else Electorate(0, {})
         voter.core = RaftCore(name, configured, loaded, self.timing, Random(seed), self.now)
         voter.commands = [] if loaded.snapshot is None else list(msgpack.unpackb(unwrapped(loaded.snapshot)[1]))
         voter.applied, voter.generation = loaded.snapshot_index, voter.generation + 1
@@ -181,7 +181,7 @@ class Group:
     def _connected(self, one: str, two: str) -> bool:
         return two in self.voters[one].peers and one in self.voters[two].peers and frozenset((one, two)) not in self.cut
 
-    def newest(self) -> Membership:
+    def newest(self) -> Electorate:
         """What is committed of who votes, by the voters that are there."""
         known = [self.founded]
         for voter in self.voters.values():

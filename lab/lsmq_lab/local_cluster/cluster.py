@@ -256,8 +256,8 @@ class LocalCluster:
         before."""
         if self.plan.node(node).voter:
             raise InvalidRequest(
-                f"{node} is one of the voters that the cluster was founded with, and the configuration of every node names "
-                "it; where another one votes in its place, leave it stopped"
+                f"{node} is one of the voters that the cluster was founded with, and the configuration of every node "
+                "names it; where another one votes in its place, leave it stopped"
             )
         if self.process(node).pid is not None:
             raise InvalidRequest(f"{node} runs; stop it first")
