@@ -143,32 +143,26 @@ class Tracing:
         self, topic: str, options: MessageOptions, send: Callable[[MessageOptions], Awaitable[Result]]
     ) -> Result:
         """What ``send`` returns, in a span; it is given the options with the headers that the messages carry."""
-        sending = self._begin(topic)
-        try:
+        with self._begun(topic) as sending:
             return await send(self._with_headers(sending, options))
-        except BaseException as error:
-            sending.failed(error)
-            raise
-        finally:
-            _sending.set(None)
-            sending.returned()
 
     def send_at_once(self, topic: str, options: MessageOptions, send: Callable[[MessageOptions], Result]) -> Result:
         """The same of what waits for nothing."""
-        sending = self._begin(topic)
-        try:
+        with self._begun(topic) as sending:
             return send(self._with_headers(sending, options))
+
+    @contextmanager
+    def _begun(self, topic: str) -> Iterator[Sending]:
+        sending = Sending(self._start(f"send {topic}", topic, trace.SpanKind.PRODUCER))
+        _sending.set(sending)
+        try:
+            yield sending
         except BaseException as error:
             sending.failed(error)
             raise
         finally:
             _sending.set(None)
             sending.returned()
-
-    def _begin(self, topic: str) -> Sending:
-        sending = Sending(self._start(f"send {topic}", topic, trace.SpanKind.PRODUCER))
-        _sending.set(sending)
-        return sending
 
     def _with_headers(self, sending: Sending, options: MessageOptions) -> MessageOptions:
         given = tuple(options.get("headers") or ())

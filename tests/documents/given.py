@@ -19,37 +19,35 @@ from lsmq import Client, ClientClosed, Consumer, Producer  # As they are, whatev
 NUMBERED = ("orders", "payments", "invoices", "mails", "events", "reminders", "jobs", "prices", "locations")
 
 
-class OneMessage(lsmq.Consumer):
-    """Loops over it end after a message, and handlers are called once, so that what never ends does."""
+class HandlesOne:
+    """Handlers are called once, so that what never ends does."""
+
+    async def run(self, handler: Any, **options: Any) -> None:
+        await super().run(_once(self, handler), **options)  # type: ignore[misc]  # of the class beside it
+
+
+class GivesOne(HandlesOne):
+    """Loops over it end after one turn."""
 
     _given = False
 
-    async def __anext__(self) -> lsmq.Message:
+    async def __anext__(self) -> Any:
         self._given = not self._given
         if not self._given:
             raise StopAsyncIteration
-        return await super().__anext__()
-
-    async def run(self, handler: Any, **options: Any) -> None:
-        await super().run(_once(self, handler), **options)
+        return await super().__anext__()  # type: ignore[misc]  # of the class beside it
 
 
-class OnePushed(lsmq.PushConsumer):
-    async def run(self, handler: Any, **options: Any) -> None:
-        await super().run(_once(self, handler), **options)
+class OneMessage(GivesOne, lsmq.Consumer):
+    """A message."""
 
 
-class OneTask(lsmq.WorkQueue):
-    _given = False
+class OnePushed(HandlesOne, lsmq.PushConsumer):
+    """A message that is pushed."""
 
-    async def __anext__(self) -> lsmq.Task:
-        self._given = not self._given
-        if not self._given:
-            raise StopAsyncIteration
-        return await super().__anext__()
 
-    async def run(self, handler: Any, **options: Any) -> None:
-        await super().run(_once(self, handler), **options)
+class OneTask(GivesOne, lsmq.WorkQueue):
+    """A task."""
 
 
 def _once(owner: Any, handler: Any) -> Callable[[Any], Awaitable[None]]:

@@ -30,9 +30,8 @@ HOSTS = ("127.0.0.1", "localhost")
 QUEUES, MESSAGES = 6, 60
 
 
-async def test_over_tls_a_sessions_cookie_is_secure_and_counts_before_a_certificate(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
-) -> None:
+async def started(make_node: Callable[..., NodeProcess], tmp_path: Path) -> tuple[Authority, NodeProcess, Path]:
+    """An authority, a node that knows whom its certificates name, and the file of the first token."""
     authority = Authority.create(tmp_path / "authority")
     cert, key = authority.issue("node", HOSTS)
     node = make_node(
@@ -45,6 +44,13 @@ async def test_over_tls_a_sessions_cookie_is_secure_and_counts_before_a_certific
     ).start()
     file = node.data / "admin.token"
     await comes_true(file.exists, "the first token is written")
+    return authority, node, file
+
+
+async def test_over_tls_a_sessions_cookie_is_secure_and_counts_before_a_certificate(
+    make_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    authority, node, file = await started(make_node, tmp_path)
     context = ssl.create_default_context(cafile=authority.cert)
     context.load_cert_chain(*authority.issue("alice"))
     url, token = f"{node.url}/v1/session", {"Authorization": f"Bearer {file.read_text().strip()}"}
@@ -62,18 +68,7 @@ async def test_over_tls_a_sessions_cookie_is_secure_and_counts_before_a_certific
 
 
 async def test_who_shows_a_certificate_is_whom_it_names(make_node: Callable[..., NodeProcess], tmp_path: Path) -> None:
-    authority = Authority.create(tmp_path / "authority")
-    cert, key = authority.issue("node", HOSTS)
-    node = make_node(
-        auth="token",
-        tls_cert=cert,
-        tls_key=key,
-        tls_client_ca=authority.cert,
-        tls_client_auth="optional",
-        tls_principal="common-name",
-    ).start()
-    file = node.data / "admin.token"
-    await comes_true(file.exists, "the first token is written")
+    authority, node, file = await started(make_node, tmp_path)
     shown = {"ca": authority.cert, **dict(zip(("cert", "cert_key"), authority.issue("alice"), strict=True))}
     async with (
         Client(node.url, ca=authority.cert, token_file=file) as admin,

@@ -18,13 +18,12 @@ from pathlib import Path
 from lsmq_coordinator.authority import Authority
 from lsmq_lab.benchmarks.environment import disk_bytes, peak_resident_bytes
 from lsmq_lab.benchmarks.report import BenchFailed
-from lsmq_lab.benchmarks.server_processes import free_port
+from lsmq_lab.benchmarks.server_processes import free_port, stop
 from lsmq_lab.local_cluster.status import believing, opener
 
 LSMQ = "lsmq"
 REDIS = "redis"
 START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 30.0
 NATIVE_CLIENTS = 5
 NATIVE_PIPELINE = 100
 
@@ -122,12 +121,7 @@ def running(setup: Setup, directory: Path) -> Iterator[Server]:
         with believing(ca):
             yield Server(process, address, directory)
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(process)
 
 
 def metric(address: str, name: str) -> float:

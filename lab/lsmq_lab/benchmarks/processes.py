@@ -35,6 +35,7 @@ from lsmq_lab.benchmarks.report import (
     ratio_text,
     spreads,
 )
+from lsmq_lab.benchmarks.server_processes import stop
 from lsmq_node.processes.plan import PORTS_PER_PROCESS
 from lsmq_node.processes.ports import free_block
 
@@ -51,7 +52,6 @@ OPTIONS = (
     QUICK,
 )
 TOPIC = "bench"
-STOP_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +134,7 @@ def _serving(values: Mapping[str, Any], case: _Case, place: Path) -> Iterator[tu
             raise BenchFailed(f"{case} did not come up:\n{tail}")
         yield f"http://127.0.0.1:{port}", process.pid
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(process)
         process.stdout.close()
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from .report import BenchFailed
 
@@ -50,12 +51,17 @@ def started(
         tail = log.read_text(errors="replace")[-_LAST_CHARACTERS:]
         raise BenchFailed(f"{error}\nit said last:\n{tail}") from error
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(process)
+
+
+def stop(process: subprocess.Popen[Any]) -> None:
+    """End a server: kindly, and by force where that takes too long."""
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def listens(port: int) -> bool:

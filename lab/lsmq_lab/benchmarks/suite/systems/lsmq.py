@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
@@ -39,41 +39,34 @@ def write(load: ClientLoad) -> LoadOutcome:
 
 
 def read(load: ClientLoad) -> LoadOutcome:
-    async def work() -> LoadOutcome:
-        count, clock = 0, Stopwatch()
-        async with (
-            Client(load.address) as client,
-            Consumer(client, TOPIC, queues=range(load.first, load.end), group=_group()) as consumer,
-        ):
-            while count < load.messages:
-                count += len(await consumer.poll(5_000))
-                await consumer.commit()
-        return clock.outcome(count)
-
-    return asyncio.run(work())
-
-
-def _group() -> str:
-    """A reader's own: the next one begins at the beginning again."""
-    return f"bench-{os.getpid()}"
+    return asyncio.run(_read(load, _poll))
 
 
 def read_batches(load: ClientLoad) -> LoadOutcome:
     """As columns, without an object for each message."""
+    return asyncio.run(_read(load, _poll_batch))
 
-    async def work() -> LoadOutcome:
-        count, clock = 0, Stopwatch()
-        async with (
-            Client(load.address) as client,
-            Consumer(client, TOPIC, queues=range(load.first, load.end), group=_group()) as consumer,
-        ):
-            while count < load.messages:
-                batch = await consumer.poll_batch(5_000)
-                count += 0 if batch is None else len(batch)
-                await consumer.commit()
-        return clock.outcome(count)
 
-    return asyncio.run(work())
+async def _poll(consumer: Consumer) -> int:
+    return len(await consumer.poll(5_000))
+
+
+async def _poll_batch(consumer: Consumer) -> int:
+    batch = await consumer.poll_batch(5_000)
+    return 0 if batch is None else len(batch)
+
+
+async def _read(load: ClientLoad, poll: Callable[[Consumer], Awaitable[int]]) -> LoadOutcome:
+    """In a group of the reader's own: the next one begins at the beginning again."""
+    count, clock = 0, Stopwatch()
+    async with (
+        Client(load.address) as client,
+        Consumer(client, TOPIC, queues=range(load.first, load.end), group=f"bench-{os.getpid()}") as consumer,
+    ):
+        while count < load.messages:
+            count += await poll(consumer)
+            await consumer.commit()
+    return clock.outcome(count)
 
 
 def loop(load: ClientLoad) -> LoadOutcome:
