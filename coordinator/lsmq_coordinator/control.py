@@ -168,7 +168,7 @@ class ControlClient:
         if agreed is None:
             return self._configured
         urls = {id: self._url_of(id) for id in agreed.voters}
-        return {id: url for id, url in urls.items() if url is not None}
+        return {id: url for id, url in urls.items() if url is not None} or self._configured
 
     def _url_of(self, node: str) -> str | None:
         known = self._state.nodes.get(node)

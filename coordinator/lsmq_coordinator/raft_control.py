@@ -133,9 +133,11 @@ class RaftControl:
 
     def _open(self) -> Voter:
         config = self.config
+        # A configuration that is known to count no more says nothing: the log will.
+        counts = self.membership.number == 0 and config.node in config.voters
         voter = Voter(
             self.address,
-            Electorate(0, MappingProxyType(dict(config.voters if config.node in config.voters else {}))),
+            Electorate(0, MappingProxyType(dict(config.voters if counts else {}))),
             Journal(config.directory / "raft", config.disk),
             config.secret.keys("raft"),
             _Crossing(self),
