@@ -195,12 +195,15 @@ class Overseer:
                 "upgrade all voters first",
                 reason="old_release",
             )
+        self._detector.set_nodes(_members(raft.state), self._clock())
+        if command.get("by") in self._detector.alive - self._detector.heard:
+            raise NoControlLeader(f"the control plane has a new leader, which has not heard node {command['by']!r} yet")
         at_hand = {raft.config.node, *_named(status.membership, status.heard)}
         changed = asked(
             command,
             status.membership,
             raft.state,
-            alive=self._detector.alive & self._detector.heard,
+            alive=self._detector.heard,
             at_hand=at_hand,
             addresses=self._raft_addresses,
         )

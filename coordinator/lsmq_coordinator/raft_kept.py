@@ -20,6 +20,8 @@ KEPT_ENTRIES, KEPT_BYTES = 1_024, 1 << 20
 MAX_UNWRITTEN_BYTES = 8 << 20
 #: Entries not yet committed. Beyond, a leader takes no commands.
 MAX_UNCOMMITTED_BYTES = 8 << 20
+#: Of more voters that ever were no lives are remembered but of those who are.
+MAX_LIVES = 32
 #: More than there can be.
 ALL = 1 << 62
 
@@ -163,7 +165,11 @@ class RaftKept:
             return None
         if known == life:
             return False
-        self.save(lives=MappingProxyType({**self.state.lives, peer: life}))
+        lives = {**self.state.lives, peer: life}
+        if len(lives) > MAX_LIVES:  # Voters come and go: who votes no more was never asked for what it promised.
+            there = frozenset((peer,)).union(*(known.addresses for known in self.memberships.since(self.commit)))
+            lives = {known: lives[known] for known in lives if known in there}
+        self.save(lives=MappingProxyType(lives))
         return True
 
     def _begin_life(self, count: int) -> None:

@@ -18,6 +18,8 @@ from lsmq_lab.local_cluster import LocalCluster, found_plan
 from support.traffic import Traffic
 from support.waiting import comes_true
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {"segment_bytes": 4 << 20, "memtable_bytes": 8 << 20}
 
 

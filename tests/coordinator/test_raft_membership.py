@@ -9,7 +9,7 @@ import pytest
 
 from lsmq_coordinator.raft_core import RaftCore
 from lsmq_coordinator.raft_following import Diverged
-from lsmq_coordinator.raft_kept import Restore
+from lsmq_coordinator.raft_kept import MAX_LIVES, Restore
 from lsmq_coordinator.raft_leading import Leading
 from lsmq_coordinator.raft_membership import Electorate, Electorates, marked, membership_in, unwrapped, wrapped
 from lsmq_coordinator.raft_messages import AppendAnswer, AppendEntries, PreVote, PreVoteAnswer, Vote, VoteAnswer
@@ -191,6 +191,17 @@ def test_a_snapshot_brings_who_votes() -> None:
     other.core.kept.install(snapshot.index, snapshot.term, snapshot.encode())
     assert other.core.membership == membership(1, "1234")
     assert other.core.kept.take_committed() == [Restore(snapshot.index, b"state")]
+
+
+def test_the_lives_of_voters_that_came_and_went_do_not_pile_up() -> None:
+    voter = Voter()
+    for number in range(500):
+        assert voter.core.connected(f"w{number}", (1, "word"), None)
+        assert voter.core.connected("v2", (1, "word"), None)
+    voter.write()
+    assert len(voter.core.kept.state.lives) <= MAX_LIVES
+    assert voter.core.kept.state.lives["v2"] == (1, "word")
+    assert not voter.core.connected("v2", (0, "earlier"), None), "those of the voters there are stay"
 
 
 def test_a_change_that_no_majority_at_hand_could_commit_is_not_begun() -> None:
