@@ -14,8 +14,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from lsmq_lab.world.drive import drives
+from support.grouped_tests import pytest_xdist_make_scheduler
 from support.node_process import NodeProcess
 from support.python_process import forked_clusters
+
+__all__ = ["pytest_xdist_make_scheduler"]
 
 # How long an example takes says something about the machine's other work, not about the code.
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -198,3 +198,78 @@ def test_words_of_the_glossary_live_in_files_that_are_there() -> None:
     named = [path for row in rows for path in re.findall(r"`([\w/]+\.py)`", row.rsplit("|", 2)[1])]
     assert len(named) >= len(rows) - 4  # two tables, a head each
     assert [path for path in named if not (ROOT / path).is_file()] == []
+
+
+#: Sleeps that tests do in real time, by file: the pace of a workload, or of a played peer. To wait for something there
+#: is ``support.waiting``; to show that nothing happens, ``support.virtual_time`` and the world of ``scripts/simulate``.
+#: The numbers only fall.
+SLEEPS: dict[str, int] = {
+    "tests/api/test_fetch_sessions.py": 1,
+    "tests/api/test_named_queue_lives.py": 1,
+    "tests/client/test_background_tasks.py": 2,
+    "tests/client/test_consumer.py": 2,
+    "tests/client/test_group_cluster.py": 1,
+    "tests/client/test_group_handling.py": 3,
+    "tests/client/test_groups.py": 1,
+    "tests/client/test_keys_and_headers.py": 1,
+    "tests/client/test_named_cluster.py": 1,
+    "tests/client/test_order.py": 2,
+    "tests/client/test_work_order.py": 2,
+    "tests/client/test_work_queue.py": 3,
+    "tests/client/test_work_queue_failures.py": 1,
+    "tests/cluster/replica_group.py": 2,
+    "tests/cluster/test_follower_reads.py": 1,
+    "tests/cluster/test_links.py": 3,
+    "tests/cluster/test_replica_storm.py": 4,
+    "tests/compose/stack.py": 1,
+    "tests/compose/test_compose.py": 1,
+    "tests/coordinator/test_control.py": 2,
+    "tests/coordinator/test_membership.py": 1,
+    "tests/coordinator/test_raft_group.py": 1,
+    "tests/pipeline/copy_driver.py": 1,
+    "tests/pipeline/test_failures.py": 1,
+    "tests/push/test_cluster.py": 2,
+    "tests/push/test_consumer.py": 4,
+    "tests/support/dying.py": 1,
+    "tests/support/fault_proxy.py": 1,
+    "tests/support/group_member.py": 2,
+    "tests/support/group_topic.py": 1,
+    "tests/support/raft_group.py": 1,
+    "tests/support/waiting.py": 2,
+    "tests/support/work_process.py": 1,
+    "tests/transactions/test_cluster.py": 1,
+    "tests/transactions/test_steps.py": 1,
+}
+
+
+def sleeps(text: str) -> int:
+    """How many places of a test's file sleep. ``sleep(0)`` is a turn of the event loop, and no time."""
+    tree = ast.parse(text)
+    virtual = re.search(r"^pytestmark = pytest.mark.virtual_time$|run_in_virtual_time", text, re.MULTILINE)
+    return sum(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "sleep"
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in (("time",) if virtual else ("asyncio", "time"))
+        and not (len(node.args) == 1 and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0)
+        for node in ast.walk(tree)
+    )
+
+
+def test_tests_wait_for_conditions_and_do_not_sleep() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix(): sleeps(path.read_text())
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        if path.parent.name not in ("simulation", "semantics")  # They run in the world, on its time.
+    }
+    found = {name: count for name, count in found.items() if count}
+    more = {name: count for name, count in found.items() if count > SLEEPS.get(name, 0)}
+    assert not more, "wait for a condition (support.waiting), or let virtual time pass (support.virtual_time)"
+    assert found == SLEEPS, "there are fewer by now: lower the numbers in SLEEPS"
+
+
+def test_sleeps_are_found_and_turns_of_the_loop_are_not() -> None:
+    slept = "await asyncio.sleep(0.1)\ntime.sleep(pause)\nawait asyncio.sleep(0)\nruntime.sleep(3)\n"
+    assert sleeps(slept) == 2
+    assert sleeps(f"pytestmark = pytest.mark.virtual_time\n{slept}") == 1

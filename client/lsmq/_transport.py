@@ -24,6 +24,7 @@ import msgpack
 from lsmq._credentials import Credentials
 from lsmq._rests import Rests
 from lsmq._retries import LEAST_ATTEMPT_S
+from lsmq._sockets import ClientSockets
 from lsmq._tls import ClientTls, refusal
 from lsmq.errors import (
     ClientClosed,
@@ -98,6 +99,7 @@ class Transport:
         self._connect_timeout_s = connect_timeout_ms / 1000
         self._tls = tls or ClientTls(None, None, None)
         self._session: aiohttp.ClientSession | None = None
+        self._sockets = ClientSockets()
         self._closed = False
         self._rests = Rests()
         self.has_been_answered = False  # by any node, with what it was asked for
@@ -107,7 +109,7 @@ class Transport:
             raise ClientClosed("this client is closed; make a new one")
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0),
+                connector=aiohttp.TCPConnector(limit=0, socket_factory=self._sockets.make),
                 auto_decompress=True,
                 read_bufsize=_READ_BUFFER_BYTES,
                 skip_auto_headers=("Accept-Encoding",),
@@ -246,8 +248,7 @@ class Transport:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
-            # Transports finish closing in callbacks of the loop; give them one turn.
-            await asyncio.sleep(0)
+            await self._sockets.closed()
 
 
 def _payload(body: bytes | None) -> bytes | io.BytesIO | None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from support.node_process import NodeProcess
+from support.waiting import eventually
 
 from .calls import Api
-from .test_work_queues import LONG_MS, SHORT_MS, Work, bodies, comes_true
+from .test_work_queues import LONG_MS, SHORT_MS, Work, bodies
 
 
 def ordered(api: Api, topic: str, queues: int = 4, **settings: object) -> Work:
@@ -128,7 +129,7 @@ def test_deleted_messages_of_a_line_are_passed_over_at_once(api: Api) -> None:
     offsets = list(range(1, 199))
     api.call("POST", f"/v1/topics/{work.topic}/delete", {"queues": [0] * 198, "offsets": offsets}, status=200)
     assert work.settle("ack", head) == []
-    comes_true(lambda: work.shard()["ready"] == 1, "the next one is ready")
+    eventually(lambda: work.shard()["ready"] == 1, "the next one is ready")
     assert bodies(work.pop()) == ["199"]
 
 
@@ -141,4 +142,4 @@ def test_what_retention_takes_out_of_a_line_holds_up_nobody(api: Api) -> None:
     assert work.settle("ack", head) == []
     found = work.pop(wait_ms=5_000)
     assert bodies(found) == ["400"]
-    comes_true(lambda: work.shard()["blocked"] == 99, "what is gone is not counted")
+    eventually(lambda: work.shard()["blocked"] == 99, "what is gone is not counted")

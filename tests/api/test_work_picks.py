@@ -11,9 +11,10 @@ import pytest
 
 from lsmq_node.workqueue.picks import MAX_FILTERS
 from support.node_process import NodeProcess
+from support.waiting import eventually
 
 from .calls import Api
-from .test_work_queues import LONG_MS, SHORT_MS, Work, comes_true
+from .test_work_queues import LONG_MS, SHORT_MS, Work
 
 
 class Picking(Work):
@@ -87,7 +88,7 @@ def test_a_message_wakes_the_held_pop_that_wants_it(api: Api) -> None:
     for thread in waiting:
         thread.start()
     held = "lsmq_work_pops_held"
-    comes_true(lambda: f"{held} 2.0" in api.get("/metrics").body.decode(), "both are held")
+    eventually(lambda: f"{held} 2.0" in api.get("/metrics").body.decode(), "both are held")
     work.put(1, tag="nobody's")
     work.put(1, 1, tag="b")
     waiting[1].join(60)
@@ -133,7 +134,7 @@ def test_a_killed_node_forgets_nothing_of_what_was_picked(node: NodeProcess) -> 
     assert work.settle("ack", *found[:10]) == []
     assert work.settle("nack", found[10], delay_ms=LONG_MS) == []
     assert work.settle("nack", found[11], dead_letter=True) == []
-    comes_true(lambda: len(work.dead_letters()) == 1, "a dead letter is put away")
+    eventually(lambda: len(work.dead_letters()) == 1, "a dead letter is put away")
     node.kill9()
     node.start()
     work.api = Api(node.url)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.node_process import NodeProcess
+from support.waiting import eventually
 
 from .calls import Api
 
@@ -71,13 +72,6 @@ class Work:
 
 def bodies(messages: list[dict[str, Any]]) -> list[str]:
     return sorted(message["body"] for message in messages)
-
-
-def comes_true(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < deadline, f"it never came true that {what}"
-        time.sleep(0.02)
 
 
 def test_messages_go_to_one_consumer_each_whatever_their_queue(api: Api) -> None:
@@ -189,7 +183,7 @@ def test_a_message_that_always_fails_becomes_a_dead_letter(api: Api) -> None:
     (bad,) = work.pop()
     assert bad["deliveries"] == 2
     assert work.settle("nack", bad, reason="too hot") == []
-    comes_true(lambda: bool(work.dead_letters()), "it is among the dead letters")
+    eventually(lambda: bool(work.dead_letters()), "it is among the dead letters")
     (letter,) = work.dead_letters()
     assert (letter["body"], letter["key"], letter["tag"]) == ("bad", "k", "t")
     assert letter["properties"] == {
@@ -202,7 +196,7 @@ def test_a_message_that_always_fails_becomes_a_dead_letter(api: Api) -> None:
         "lsmq-dlq-deliveries": "2",
         "lsmq-dlq-reason": "negative acknowledgement: too hot",
     }
-    comes_true(lambda: sum(work.figures().values()) == 0, "nothing is left of it")
+    eventually(lambda: sum(work.figures().values()) == 0, "nothing is left of it")
     assert work.pop() == []
 
 
@@ -212,7 +206,7 @@ def test_visibility_that_always_ends_makes_a_dead_letter_too_and_rejecting_one_a
     work.send("slow", "wrong")
     slow, wrong = work.pop(1, visibility_ms=SHORT_MS) + work.pop(1)
     assert work.settle("nack", wrong, dead_letter=True) == []
-    comes_true(lambda: len(work.dead_letters()) == 2, "both are among the dead letters")
+    eventually(lambda: len(work.dead_letters()) == 2, "both are among the dead letters")
     reasons = {letter["body"]: letter["properties"]["lsmq-dlq-reason"] for letter in work.dead_letters()}
     assert reasons == {"slow": "visibility timeout", "wrong": "negative acknowledgement"}
     assert work.settle("ack", slow) == ["receipt_expired"]
@@ -223,7 +217,7 @@ def test_the_largest_message_fits_among_the_dead_letters(api: Api) -> None:
     work.configure(max_deliveries=1)
     api.send("large", {"body": "x" * ((1 << 20) - 40), "queue": 0, "properties": {"a": "b"}})
     (large,) = work.pop(visibility_ms=SHORT_MS)
-    comes_true(lambda: bool(work.dead_letters()), "it is among the dead letters")
+    eventually(lambda: bool(work.dead_letters()), "it is among the dead letters")
     (letter,) = work.dead_letters()
     assert letter["properties"]["lsmq-dlq-cut"] == str(len(large["body"]))
     assert len(letter["body"]) > (1 << 20) - 1_000
@@ -245,7 +239,7 @@ def test_a_held_pop_gets_what_arrives_at_once(api: Api) -> None:
     waiting = [threading.Thread(target=lambda: found.extend(work.pop(1, wait_ms=20_000))) for _ in range(3)]
     for thread in waiting:
         thread.start()
-    comes_true(lambda: api.metric("lsmq_work_pops_held") == 3, "three pops are held")
+    eventually(lambda: api.metric("lsmq_work_pops_held") == 3, "three pops are held")
     began = time.monotonic()
     work.send("0", "1", "2", queue=3)  # one queue is touched: the pops wake each other
     for thread in waiting:
@@ -264,9 +258,9 @@ def test_acknowledged_messages_are_deleted_where_that_is_asked_for(api: Api) -> 
     def earliest() -> int:
         return int(api.get("/v1/topics/deleted/queues/0").json()["earliest"])
 
-    comes_true(lambda: earliest() == 1, "the first message is gone")
+    eventually(lambda: earliest() == 1, "the first message is gone")
     assert work.settle("ack", messages["1"]) == []
-    comes_true(lambda: earliest() == 3, "all are gone")
+    eventually(lambda: earliest() == 3, "all are gone")
 
 
 def test_a_group_is_a_work_queue_or_shares_queues_never_both(api: Api) -> None:
@@ -365,8 +359,8 @@ def test_dead_letters_come_once_though_the_node_is_killed_on_the_way(node: NodeP
     def found() -> list[str]:
         return bodies(work.dead_letters())
 
-    comes_true(lambda: len(found()) >= 197, "all but what is in flight are among the dead letters")
-    comes_true(lambda: work.figures()["dead"] == 0, "none is on its way")
+    eventually(lambda: len(found()) >= 197, "all but what is in flight are among the dead letters")
+    eventually(lambda: work.figures()["dead"] == 0, "none is on its way")
     assert len(set(found())) == len(found()), "some came twice"
 
 
@@ -384,7 +378,7 @@ def test_a_work_queue_spans_shards_and_follows_a_topic_that_grows(tmp_path: Path
         found: list[dict[str, Any]] = []
         waiting = threading.Thread(target=lambda: found.extend(work.pop(1, wait_ms=20_000)))
         waiting.start()
-        comes_true(lambda: work.api.metric("lsmq_work_pops_held") == 1, "a pop is held")
+        eventually(lambda: work.api.metric("lsmq_work_pops_held") == 1, "a pop is held")
         for queue in range(11):
             work.send(f"{queue}", queue=queue)
         waiting.join()

@@ -10,9 +10,10 @@ import pytest
 
 from lsmq_node.workqueue.settings import WorkSettings
 from support.node_process import NodeProcess
+from support.waiting import eventually
 
 from .calls import Api
-from .test_work_queues import SHORT_MS, Work, bodies, comes_true
+from .test_work_queues import SHORT_MS, Work, bodies
 
 
 def send(work: Work, count: int, **fields: Any) -> None:
@@ -193,6 +194,6 @@ def test_a_killed_node_goes_on_by_priority_and_with_its_settings(tmp_path: Path)
         found = work.pop(10)
         assert [(message["priority"], message["deliveries"]) for message in found] == [(7, 2), *5 * [(1, 1)]]
         assert work.settle("ack", *found) == []
-        comes_true(lambda: work.undelivered() == (0, 0), "all is done")
+        eventually(lambda: work.undelivered() == (0, 0), "all is done")
     finally:
         node.kill9()

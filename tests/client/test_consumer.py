@@ -283,11 +283,14 @@ async def test_retention_that_overtakes_a_consumer_is_met_as_the_policy_says(
             async def fill() -> int:
                 for _ in range(20):
                     await (await producer.send_many([b"x" * 900] * 100))
-                while True:
+
+                async def is_trimmed() -> int | None:
                     (earliest,) = (await client.offsets("short")).earliest
-                    if earliest > 100:
-                        return earliest
-                    await asyncio.sleep(0.05)
+                    return earliest if earliest > 100 else None
+
+                earliest = await comes_true(is_trimmed, "the first messages are gone")
+                assert earliest is not None
+                return earliest
 
             async def overtaken(policy: Any) -> Consumer:
                 """A consumer that stopped reading near the start, and whose next offset is gone."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Sequence
 
 from click.testing import CliRunner
@@ -11,6 +10,7 @@ from click.testing import CliRunner
 from lsmq import sync
 from lsmq.cli import root
 from support.node_process import NodeProcess
+from support.waiting import eventually
 
 
 def run(node: NodeProcess, *arguments: str) -> str:
@@ -35,16 +35,16 @@ def fail(client: sync.Client, topic: str, group: str, bodies: Sequence[str]) -> 
 
 
 def comes(node: NodeProcess, topic: str, count: int) -> list[dict[str, str]]:
-    deadline = time.monotonic() + 90
-    while True:
+    def are_there() -> list[dict[str, str]] | None:
         try:
             found = letters(node, topic)
         except AssertionError:
-            found = []  # the topic is not there yet
-        if len(found) == count:
-            return found
-        assert time.monotonic() < deadline, f"{len(found)} of {count} are dead letters"
-        time.sleep(0.05)
+            return None  # the topic is not there yet
+        return found if len(found) == count else None
+
+    found = eventually(are_there, f"{count} are dead letters")
+    assert found is not None
+    return found
 
 
 def test_dead_letters_are_listed_sent_again_and_deleted(shared_node: NodeProcess) -> None:

@@ -58,10 +58,7 @@ class Work:
         return Counter(int(event["body"]) for member in self.members for event in member.of("end"))
 
     async def until_all_is_handled(self) -> None:
-        deadline = asyncio.get_running_loop().time() + 120
-        while len(self.ended()) < self.count:
-            assert asyncio.get_running_loop().time() < deadline, f"{len(self.ended())} of {self.count} are handled"
-            await asyncio.sleep(0.02)
+        await comes_true(lambda: len(self.ended()) >= self.count, f"all {self.count} are handled", 120)
 
     async def committed(self) -> dict[int, int]:
         return await self.client.committed_offsets(self.topic, self.topic)

@@ -32,6 +32,8 @@ from lsmq.partitioners import round_robin
 from lsmq.record_batch import Column, RecordBatch, encode_batch, key_hash
 from support.waiting import comes_true
 
+pytestmark = pytest.mark.virtual_time
+
 
 class PlayedNode(Client):
     """A client whose node stores batches in a list, or raises what ``faults`` holds for the next request."""
@@ -116,6 +118,14 @@ async def test_messages_wait_for_company_and_go_out_together() -> None:
     assert [place.offset for place in sent] == list(range(100, 110))
     assert len({place.queue for place in sent}) == 1
     assert sent[0].id == f"00000001{sent[0].queue:08x}{100:016x}"
+
+
+async def test_a_message_that_nobody_joins_goes_out_when_its_time_has_come() -> None:
+    clock = asyncio.get_running_loop().time
+    async with Producer(PlayedNode(), "t", linger_ms=10_000) as producer:
+        began = clock()
+        await (await producer.send("alone"))
+        assert clock() - began == pytest.approx(10, abs=0.01)
 
 
 async def test_without_linger_the_first_message_goes_at_once_and_the_rest_meanwhile_together() -> None:

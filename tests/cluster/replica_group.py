@@ -27,7 +27,7 @@ from lsmq_node.storage import ShardStore, StoreOptions
 from lsmq_node.storage.disk import Disk
 from lsmq_node.storage.state import StoredTopic, TopicOptions
 from storage.harness import bodies, small
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, comes_true
 
 SECRET = ClusterSecret(b"a secret of sixteen bytes or more")
 SHARD = 3
@@ -39,10 +39,7 @@ NAMES = ("a", "b", "c")
 
 async def until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Return as soon as the condition holds; fail when it does not in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"in {timeout_s} s it never came true that {what}"
-        await asyncio.sleep(0.005)
+    await comes_true(condition, what, timeout_s)
 
 
 def batch(*contents: bytes, queue: int = 0, producer: tuple[int, int] | None = None) -> RecordBatch:

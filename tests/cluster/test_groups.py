@@ -15,6 +15,7 @@ from lsmq.errors import StaleGeneration
 from lsmq.groups import Group, Heartbeat, Ranges, new_member_id
 from lsmq.topics import FORWARD_HEADER
 from lsmq_lab.local_cluster import LocalCluster
+from support.waiting import comes_true
 
 from .test_local_cluster import run
 
@@ -90,12 +91,12 @@ async def check(cluster: LocalCluster) -> None:
         group = Group(client, "g")
 
         async def stable(*some: Member) -> None:
-            while True:
+            async def is_stable() -> bool:
                 found = await group.describe() if all(member.answers for member in some) else None
                 everything = queues_of(*some) == list(range(QUEUES))
-                if found and found.state == "stable" and len(found.members) == len(some) and everything:
-                    return
-                await asyncio.sleep(0.05)
+                return bool(found and found.state == "stable" and len(found.members) == len(some) and everything)
+
+            await comes_true(is_stable, f"{len(some)} members share all queues")
 
         await stable(*members)
         shares, generation = [member.owned for member in members], members[0].beat.epoch

@@ -100,6 +100,24 @@ def test_a_base_port_in_use_is_named() -> None:
     assert f"port {port} " in raised.value.message and "--base-port" in raised.value.message
 
 
+def test_the_ports_of_a_cluster_that_does_not_run_are_given_to_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(first: int) -> ClusterPlan:
+        """Chance wants these ports, and then those far behind them."""
+        wants = iter([first, first + 500])
+        monkeypatch.setattr("lsmq_lab.local_cluster.plan.random.randrange", lambda *_: next(wants))
+        return found_plan(nodes=1, replicas=1, proxied=True)
+
+    first, *_ = choose_ports(600)
+    cluster = LocalCluster.found(tmp_path / "c", plan(first))
+    assert cluster.plan.ports == set(range(first, first + 5))
+    assert min(plan(first).ports) == first + 500
+    assert min(plan(first + 5).ports) == first + 5, "a cluster has what it listens on and no more"
+    cluster.down(delete=True)
+    assert min(plan(first).ports) == first
+
+
 def test_a_node_that_is_added_begins_at_the_port_it_is_given(tmp_path: Path) -> None:
     cluster = LocalCluster.found(tmp_path / "c", found_plan(nodes=1, replicas=1))
     (first,) = cluster.plan.nodes

@@ -19,6 +19,7 @@ from lsmq_coordinator.parts import UNSEEN, Part, Parts
 from lsmq_coordinator.routes import cluster_document, resolve, routes, unpack
 from lsmq_coordinator.state import ClusterState
 from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
+from support.waiting import eventually
 from support.zookeeper_server import ZooKeeperEnsemble
 
 from .test_routes import elected, with_topic
@@ -70,14 +71,8 @@ def make(zookeeper: ZooKeeperEnsemble, client: Any) -> Iterator[Callable[..., Zo
         one.stop()
 
 
-def until(condition: Callable[[], Any], timeout: float = 60.0) -> Any:
-    deadline = time.monotonic() + timeout
-    while True:
-        value = condition()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {timeout} s"
-        time.sleep(0.01)
+def until(condition: Callable[[], Any]) -> Any:
+    return eventually(condition, "it is as the test wants it")
 
 
 def read(client: Any, path: str) -> dict[str, Any] | None:
@@ -397,7 +392,7 @@ def test_without_zookeeper_nothing_blocks_and_everything_catches_up(tmp_path: Pa
             state = elected(state)
             registry.publish(state)
             ensemble.start()
-            until(lambda now=state: version_of(client) == now.version and registry.status.registered, 30)
+            until(lambda now=state: version_of(client) == now.version and registry.status.registered)
             assert client.exists(f"{ROOT}/nodes/n1"), turn
         client.stop()
         client.close()
@@ -463,7 +458,7 @@ def test_an_ensemble_survives_the_loss_of_its_leader(tmp_path: Path) -> None:
         leader.stop(signal.SIGKILL)
         state = elected(state)
         registry.publish(state)
-        until(lambda: registry.status.published_version == state.version and registry.status.registered, 30)
+        until(lambda: registry.status.published_version == state.version and registry.status.registered)
     finally:
         registry.stop()
         ensemble.stop()

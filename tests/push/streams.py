@@ -12,6 +12,8 @@ from typing import Any
 import aiohttp
 import msgpack
 
+from lsmq._sockets import ClientSockets
+
 WAIT_S = 20.0
 
 
@@ -86,8 +88,13 @@ async def held(
 ) -> AsyncIterator[HeldStream]:
     # As the client does it: where the cluster speaks TLS, it is believed by the authority in the environment.
     believed = ssl.create_default_context(cafile=os.environ["LSMQ_CA"]) if url.startswith("https:") else True
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=believed)) as session:
-        params = {"topic": topic, **{name: str(value) for name, value in query.items()}}
-        path = f"{url}/v1/groups/{group}/push"
-        async with session.ws_connect(path, params=params, protocols=(protocol,), origin=origin) as socket:
-            yield HeldStream(socket)
+    sockets = ClientSockets()
+    connector = aiohttp.TCPConnector(ssl=believed, socket_factory=sockets.make)
+    try:
+        async with aiohttp.ClientSession(connector=connector) as session:
+            params = {"topic": topic, **{name: str(value) for name, value in query.items()}}
+            path = f"{url}/v1/groups/{group}/push"
+            async with session.ws_connect(path, params=params, protocols=(protocol,), origin=origin) as socket:
+                yield HeldStream(socket)
+    finally:
+        await sockets.closed()

@@ -1,4 +1,7 @@
-"""Coroutine tests run in an event loop of their own, with a time limit: import the hook into a ``conftest``."""
+"""Coroutine tests run in an event loop of their own, with a time limit: import the hook into a ``conftest``.
+
+Those marked ``virtual_time`` run in one whose clock is virtual.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import inspect
 from typing import Any
 
 import pytest
+
+from support.virtual_time import run_in_virtual_time
 
 TEST_LIMIT_S = 240
 
@@ -19,6 +24,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments: dict[str, Any] = {
         name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters
     }
+
+    if pyfuncitem.get_closest_marker("virtual_time") is not None:
+        run_in_virtual_time(pyfuncitem.obj(**arguments))
+        return True
 
     async def limited() -> None:
         async with asyncio.timeout(TEST_LIMIT_S):

@@ -19,7 +19,7 @@ from typing import Any
 from lsmq import Client, Consumer, Message
 from support.dying import die_when
 from support.python_process import PythonProcess
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, comes_true
 
 
 class MemberProcess:
@@ -54,11 +54,11 @@ class MemberProcess:
         return owned
 
     async def until(self, condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert self._process.poll() is None, f"the member ended before {what}"
-            assert time.monotonic() < deadline, f"in {timeout_s} s it never came true that {what}: {self.events[-5:]}"
-            await asyncio.sleep(0.01)
+        def holds() -> bool:
+            assert self._process.poll() is None, f"the member ended before {what}: {self.events[-5:]}"
+            return condition()
+
+        await comes_true(holds, what, timeout_s)
 
     @property
     def alive(self) -> bool:

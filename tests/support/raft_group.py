@@ -33,7 +33,7 @@ from lsmq_coordinator.raft_control import RaftConfig, RaftControl
 from lsmq_coordinator.state import ClusterState
 from support.ports import free_ports
 from support.python_process import PythonProcess
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, comes_true
 
 START_TIMEOUT_S = PATIENCE_S
 
@@ -194,17 +194,9 @@ def public_url(name: str) -> str:
     return f"http://{name}.example:7600"
 
 
-async def until(condition: Callable[[], Any], timeout: float = PATIENCE_S, pause: float = 0.01) -> Any:
+async def until(condition: Callable[[], Any], timeout: float = PATIENCE_S) -> Any:
     """The first true value of ``condition``, plain or awaitable."""
-    deadline = time.monotonic() + timeout
-    while True:
-        value = condition()
-        if asyncio.iscoroutine(value):
-            value = await value
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {timeout} s"
-        await asyncio.sleep(pause)
+    return await comes_true(condition, "it is as the test wants it", timeout)
 
 
 async def register_starts(client: ControlClient) -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 #: After so long it will not come true any more, however slow the machine and whatever else it does.
 PATIENCE_S = 90.0
 
+Found = TypeVar("Found")
 
-def eventually(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
-    """Return as soon as the condition holds; fail when it does not in time."""
+
+def eventually(condition: Callable[[], Found], what: str, timeout_s: float = PATIENCE_S) -> Found:
+    """Return as soon as the condition holds, and what it gave then; fail when it does not in time."""
     deadline = time.monotonic() + timeout_s
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline, f"in {timeout_s} s it never came true that {what}"
         time.sleep(0.01)
+    return found
 
 
 def clock_passes(moment_ms: int) -> None:
@@ -23,12 +28,17 @@ def clock_passes(moment_ms: int) -> None:
     eventually(lambda: time.time_ns() // 1_000_000 > moment_ms, "the clock goes on")
 
 
-async def comes_true(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout_s: float = PATIENCE_S) -> None:
-    """:func:`eventually` in an event loop, which goes on meanwhile."""
-    deadline = time.monotonic() + timeout_s
+async def comes_true(
+    condition: Callable[[], Found | Awaitable[Found]], what: str, timeout_s: float = PATIENCE_S
+) -> Found:
+    """:func:`eventually` in an event loop, which goes on meanwhile, and whose clock it is."""
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + timeout_s
     while True:
         found = condition()
-        if found if isinstance(found, bool) else await found:
-            return
-        assert time.monotonic() < deadline, f"in {timeout_s} s it never came true that {what}"
+        if inspect.isawaitable(found):
+            found = await found
+        if found:
+            return found
+        assert clock() < deadline, f"in {timeout_s} s it never came true that {what}"
         await asyncio.sleep(0.01)

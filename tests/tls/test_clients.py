@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ from click.testing import CliRunner
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from lsmq import ConnectionFailed, Consumer, InvalidRequest, Producer, sync
+from lsmq import ConnectionFailed, Consumer, InvalidRequest, Producer, PushConsumer, sync
 from lsmq.cli._root import root
 from lsmq.client import Client
 from lsmq_coordinator.authority import Authority
@@ -30,7 +31,7 @@ from lsmq_coordinator.tls import Certificates, ClientAuth, TlsFiles
 from lsmq_node.config import NodeConfig
 from lsmq_node.settings import InvalidConfig
 from support.node_process import NodeProcess, StartFailed
-from support.waiting import PATIENCE_S, eventually
+from support.waiting import PATIENCE_S, comes_true, eventually
 
 HOSTS = ("127.0.0.1", "localhost")
 #: Large enough that files of tables are read.
@@ -87,6 +88,22 @@ async def test_what_is_sent_is_read_again_from_memory_and_from_files(
     text = ask(f"{secure.url}/metrics", authority).decode()
     assert 'lsmq_certificate_expiry_timestamp_seconds{port="clients"}' in text
     assert "lsmq_sendfile_bytes_total 0.0" in text, "what is encrypted cannot be sent from files"
+
+
+@pytest.mark.parametrize("kind", [Consumer, PushConsumer])
+async def test_a_client_that_is_closed_has_closed_its_connections(
+    secure: NodeProcess, authority: Authority, topic_name: str, kind: type[Consumer] | type[PushConsumer]
+) -> None:
+    watched = asyncio.get_running_loop()._selector.get_map()  # type: ignore[attr-defined]
+    before = len(watched)
+    async with Client(secure.url, ca=authority.cert) as client:
+        await client.create_topic(topic_name)
+        for number in range(5):
+            async with kind(client, topic_name, group=f"{topic_name}-{number}") as consumer:
+                waiting = asyncio.create_task(consumer.poll())
+                await comes_true(lambda: bool(consumer.assignment), "it reads")
+                waiting.cancel()
+    assert len(watched) == before, "the loop may end now: nothing is left for it to close"
 
 
 def test_the_blocking_client_and_the_command_line_speak_it(

@@ -16,6 +16,7 @@ from lsmq.errors import InvalidRequest, LsmqError, SequenceTakenOver, TimedOut, 
 from lsmq.producer_groups import ProducerGroup
 from support.node_process import NodeProcess
 from support.transaction_member import STEPS, Ledger, ProducerProcess
+from support.waiting import comes_true
 
 QUICK: dict[str, Any] = {"check_after_ms": 200, "check_every_ms": 200}
 
@@ -44,10 +45,7 @@ async def state_of(client: Client, group: str, id: str | None) -> TransactionInf
 
 
 async def until(condition: Callable[[], Awaitable[Any]]) -> None:
-    deadline = asyncio.get_running_loop().time() + 90
-    while not await condition():
-        assert asyncio.get_running_loop().time() < deadline, "it never came true"
-        await asyncio.sleep(0.02)
+    await comes_true(condition, "it is as the test wants it")
 
 
 async def until_decided(client: Client, group: str, id: str | None) -> TransactionInfo:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from lsmq import Client
 from lsmq.producer_groups import ProducerGroup
 from lsmq_node.transactions.book import MAX_BYTES, MAX_PARTS
 from support.node_process import NodeProcess
+from support.waiting import eventually
 
 
 class Member:
@@ -62,14 +62,6 @@ def message(topic: str, body: str = "x", **rest: Any) -> dict[str, Any]:
 
 def bodies(api: Api, topic: str, queues: int) -> list[str]:
     return sorted(body for queue in range(queues) for body in api.all_bodies(topic, queue))
-
-
-def until(condition: Any, what: str) -> Any:
-    deadline = time.monotonic() + 90
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"it never came true that {what}"
-        time.sleep(0.02)
-    return found
 
 
 def test_messages_of_several_topics_appear_when_they_are_committed(api: Api, topic_name: str) -> None:
@@ -211,9 +203,9 @@ def test_a_silent_transaction_is_asked_about_and_then_rolled_back(api: Api, topi
     times = {"check_after_ms": 200, "check_every_ms": 200, "max_checks": 2}
     id = member.begin(message(topic_name), reference="order 17", **times)["transaction"]
     for count in (1, 2):
-        (asked,) = until(lambda: member.heartbeat(wait_ms=3_000)["checks"], "the member is asked")
+        (asked,) = eventually(lambda: member.heartbeat(wait_ms=3_000)["checks"], "the member is asked")
         assert (asked["transaction"], asked["reference"], asked["checks"]) == (id, "order 17", count)
-    given_up = until(lambda: (found := member.get(id))["state"] == "rolled_back" and found, "it is given up")
+    given_up = eventually(lambda: (found := member.get(id))["state"] == "rolled_back" and found, "it is given up")
     assert given_up["decided_by"] == "broker"
     assert member.commit(id, 409)["error"]["decided_by"] == "broker"
     assert api.all_bodies(topic_name, 0) == []
@@ -224,10 +216,10 @@ def test_others_are_asked_when_a_member_is_gone_and_not_before(api: Api, topic_n
     first, blind, other = (Member(api, topic_name, id, checks=id != "blind") for id in ("first", "blind", "other"))
     times = {"check_after_ms": 100, "check_every_ms": 100, "max_checks": 1_000}
     id = first.begin(message(topic_name), **times)["transaction"]
-    until(lambda: first.heartbeat()["checks"], "its own member is asked")
+    eventually(lambda: first.heartbeat()["checks"], "its own member is asked")
     assert not other.heartbeat()["checks"]
     first.heartbeat(leave=True)
-    (asked,) = until(lambda: other.heartbeat(wait_ms=3_000)["checks"], "another is asked")
+    (asked,) = eventually(lambda: other.heartbeat(wait_ms=3_000)["checks"], "another is asked")
     assert asked["transaction"] == id
     assert not blind.heartbeat()["checks"], "it has said that it cannot tell"
     other.commit(id)
@@ -239,21 +231,21 @@ def test_with_nobody_to_ask_a_transaction_waits(api: Api, topic_name: str) -> No
     api.create(topic_name, 1)
     member = Member(api, topic_name)
     id = member.begin(message(topic_name), check_after_ms=100, check_every_ms=100, max_checks=1)["transaction"]
-    until(lambda: member.heartbeat()["checks"], "it is asked")
+    eventually(lambda: member.heartbeat()["checks"], "it is asked")
     gone = Member(api, f"{topic_name}-2", "gone")
     alone = gone.begin(message(topic_name), check_after_ms=100, check_every_ms=100, max_checks=1)["transaction"]
     gone.heartbeat(leave=True)
-    until(lambda: member.get(id)["state"] == "rolled_back", "the one whose member lives is given up")
+    eventually(lambda: member.get(id)["state"] == "rolled_back", "the one whose member lives is given up")
     assert gone.get(alone)["state"] == "open" and gone.get(alone)["checks"] == 0
     late = Member(api, f"{topic_name}-2", "late", checks=True)
-    assert until(lambda: late.heartbeat(wait_ms=3_000)["checks"], "who comes is asked")[0]["transaction"] == alone
+    assert eventually(lambda: late.heartbeat(wait_ms=3_000)["checks"], "who comes is asked")[0]["transaction"] == alone
 
 
 def test_a_session_that_ends_hands_transactions_over(api: Api, topic_name: str) -> None:
     api.create(topic_name, 1)
     silent, other = Member(api, topic_name, "silent", session_ms=1_000), Member(api, topic_name, "other", checks=True)
     id = silent.begin(message(topic_name), check_after_ms=60_000)["transaction"]
-    asked = until(lambda: other.heartbeat(wait_ms=3_000)["checks"], "the other is asked at once")
+    asked = eventually(lambda: other.heartbeat(wait_ms=3_000)["checks"], "the other is asked at once")
     assert asked[0]["transaction"] == id
     assert [each["id"] for each in api.get(other.path).json()["members"]] == ["other"]
 
@@ -384,7 +376,7 @@ def test_a_held_heartbeat_does_not_hold_up_a_stop(tmp_path: Path) -> None:
     member = Member(api, "g", session_ms=60_000)
     held = threading.Thread(target=lambda: member.heartbeat(wait_ms=20_000))
     held.start()
-    until(lambda: api.metric("lsmq_transactions_requests_held") == 1, "a heartbeat is held")
+    eventually(lambda: api.metric("lsmq_transactions_requests_held") == 1, "a heartbeat is held")
     assert node.stop() == 0
     held.join(5)
     assert not held.is_alive()

@@ -29,6 +29,7 @@ from lsmq_node.config import NodeConfig
 from lsmq_node.node import running_node
 from lsmq_node.transactions import TransactionDelivery, TransactionService
 from lsmq_node.transactions.delivery import MAX_NUMBER
+from support.waiting import comes_true
 
 Session = TestClient[aiohttp.web.Request, aiohttp.web.Application]
 Test = Callable[[Session, TransactionService], Awaitable[None]]
@@ -82,9 +83,12 @@ async def until_seen(session: Session, *numbers: int) -> None:
 
 
 async def until(session: Session, wanted: list[list[str]]) -> None:
-    while (found := await seen(session)) != wanted:
+    async def is_seen() -> bool:
+        found = await seen(session)
         assert all(len(have) <= len(want) for have, want in zip(found, wanted, strict=True)), found
-        await asyncio.sleep(0.02)
+        return found == wanted
+
+    await comes_true(is_seen, f"{wanted} is seen")
 
 
 def crashed(data: Path, test: Test) -> Path:
@@ -197,13 +201,16 @@ def test_a_shard_that_loses_its_leader_right_after_storing_has_no_copy(tmp_path:
             port.store.append_many = append  # type: ignore[method-assign]
             port.check_readable = check  # type: ignore[method-assign]
         await commit(session, id)
-        while True:  # until there are leaders again
+
+        async def is_delivered() -> bool:  # when there are leaders again
             try:
                 assert (await commit(session, id, wait_ms=5_000))["delivered"]
                 await until_seen(session, 1)
-                break
             except (AssertionError, KeyError):
-                await asyncio.sleep(0.05)
+                return False
+            return True
+
+        await comes_true(is_delivered, "it is delivered")
 
     on(tmp_path / "data", test)
 
@@ -221,10 +228,12 @@ def test_a_shard_that_cannot_be_reached_gets_it_later_and_holds_up_no_other(tmp_
         assert found["state"] == "committed" and found["waiting_shards"] == [1]
         coordinator._send = send
         await until_seen(session, 1, 2)
-        async with session.get(f"{GROUP}/transactions?state=undelivered") as response:
-            while (await response.json())["transactions"]:
-                await asyncio.sleep(0.02)
-                response = await session.get(f"{GROUP}/transactions?state=undelivered")
+
+        async def nothing_waits() -> bool:
+            async with session.get(f"{GROUP}/transactions?state=undelivered") as response:
+                return not (await response.json())["transactions"]
+
+        await comes_true(nothing_waits, "all is delivered")
 
     on(tmp_path / "data", test)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import random
 import socket
+import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -93,6 +97,17 @@ class ClusterPlan:
         raise InvalidRequest(f"there is no node {id!r}; the nodes are {', '.join(node.id for node in self.nodes)}")
 
     @property
+    def ports(self) -> frozenset[int]:
+        """All that its processes listen on, or will when they run."""
+        of_nodes = {
+            port
+            for node in self.nodes
+            for port in (node.port, node.internal_port, node.raft_port, node.internal_proxy_port, node.raft_proxy_port)
+            if port is not None
+        }
+        return frozenset((*of_nodes, *self.zookeeper.ports))
+
+    @property
     def voters(self) -> tuple[NodePlan, ...]:
         return tuple(node for node in self.nodes if node.voter)
 
@@ -150,6 +165,7 @@ class ClusterPlan:
         temporary.touch(mode=0o600)
         temporary.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n")
         temporary.replace(directory / _PLAN_FILE)
+        _register(directory)
 
     @classmethod
     def exists(cls, directory: Path) -> bool:
@@ -266,8 +282,8 @@ def plan_node(id: str, ports: list[int], *, voter: bool, proxied: bool, tls: boo
 def choose_ports(count: int, base_port: int | None = None) -> list[int]:
     """``count`` ports in a row that nobody listens on now, from ``base_port`` or anywhere.
 
-    They lie below those that the system gives to outgoing connections, so that none of these takes a port while its
-    node is down. Raises ``AddressInUse``.
+    Those from anywhere lie below what the system gives to outgoing connections, and belong to no other cluster of this
+    user that there is: none of these takes a port while its node is down. Raises ``AddressInUse``.
     """
     if base_port is not None:
         ports = list(range(base_port, base_port + count))
@@ -284,10 +300,11 @@ def choose_ports(count: int, base_port: int | None = None) -> list[int]:
     except (OSError, ValueError):
         ephemeral = 32_768
     last = max(_FIRST_PORT + 2 * count, ephemeral) - count
+    others = _ports_of_clusters()
     for _ in range(1_000):
         first = random.randrange(_FIRST_PORT, last)
         ports = list(range(first, first + count))
-        if _first_taken(ports) is None:
+        if others.isdisjoint(ports) and _first_taken(ports) is None:
             return ports
     raise AddressInUse(f"no {count} ports in a row are free between {_FIRST_PORT} and {last + count}")
 
@@ -299,3 +316,28 @@ def _first_taken(ports: Iterable[int]) -> int | None:
         except OSError:
             return port
     return None
+
+
+def _registry() -> Path:
+    """A link to the directory of each cluster of this user, and of those that are gone since somebody looked."""
+    return Path(tempfile.gettempdir()) / f"lsmq-clusters-{os.getuid()}"
+
+
+def _register(directory: Path) -> None:
+    """Who cannot has its ports to itself only while it listens on them, as ever."""
+    link = _registry() / hashlib.sha256(os.fsencode(directory.resolve())).hexdigest()[:32]
+    with suppress(OSError):
+        link.parent.mkdir(mode=0o700, exist_ok=True)
+        link.symlink_to(directory.resolve())
+
+
+def _ports_of_clusters() -> set[int]:
+    """Also of those that do not run now. Forgets the clusters that are gone."""
+    ports: set[int] = set()
+    with suppress(OSError):
+        for link in _registry().iterdir():
+            try:
+                ports |= ClusterPlan.read(link).ports
+            except (ClusterNotFound, LookupError, TypeError):  # It is gone, or of another version.
+                link.unlink(missing_ok=True)
+    return ports
