@@ -29,6 +29,7 @@ from .journal import FULL, OS_DISK, Journal, JournalDisk
 from .known_voters import FILE as KNOWN_VOTERS
 from .known_voters import KnownVoters
 from .parts import Part
+from .raft_following import Diverged
 from .raft_membership import MARK, Electorate, marked
 from .raft_terms import MAX_COMMAND_BYTES, ProposalOutcome, RaftRole, RaftTiming
 from .state import EMPTY, ClusterState
@@ -413,7 +414,10 @@ class _Crossing:
         return self._state.encode
 
     def restore(self, content: bytes) -> None:
-        self._become(ClusterState.decode(content))
+        state = ClusterState.decode(content)
+        if self._state.bootstrapped and self._state.mark != state.mark:
+            raise Diverged(f"the leader's state is of mark {state.mark!r}, this voter's of {self._state.mark!r}")
+        self._become(state)
 
     def _become(self, state: ClusterState) -> None:
         control, changed = self._control, state.version != self._state.version

@@ -18,6 +18,12 @@ from .raft_terms import RaftEntry
 class Diverged(Exception):
     """A leader wants committed entries replaced: a voter lost its log, or two clusters share addresses."""
 
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}: this voter and the leader have agreed on different clusters. All voters are restored from one "
+            "backup, or none: see which of them have the right data directory, and begin with empty ones at the others"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class AppendVerdict:
@@ -36,6 +42,9 @@ def judge_append(message: AppendEntries, log: RaftLog, commit: int) -> AppendVer
     if previous < log.base_index:
         # What the snapshot stands for is committed, and so equal.
         entries = entries[log.base_index - previous :]
+        covered = message.entries[: log.base_index - previous][-1:]
+        if covered and covered[0].index == log.base_index and covered[0].term != log.base_term:
+            raise _diverged(log.base_index, log.base_term, covered[0].term)
         if not entries:
             return AppendVerdict(min(previous + len(message.entries), log.base_index))
         previous = log.base_index
@@ -43,7 +52,7 @@ def judge_append(message: AppendEntries, log: RaftLog, commit: int) -> AppendVer
             raise Diverged(f"entries from {entries[0].index} on were sent behind {message.previous}")
     elif (known := log.term_at(previous)) != message.previous_term:
         if known is not None and previous <= commit:
-            raise Diverged(f"entry {previous} is committed with term {known}, not {message.previous_term}")
+            raise _diverged(previous, known, message.previous_term)
         return AppendVerdict(None, hint=_before_term(log, previous, known, commit))
     same = 0
     while same < len(entries) and log.term_at(entries[same].index) == entries[same].term:
@@ -54,8 +63,12 @@ def judge_append(message: AppendEntries, log: RaftLog, commit: int) -> AppendVer
         return AppendVerdict(proven)
     first = rest[0].index
     if first <= commit:
-        raise Diverged(f"entry {first} is committed with term {log.term_at(first)}, not {rest[0].term}")
+        raise _diverged(first, log.term_at(first), rest[0].term)
     return AppendVerdict(proven, cut=first if first <= log.last_index else None, entries=rest)
+
+
+def _diverged(index: int, known: int | None, said: int) -> Diverged:
+    return Diverged(f"entry {index} is committed with term {known}, not {said}")
 
 
 def _before_term(log: RaftLog, previous: int, known: int | None, commit: int) -> int:

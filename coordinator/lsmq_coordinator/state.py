@@ -281,6 +281,8 @@ class ClusterState:
     moves_paused: bool = False
     #: Who votes, once that was changed; None: as the configuration says. Encoded where there is one.
     membership: Electorate | None = None
+    #: What the cluster was restored from, and to (:mod:`~.restored`); empty where it was founded. Never changes.
+    mark: str = ""
     #: Results of the latest commands by request id, oldest first: a repeated command gets its first answer.
     results: MappingProxyType[str, Mapping[str, Any]] = field(default_factory=_nothing)
 
@@ -318,6 +320,8 @@ class ClusterState:
             content["moves_paused"] = True
         if self.membership is not None:
             content["membership"] = self.membership.to_dict()
+        if self.mark:
+            content["mark"] = self.mark
         packed: bytes = msgpack.packb(content)
         return packed
 
@@ -347,6 +351,7 @@ class ClusterState:
             rights_version,
             content.get("moves_paused", False),
             None if membership is None else Electorate.from_dict(membership),
+            content.get("mark", ""),
             MappingProxyType(dict(content["results"])),
         )
 

@@ -1,8 +1,9 @@
 """Who may be connected: connections are accepted up to a number, and of one address up to its share.
 
-What is over is told so (a few bytes of HTTP, whatever was asked; under TLS nothing is said) and closed. Where the
-system has no descriptor or memory for another connection, the next is accepted a moment later; that is logged once in a
-while, not each time.
+What is over is told so (a few bytes of HTTP, whatever was asked; under TLS nothing is said) and closed. Whoever is
+still sending is heard out for a moment, a few at a time: closed with something unread, what was said would be lost on
+its way. Where the system has no descriptor or memory for another connection, the next is accepted a moment later; that
+is logged once in a while, not each time.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ _RETRY_S = 0.1
 _LOG_EVERY_S = 60.0
 _MAX_REASONS = 1_000  # OpenSSL knows fewer
 _AT_ONCE = 64  # connections that are accepted in one turn of the loop
+#: Who was refused is heard out for so long, up to so many bytes: a whole request of the largest that may be asked for.
+_HEARD_S = 2.0
+_HEARD_BYTES = 16 << 20
+#: So many at a time beside all that may be connected, and no more than one for each so many of those.
+_HEARD_AT_ONCE, _SEATS_FOR_ONE_HEARD = 16, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,36 @@ class AcceptedSocket(socket.socket):
             done()
 
 
+class RefusedConnection(asyncio.Protocol):
+    """Says why, and passes over what is still being sent. ``gone`` is called once it is closed."""
+
+    def __init__(self, answer: bytes, gone: Callable[[], object]) -> None:
+        self._answer = answer
+        self._gone = gone
+        self._left_bytes = _HEARD_BYTES
+        self._transport: asyncio.Transport
+        self._end: asyncio.TimerHandle
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._end = asyncio.get_running_loop().call_later(_HEARD_S, transport.abort)
+        transport.write(self._answer)
+        transport.write_eof()
+
+    def data_received(self, data: bytes) -> None:
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0:
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end.cancel()
+        self._gone()
+
+    def close(self) -> None:
+        self._transport.abort()
+
+
 class Doorkeeper:
     """Accepts connections of one listening socket. Loop thread only; ``start`` it, and ``close`` it."""
 
@@ -83,6 +119,9 @@ class Doorkeeper:
         self._make = make
         self._by_client: dict[str, int] = {}
         self._opening: set[asyncio.Task[None]] = set()
+        #: Connections that were refused and are not closed yet.
+        self.heard = 0
+        self._refused: dict[RefusedConnection, None] = {}  # those of them that are open, the oldest first
         self._retry: asyncio.TimerHandle | None = None
         self._logged_at = float("-inf")
         self._reasons: dict[str, float] = {}  # why handshakes failed, and when that was logged
@@ -100,6 +139,8 @@ class Doorkeeper:
             self._retry.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.close()
+        for refused in list(self._refused):
+            refused.close()
         if self.tls is not None:  # Who has not finished his handshake has asked nothing.
             for opening in self._opening:
                 opening.cancel()
@@ -139,16 +180,53 @@ class Doorkeeper:
         own = self._by_client.get(client, 0)
         if self.count >= self.limits.most or own >= self.limits.most_of_one:
             self.refused += 1
-            if self.tls is None:
-                _refuse(connection, self._refusal(own))
-            else:
+            if self.tls is not None:
                 connection.close()
+            elif self._may_hear_out():
+                self._hear_out(connection, _answer(self._refusal(own)))
+            else:
+                _refuse(connection, _answer(self._refusal(own)))
             return
         self.count += 1
         self._by_client[client] = own + 1
         connection.on_close = lambda: self._gone(client)
         connection.setblocking(False)
         task = self._loop.create_task(self._open(connection, client))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    def _may_hear_out(self) -> bool:
+        """Whether one more may be: in place of the one that was heard longest, where there are many."""
+        if self.heard < min(_HEARD_AT_ONCE, max(1, self.limits.most // _SEATS_FOR_ONE_HEARD)):
+            return True
+        oldest = next(iter(self._refused), None)
+        if oldest is not None:
+            del self._refused[oldest]
+            oldest.close()
+        return oldest is not None
+
+    def _hear_out(self, connection: AcceptedSocket, answer: bytes) -> None:
+        def closed() -> None:
+            self.heard -= 1
+
+        async def open() -> None:
+            try:
+                await self._loop.connect_accepted_socket(make, connection)
+            except OSError:  # The other side is gone again.
+                connection.close()
+            except BaseException:
+                connection.close()
+                raise
+
+        def make() -> RefusedConnection:
+            refused = RefusedConnection(answer, lambda: self._refused.pop(refused, None))
+            self._refused[refused] = None
+            return refused
+
+        self.heard += 1
+        connection.on_close = closed
+        connection.setblocking(False)
+        task = self._loop.create_task(open())
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
@@ -202,14 +280,19 @@ class Doorkeeper:
         )
 
 
-def _refuse(connection: AcceptedSocket, error: LsmqError) -> None:
+def _answer(error: LsmqError) -> bytes:
     body = json.dumps({"error": error.to_dict()}).encode()
     head = (
         f"HTTP/1.1 {status_of(error)} Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
+    return head.encode() + body
+
+
+def _refuse(connection: AcceptedSocket, answer: bytes) -> None:
+    """Of many that come at once: what has come by now is passed over, and no more."""
     with connection, suppress(OSError):
         connection.setblocking(False)
-        connection.send(head.encode() + body)
+        connection.send(answer)
         connection.shutdown(socket.SHUT_WR)
-        connection.recv(65_536)  # Closed with something unread, what was said would be lost.
+        connection.recv(65_536)

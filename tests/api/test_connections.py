@@ -20,8 +20,8 @@ from lsmq_node.connections import Doorkeeper, Limits
 from lsmq_node.descriptors import shares
 from lsmq_node.listening import listening_socket
 from support.node_process import NodeProcess
+from support.waiting import PATIENCE_S, eventually
 from support.waiting import comes_true as until
-from support.waiting import eventually
 
 from .calls import Api
 
@@ -91,6 +91,56 @@ def test_one_connection_more_than_there_may_be_is_told_so_and_places_come_back()
             await until(lambda: at.keeper.count == 1, "its place is free")
             assert await (await at.connect()).is_served()
             assert (at.keeper.accepted, at.keeper.refused) == (4, 1)
+
+    asyncio.run(test())
+
+
+def test_who_is_refused_is_told_so_also_behind_a_large_body(make_node: Callable[..., NodeProcess]) -> None:
+    node = make_node(max_connections=40, address_share_percent=100).start()
+    api = Api(node.url)
+    held: list[socket.socket] = []
+    try:
+        for _ in range(80):
+            held.append(socket.create_connection((api.host, api.port), timeout=20))
+        eventually(lambda: len(select.select(held, [], [], 0)[0]) >= 39, "all places are taken")
+        for size in (1, 1 << 20, 8 << 20):
+            for _ in range(5):
+                answer = api.call("POST", "/v1/topics/t/messages", body=bytes(size))
+                assert (answer.status, answer.code) == (503, "too_many_connections")
+    finally:
+        for connection in held:
+            connection.close()
+
+
+async def send_for_ever(client: Client) -> None:
+    with suppress(ConnectionError):
+        while True:
+            client.writer.write(bytes(1 << 16))
+            await client.writer.drain()
+
+
+def test_who_is_refused_and_goes_on_sending_is_heard_for_a_while_only_and_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def test() -> None:
+        async with door(Limits(16, 16)) as at:
+            for _ in range(16):
+                assert await (await at.connect()).is_served()
+            # Up to so many bytes.
+            await asyncio.wait_for(send_for_ever(await at.connect()), PATIENCE_S)
+            # For so long, who sends nothing and closes nothing; two at a time, and more are closed at once.
+            silent = [await at.connect() for _ in range(5)]
+            await until(lambda: at.keeper.refused == 6, "all are refused")
+            for client in silent:
+                assert (await client.reader.read()).startswith(b"HTTP/1.1 503")
+            await until(lambda: at.keeper.heard == 0, "nobody is heard any more")
+            # Nor when the door is closed.
+            monkeypatch.setattr(connections, "_HEARD_S", 1_000.0)
+            last = await at.connect()
+            await until(lambda: at.keeper.heard == 1, "it is heard")
+            assert (await last.reader.read()).startswith(b"HTTP/1.1 503")
+            at.keeper.close()
+            await until(lambda: at.keeper.heard == 0, "nobody is heard any more")
 
     asyncio.run(test())
 

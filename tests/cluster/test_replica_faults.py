@@ -18,6 +18,8 @@ from lsmq_node.cluster.opening import Directory
 from lsmq_node.cluster.record import NAME, decode_record
 from lsmq_node.replication import ReplicaRecord, ReplicaRole
 from lsmq_node.storage import ShardStore
+from lsmq_node.storage.disk import Disk
+from lsmq_node.storage.log_mark import LogMark, store_log_mark
 from lsmq_node.storage.recovery import unusable
 from lsmq_node.storage.segments import SegmentFiles
 from storage.harness import KIB, bodies, body, small, tiny
@@ -175,6 +177,38 @@ def test_a_log_damaged_in_the_middle_is_replaced_after_leaving_the_set(tmp_path:
             (segment,) = sorted((nodes.sites["b"].path / "wal").glob("*.wal"))[:1]
             flip(segment, 50_000)
             await nodes.start("b")
+            await until(lambda: nodes.view.listed("b") not in (None, former), "it joins under another name")
+            await nodes.put(nodes["a"], b"more")
+            await nodes.equal()
+
+    run(test)
+
+
+def test_a_damaged_log_is_cut_when_there_is_space_to_note_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full, refused = True, 0
+    honest = store_log_mark
+
+    async def test() -> None:
+        nonlocal full
+        async with group(tmp_path, options=small(segment_bytes=4 * MEGABYTE)) as nodes:
+            await ready(nodes)
+            await fill(nodes, "a", 30)
+            former, path = nodes["b"].incarnation, nodes.sites["b"].path
+            await nodes.stop("b")
+            flip(min((path / "wal").glob("*.wal")), 50_000)
+
+            def noted(disk: Disk, directory: Path, mark: LogMark) -> None:
+                nonlocal refused
+                if full and directory == path:
+                    refused += 1
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                honest(disk, directory, mark)
+
+            monkeypatch.setattr("lsmq_node.storage.segments.store_log_mark", noted)
+            await nodes.start("b")
+            await until(lambda: refused > 2, "it is tried again and again")
+            assert nodes["b"].failure is None
+            full = False
             await until(lambda: nodes.view.listed("b") not in (None, former), "it joins under another name")
             await nodes.put(nodes["a"], b"more")
             await nodes.equal()

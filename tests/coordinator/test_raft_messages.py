@@ -120,6 +120,15 @@ def test_committed_entries_are_never_replaced() -> None:
             judge_append(message, log_of([1, 1, 1, 2]), commit=4)
 
 
+def test_a_snapshot_is_of_the_leader_s_log_or_found_out() -> None:
+    """A voter that was restored, and a leader of a cluster that was founded without it."""
+    log = RaftLog(1, 1 << 31)
+    for message in (append(0, [1, 1, 2], 2, 1), append(1, [1, 1, 2], 2, 1)):
+        with pytest.raises(Diverged, match="different clusters"):
+            judge_append(message, log, commit=1)
+    assert judge_append(append(0, [1 << 31, 1 << 31], 2, 1), log, commit=1).proven == 2
+
+
 def test_what_a_snapshot_stands_for_is_equal_and_the_rest_is_taken() -> None:
     log = log_of([1, 1, 1, 1])
     log.compact(3)

@@ -418,6 +418,44 @@ def test_damage_in_the_middle_ends_the_log_and_what_lies_behind_stays_until_it_i
         assert store.replica.end_lsn == lsn
 
 
+@pytest.mark.parametrize("kinds", [("create",), ("create", "write")], ids="+".join)
+@pytest.mark.parametrize("nth", range(1, 6))
+def test_a_full_disk_puts_off_what_is_to_be_cut_of_a_damaged_log(
+    tmp_path: Path, kinds: tuple[str, ...], nth: int
+) -> None:
+    path, disk, options = tmp_path / "a", Drive(tmp_path), tiny(segment_bytes=4 << 20)
+    with ShardStore.open(path, options, disk=disk, replicated=True) as store:
+        lead(store, 1)
+        make_topic(store)
+        ends = [put(store, 0, body(number, 3_000)) for number in range(10)]
+    segment = path / "wal" / segment_name(0)
+    content = bytearray(disk.content(segment))
+    content[ends[3] + 100] ^= 1
+    disk.put(segment, bytes(content))
+    store = ShardStore.open(path, options, disk=disk, replicated=True, floor=LogFloor(ends[4], None))
+    end_lsn = store.replica.end_lsn
+    assert end_lsn == ends[3]
+    disk.at(nth, errno.ENOSPC, kinds, lasting=True)
+    for _ in range(3):
+        try:
+            store.replica.truncate(end_lsn)
+        except (DiskFull, OSError) as error:
+            assert may_pass(error) and not store.stopped and store.replica.damage is not None
+            assert store.replica.end_lsn == end_lsn
+        else:
+            assert nth > 1  # Nothing more than that is written.
+    disk.heal()
+    store.replica.truncate(end_lsn)
+    assert store.replica.damage is None and not store.stopped
+    lead(store, 2)
+    lsn = put(store, 0, b"instead")
+    store.replica.advance(lsn)
+    assert bodies(store, 1, 0)[4] == b"instead"
+    store.close()
+    with ShardStore.open(path, options, disk=disk, replicated=True, floor=LogFloor(0, 2)) as again:
+        assert again.replica.damage is None and again.replica.end_lsn == lsn
+
+
 @pytest.mark.parametrize("closed", [True, False])
 def test_damage_where_nothing_was_known_to_be_durable_is_a_torn_end(tmp_path: Path, closed: bool) -> None:
     store = ShardStore.open(tmp_path / "a", tiny(), replicated=True)

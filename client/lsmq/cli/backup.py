@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import datetime
@@ -15,7 +16,7 @@ from lsmq import Client
 from lsmq.cli._node import need_node, private_files
 from lsmq.cli.options import TIME, asks_a_node, json_option
 from lsmq.cli.render import counted, print_json, print_table, progress, size_text, time_text
-from lsmq.errors import CorruptFile, UnsupportedFormat
+from lsmq.errors import CorruptFile, InvalidRequest, UnsupportedFormat
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _there = click.argument("place", metavar="PLACE")
@@ -147,23 +148,72 @@ def prune(place: str, keep: int) -> None:
 
 @backup.command()
 @_there
-@click.option("--data", metavar="NEWDIR", type=_DIRECTORY, required=True, help="The data directory to make.")
+@click.option("--data", metavar="NEWDIR", type=_DIRECTORY, help="The data directory to make.")
+@click.option("--cluster", "of_cluster", is_flag=True, help="Of a node of a new cluster, on each of them.")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    envvar="LSMQ_CONFIG",
+    show_envvar=True,
+    help="With --cluster: the node's configuration, as lsmq serve takes it.",
+)
 @_which
-def restore(place: str, data: Path, id: str | None) -> None:
+def restore(place: str, data: Path | None, of_cluster: bool, config: Path | None, id: str | None) -> None:
     """Make NEWDIR, which is new or empty, the data directory of a node with what a backup has.
 
-    Everything that is copied is verified. A backup of a cluster becomes a node of its own with as many shards.
+    Everything that is copied is verified. Without --cluster it becomes a node of its own, with as many shards. With it,
+    a node of a new cluster, whose configuration says where (NEWDIR may be left out), which cluster and which node: it
+    gets the replicas that the cluster is founded with there. Do so on each of its nodes, with the same --id.
 
     \b
       lsmq backup restore /backups/lsmq --data ./restored
       lsmq serve --data ./restored
+      lsmq backup restore s3://backups/lsmq --cluster --config /etc/lsmq.toml --id 20261123T205243.964Z
     """
+    if of_cluster:
+        _restore_member(place, data, config, id)
+        return
+    if data is None:
+        raise click.UsageError("say where: --data NEWDIR, or --cluster with the configuration of a cluster's node")
     repository = _repository(place)
     with private_files(), ExitStack() as shown:
         found = _module("restore").restore_backup(repository, data, id, begin=_shown(shown, "restoring"))
     count = len(found.shards)
     also = f" LSMQ_SHARDS={count}" if count > 1 else ""
     click.echo(f"{data} holds the backup {found.id}; start a node with{also} lsmq serve --data {data}", err=True)
+
+
+def _restore_member(place: str, data: Path | None, file: Path | None, id: str | None) -> None:
+    with need_node("lsmq backup"):
+        node_config = importlib.import_module("lsmq_node.config").NodeConfig
+    try:
+        config = node_config.load(file, os.environ, data=data)
+    except InvalidRequest as error:
+        raise click.UsageError(error.message) from error
+    with private_files(), ExitStack() as shown:
+        found = _module("restore_cluster").restore_member(
+            _repository(place), config, id, begin=_shown(shown, "restoring")
+        )
+    state = found.state
+    held = f"replicas of the shards {', '.join(map(str, found.shards))}" if found.shards else "no replicas"
+    also = ", and the control state" if found.voter else ""
+    others = [node for node in state.nodes if node != found.node]
+    click.echo(
+        f"{found.data} is of node {found.node} of cluster {state.settings.cluster}, restored from the backup "
+        f"{found.backup.id} (mark {state.mark}): {held}{also}; {counted(len(state.topics), 'topic')}",
+        err=True,
+    )
+    if others:
+        click.echo(
+            f"do the same at {', '.join(others)}, with --id {found.backup.id}; all must say mark {state.mark}. Then "
+            "start them",
+            err=True,
+        )
+    click.echo(
+        "not restored: tokens, roles, grants and limits of clients (make them anew, the first by the first start), and "
+        "settings of nodes, which are those of their configuration",
+        err=True,
+    )
 
 
 @backup.command()
@@ -173,6 +223,7 @@ def restore(place: str, data: Path, id: str | None) -> None:
 @click.option("--queue", "queues", multiple=True, help="Only this queue, by its number or name; may be repeated.")
 @click.option("--from", "begin", metavar="TIME", type=TIME, help="Only what was stored at or after it.")
 @click.option("--until", "end", metavar="TIME", type=TIME, help="Only what was stored before it.")
+@click.option("--groups", is_flag=True, help="Groups go on in the new topic where they had been in the old one.")
 @click.option("--work", type=_DIRECTORY, help="A directory with space for the topic's shards meanwhile.")
 @_which
 @asks_a_node
@@ -184,16 +235,19 @@ async def extract(
     queues: tuple[str, ...],
     begin: datetime | None,
     end: datetime | None,
+    groups: bool,
     work: Path | None,
     id: str | None,
 ) -> None:
     """Send the messages that a topic had to a new topic of a node or cluster that runs, any node or cluster.
 
     With keys, tags, properties, headers and priorities, each to the queue it was in; offsets, ids and times are new.
-    The property restored.stored_ms says when a message was stored first.
+    The property restored.stored_ms says when a message was stored first. With --groups, what consumer groups had
+    committed is committed for them in the new topic, as the offset that the same message has there.
 
     \b
       lsmq backup extract /backups/lsmq --topic orders --until 2026-03-01T12:00 --as orders-restored
+      lsmq backup extract /backups/lsmq --topic orders --as orders --groups --url http://other:7600
     """
     module = _module("extract")
     numbers = frozenset(int(queue) if queue.isdecimal() else queue for queue in queues)
@@ -206,11 +260,18 @@ async def extract(
             name,
             id,
             work=work,
+            groups=groups,
             begin=_shown(shown, "reading"),
         )
     click.echo(f"{counted(done.messages, 'message')} sent to {name}", err=True)
+    for group, count in sorted(done.groups.items()):
+        click.echo(f"group {group} goes on where it was in {counted(count, 'queue')}", err=True)
     if done.passed_over:
         click.echo(f"{done.passed_over} were passed over: their headers are nothing that a client makes", err=True)
+    for group, why in sorted(done.refused.items()):
+        click.echo(f"error: the offsets of group {group} were not set: {why}", err=True)
+    if done.refused:
+        click.get_current_context().exit(1)
 
 
 def _ms(moment: datetime | None) -> int | None:

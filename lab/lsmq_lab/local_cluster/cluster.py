@@ -174,6 +174,15 @@ class LocalCluster:
 
     # One node
 
+    def configuration(self, node: str) -> Path:
+        """The file with the node's configuration, which is written where there is none yet."""
+        directory = self.directory / node
+        directory.mkdir(mode=0o700, exist_ok=True)
+        file = directory / "node.toml"
+        if not file.exists():  # Afterwards it is the user's to change.
+            config_file.write(file, self.plan.node_config(self.plan.node(node), self.directory))
+        return file
+
     def process(self, node: str) -> OwnProcess:
         return OwnProcess(self.directory / self.plan.node(node).id)
 
@@ -282,11 +291,7 @@ class LocalCluster:
     def _spawn(
         self, node: NodePlan, settings: Mapping[str, Any] | None = None, program: Sequence[str] = _PROGRAM
     ) -> None:
-        directory = self.directory / node.id
-        directory.mkdir(mode=0o700, exist_ok=True)
-        file = directory / "node.toml"
-        if not file.exists():  # Afterwards it is the user's to change.
-            config_file.write(file, self.plan.node_config(node, self.directory))
+        file = self.configuration(node.id)
         environment = {name: text for name, text in os.environ.items() if not name.startswith("LSMQ_")}
         for name, value in (settings or {}).items():
             environment[f"LSMQ_{name.upper().replace('.', '_')}"] = str(value)

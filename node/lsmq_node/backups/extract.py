@@ -2,7 +2,8 @@
 
 The shards that hold the topic are placed in a directory for the time being and read there as replicas, which drop
 nothing by themselves: what retention would have taken by now is still to be had. Messages are sent anew, queue by queue
-in their order, so they get new offsets, ids and times.
+in their order, so they get new offsets, ids and times. What groups had committed is committed for them anew, where that
+is asked for, as the offset that the same message has now (:mod:`.extract_groups`).
 """
 
 from __future__ import annotations
@@ -11,20 +12,28 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from lsmq import runtime
 from lsmq.client import Client
-from lsmq.errors import InvalidBatch, InvalidRequest, TopicExists, UnknownTopic
+from lsmq.errors import (
+    GroupHasMembers,
+    GroupModeMismatch,
+    InvalidBatch,
+    InvalidRequest,
+    TopicExists,
+    UnknownTopic,
+)
 from lsmq.producer import Producer
 from lsmq.record_batch import Flag, decode_header, split_batches
 from lsmq_node.broker.placement import queue_ranges
 from lsmq_node.storage import ShardStore, StoredTopic
 from lsmq_node.storage.repair import Advance
 
+from .extract_groups import GroupPlaces
 from .manifest import BackupManifest, ShardBackup
 from .repository import Repository
 from .restore import open_restored, place_shard
@@ -48,10 +57,15 @@ class WantedMessages:
 
 @dataclass(slots=True)
 class Extracted:
-    """What came of it. ``passed_over`` could not be sent anew: their headers are nothing that a client makes."""
+    """What came of it. ``passed_over`` could not be sent anew: their headers are nothing that a client makes.
+
+    ``groups``: in how many queues each group's offset was set. ``refused``: groups that could not be set, and why.
+    """
 
     messages: int = 0
     passed_over: int = 0
+    groups: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 async def extract_topic(
@@ -62,12 +76,14 @@ async def extract_topic(
     id: str | None = None,
     *,
     work: Path | None = None,
+    groups: bool = False,
     begin: Callable[[int], Advance] = lambda total: lambda size: None,
 ) -> Extracted:
     """Send what is wanted of a backup to a new topic ``name`` of the client's nodes, with the options of the old one.
 
     Args:
         work: where there is space for the shards meanwhile; the system's directory for such files without it.
+        groups: have groups go on there where they had been in the backup, at or behind the same message.
 
     Raises ``InvalidRequest`` for a topic that the backup does not have, ``TopicExists`` for a ``name`` that is taken;
     ``CorruptFile``, ``DiskFull``, and what sending raises: then the new topic holds a part.
@@ -87,7 +103,7 @@ async def extract_topic(
             for shard in shards:
                 placed = Path(directory)
                 await asyncio.to_thread(place_shard, repository, shard, placed / f"shard-{shard.shard}", advance)
-                await _send_shard(producer, backup, shard, placed, topic, wanted, done)
+                await _send_shard(client, name, producer, backup, shard, placed, topic, wanted, groups, done)
                 await asyncio.to_thread(shutil.rmtree, placed / f"shard-{shard.shard}")
     return done
 
@@ -107,24 +123,32 @@ async def _create(client: Client, topic: StoredTopic, name: str) -> None:
 
 
 async def _send_shard(
+    client: Client,
+    name: str,
     producer: Producer,
     backup: BackupManifest,
     shard: ShardBackup,
     directory: Path,
     topic: StoredTopic,
     wanted: WantedMessages,
+    groups: bool,
     done: Extracted,
 ) -> None:
     store = await asyncio.to_thread(open_restored, directory, shard, replicated=True)
     try:
         if not store.has_topic(topic.id):
             return  # nothing was ever sent to it here
-        for number, queue in await asyncio.to_thread(_queues, store, backup, shard, topic, wanted):
+        queues = await asyncio.to_thread(_queues, store, backup, shard, topic, wanted)
+        stood = await asyncio.to_thread(
+            GroupPlaces.of, store, topic, [number for number, _ in queues] if groups else []
+        )
+        for number, queue in queues:
             offset = 0
+            stood.enter(number)
             while True:
                 found = await asyncio.to_thread(_read, store, topic, number, offset, wanted, done)
-                for body, options in found.messages:
-                    await producer.send(body, queue=queue, **options)
+                for at, body, options in found.messages:
+                    stood.sent(at, await producer.send(body, queue=queue, **options))
                 done.messages += len(found.messages)
                 if found.ended:
                     break
@@ -132,6 +156,13 @@ async def _send_shard(
         await producer.flush()
     finally:
         await asyncio.to_thread(store.close)
+    for group, offsets in (await stood.offsets()).items():
+        try:
+            await client.commit_offsets(group, name, offsets)
+        except (GroupHasMembers, GroupModeMismatch) as error:  # The others' are set.
+            done.refused[group] = error.message
+        else:
+            done.groups[group] = done.groups.get(group, 0) + len(offsets)
 
 
 def _queues(
@@ -152,7 +183,7 @@ def _queues(
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    messages: list[tuple[bytes, dict[str, Any]]]
+    messages: list[tuple[int, bytes, dict[str, Any]]]
     next_offset: int
     ended: bool
 
@@ -164,7 +195,7 @@ def _read(
     offset = max(offset, earliest)
     found = store.read(topic.id, queue, offset, max_records=_READ_RECORDS, max_bytes=_READ_BYTES)
     next_offset = max([offset, *found.next_offsets[found.queues == queue].tolist()])
-    messages: list[tuple[bytes, dict[str, Any]]] = []
+    messages: list[tuple[int, bytes, dict[str, Any]]] = []
     for fields in _rows(b"".join(part if isinstance(part, bytes) else part.load() for part in found.parts), topic.id):
         owner, number, at, header, body, stored_ms, priority, flags, expires_ms = fields
         if (owner, number) != (topic.id, queue) or not offset <= at < next_offset:
@@ -173,7 +204,7 @@ def _read(
             return _Piece(messages, next_offset, True)
         if stored_ms >= wanted.from_ms:
             try:
-                messages.append((body, _options(header, stored_ms, priority, flags, expires_ms)))
+                messages.append((at, body, _options(header, stored_ms, priority, flags, expires_ms)))
             except InvalidBatch:
                 done.passed_over += 1
     return _Piece(messages, next_offset, next_offset >= latest or next_offset == offset)

@@ -28,7 +28,7 @@ from pathlib import Path
 
 import crc32c
 
-from lsmq.errors import DataDirectoryUnusable, DiskFull, InvalidRequest, LsmqError
+from lsmq.errors import CorruptFile, DataDirectoryUnusable, DiskFull, InvalidRequest, LsmqError
 from lsmq_node.broker.snapshot_sessions import MAX_COMPARE_BYTES
 from lsmq_node.storage.failures import FULL, damaged
 
@@ -95,6 +95,22 @@ class Repository:
     def has(self, file: StoredFile) -> bool:
         return self.place.size(FILES, file.sha256) is not None
 
+    def check_there(self, backup: BackupManifest) -> None:
+        """Raises ``CorruptFile`` where a file of the backup is missing or of another size. Reads none."""
+        with self._telling():
+            there = self.place.sizes(FILES)
+        for file in backup.files():
+            if file.sha256 not in there:
+                raise self._missing(file)
+            if there[file.sha256] != file.size_bytes:
+                raise damaged(
+                    self.path(file),
+                    f"has {there[file.sha256]} of {file.size_bytes} bytes; it is {file.name} of a shard",
+                )
+
+    def _missing(self, file: StoredFile) -> CorruptFile:
+        return damaged(self.path(file), f"missing; it is {file.name} of a shard")
+
     def pieces(self, file: StoredFile) -> Iterator[bytes]:
         """All of a file, held against its name at the end. Raises ``CorruptFile``."""
         path, digest, size = self.path(file), hashlib.sha256(), 0
@@ -106,7 +122,7 @@ class Repository:
                     break
                 yield piece
         except FileNotFoundError:
-            raise damaged(path, f"missing; it is {file.name} of a shard") from None
+            raise self._missing(file) from None
         except OSError as error:
             raise damaged(path, f"cannot be read ({error.strerror}); it is {file.name} of a shard") from error
         if size != file.size_bytes or digest.hexdigest() != file.sha256:

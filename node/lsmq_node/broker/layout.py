@@ -26,6 +26,8 @@ FORMAT = 2
 #: Of a node that is one process.
 _FORMAT_OF_ONE = 1
 NODE_FILE = "node.json"
+#: What a restore that is under way, or was cut short, has made so far (``lsmq_node.backups.restore``).
+RESTORING = ".restoring"
 
 
 def shard_directory(data: Path, shard: int) -> Path:
@@ -98,6 +100,12 @@ class NodeFile:
     def load(cls, data: Path) -> NodeFile | None:
         """None when there is none. Raises ``CorruptFile``, ``UnsupportedFormat``, ``DataDirectoryUnusable``."""
         file = data / NODE_FILE
+        if (data / RESTORING).exists():
+            raise DataDirectoryUnusable(
+                f"{data}: a backup is being restored there, or that was cut short; wait until it is done, or do it "
+                "again (lsmq backup restore)",
+                directory=str(data),
+            )
         try:
             text = file.read_text()
         except FileNotFoundError:

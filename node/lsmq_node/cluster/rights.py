@@ -10,7 +10,8 @@ from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.state import MAX_RIGHTS_BYTES
 from lsmq_node.storage import ShardStore
 
-_PREFIX = "rights/"
+#: Keys of the documents of a node of its own: this and what they are there.
+RIGHTS = "rights/"
 _TIMEOUT_S = 5.0
 
 
@@ -22,7 +23,7 @@ class LocalRights:
     def __init__(self, store: ShardStore) -> None:
         self._store = store
         self._version = 1
-        self._known = {key.removeprefix(_PREFIX): body for key, body in store.documents(_PREFIX)}
+        self._known = {key.removeprefix(RIGHTS): body for key, body in store.documents(RIGHTS)}
         self._callbacks: list[Callable[[], None]] = []
         self._changing = asyncio.Lock()
 
@@ -50,7 +51,7 @@ class LocalRights:
                 )
 
             def put() -> None:
-                self._store.wait(self._store.put_documents({_PREFIX + key: body for key, body in changes.items()}))
+                self._store.wait(self._store.put_documents({RIGHTS + key: body for key, body in changes.items()}))
 
             try:
                 await asyncio.shield(asyncio.to_thread(put))

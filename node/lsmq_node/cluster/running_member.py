@@ -19,7 +19,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import structlog
 from aiohttp import web
@@ -31,7 +30,6 @@ from lsmq_coordinator.control_http import MAX_ANSWER_BYTES
 from lsmq_coordinator.control_routes import control_routes
 from lsmq_coordinator.death import DeathNotice, Sentinel
 from lsmq_coordinator.first_look import look_first
-from lsmq_coordinator.founding import founding_command
 from lsmq_coordinator.joining import displaced, join
 from lsmq_coordinator.journal import OS_DISK, DelayedDisk
 from lsmq_coordinator.overseer import Overseer
@@ -50,6 +48,7 @@ from lsmq_node.replication import ReplicaMessage
 from lsmq_node.storage import StoreOptions
 from lsmq_node.tls_settings import peer_files
 
+from .founding import founding_of
 from .hosted import HostedReplicas
 from .identity import held_directory
 from .links import Links
@@ -292,30 +291,6 @@ async def _serving(app: web.Application, listener: socket.socket, tls: Certifica
         await runner.cleanup()
 
 
-def _founding(config: NodeConfig, settings: ClusterConfig) -> dict[str, Any] | None:
-    """What a voter proposes while there is no cluster yet."""
-    if not settings.is_voter:
-        return None
-    nodes = {
-        id: {
-            **node.to_dict(),
-            "url": node.url.rstrip("/"),
-            "internal_url": node.internal_url.rstrip("/"),
-            "voter": id in settings.voters,
-        }
-        for id, node in {**settings.voters, **settings.founders}.items()
-    }
-    return founding_command(
-        settings.name,
-        settings.shards,
-        settings.replicas,
-        settings.min_in_sync,
-        config.segment_bytes,
-        nodes,
-        settings.first_leaders,
-    )
-
-
 async def _belong(config: NodeConfig, settings: ClusterConfig, control: ControlClient, part: Part) -> None:
     """Found the cluster, or make this start of the node known to it, and see that it stays the one that is known.
 
@@ -324,7 +299,8 @@ async def _belong(config: NodeConfig, settings: ClusterConfig, control: ControlC
     while True:
         try:
             urls = config.public_url, settings.advertised_internal_url
-            await join(control, *urls, _founding(config, settings), **settings.labels, waits=part.retrying)
+            founding = founding_of(settings, config.segment_bytes) if settings.is_voter else None
+            await join(control, *urls, founding, **settings.labels, waits=part.retrying)
             part.running()
             await displaced(control)
             part.stopped(

@@ -70,6 +70,7 @@ class LogWriter:
         self.on_durable: Callable[[int], None] = lambda lsn: None
         #: A follower: an entry came that is stamped with this time.
         self.saw_time: Callable[[int], None] = lambda time_ms: None
+        #: Of a log that was found damaged: what is done before anything goes. It may be done again, where it raises.
         self.before_truncate: Callable[[], None] = lambda: None
         self.on_disk_full: Callable[[], None] = lambda: None
         self.on_stop: Callable[[], None] = lambda: None
@@ -301,9 +302,11 @@ class LogWriter:
 
     def _truncate(self, lsn: int, kept_lsn: int, failure: LsmqError) -> None:
         try:
-            self._segments.lower_mark(lsn)  # First, while all is as it was: this alone takes space.
+            # First, while all is as it was: this alone takes space.
+            self.before_truncate()
+            self._segments.lower_mark(lsn)
         except OSError as error:
-            if error.errno in WANT:
+            if error.errno in WANT and not self._segments.sync_failed:
                 raise want(self._path, error) from error
             raise self._write_failed(error, self.written_lsn, survivable=False) from error
         end_lsn = max(self.written_lsn, self._received_lsn)
@@ -317,7 +320,6 @@ class LogWriter:
         self.written_lsn = self._received_lsn = lsn
         self._note_durable(min(self.durable_lsn, lsn))
         try:
-            self.before_truncate()
             self._segments.erase(lsn, end_lsn)
         except OSError as error:
             raise self._write_failed(error, lsn, survivable=False) from error

@@ -153,6 +153,7 @@ class LogReplay:
         self.end_lsn = self._first_lsn
         self.entries = 0
         self.reason = ""
+        self._erasing = False  # from then on a copy would lack what was erased
 
     def __iter__(self) -> Iterator[LogEntry]:
         """Raises ``CorruptFile`` for damage in the middle, ``UnsupportedFormat`` for a newer log."""
@@ -186,7 +187,8 @@ class LogReplay:
         """Erase what lies behind the end, so that no torn entry can come back to life; open for appending.
 
         Durable on return, and so is all that was replayed: a process that was killed, or whose sync failed, may have
-        left it with the operating system only. Files that are part of nothing are removed.
+        left it with the operating system only. Files that are part of nothing are removed. It may be done again where
+        it raised ``OSError``, until a sync failed.
         """
         end, size = self.end_lsn, self._segment_bytes
         last_start = end - end % size
@@ -199,7 +201,9 @@ class LogReplay:
             )
         _clean(self._path, self._manifest, self._disk)
         self._segments.make_durable((start for start in self._starts if start < end), self._durable_lsn, end)
-        self._keep_aside()
+        if not self._erasing:
+            self._keep_aside()
+        self._erasing = True
         for start in self._starts:
             if start > last_start or start == end:
                 self._disk.remove(self._directory / segment_name(start))

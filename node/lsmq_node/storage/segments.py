@@ -177,6 +177,11 @@ class SegmentFiles:
                 self.write(at, self.read(at, min(_PIECE_BYTES, end_lsn - at)))
         self.sync()
 
+    @property
+    def sync_failed(self) -> bool:
+        """Whether what the disk holds of the log cannot be known any more."""
+        return self._sync_failure is not None
+
     def sync(self) -> None:
         """Make all that was written durable. Raises ``OSError``; the log must not be used after that."""
         with self._sync_lock:
