@@ -65,6 +65,7 @@ NODE_ROOMS = (
     "replication",
     "choices",
     "client_port_config",
+    "backup_config",
     "cluster_nodes",
     "cluster_config",
     "tls_settings",

@@ -28,6 +28,7 @@ from lsmq.errors import *  # noqa: F403  # What its __all__ names, and ours belo
 from lsmq.group_producer import GroupProducer
 from lsmq.groups import Group, list_groups
 from lsmq.messages import FoundMessages
+from lsmq.node_backups import BackupAdmin, BackupEnd, BackupProgress, NodeBackupState
 from lsmq.producer import Producer
 from lsmq.producer_groups import TransactionInfo
 from lsmq.push import PushConsumer
@@ -42,6 +43,9 @@ from lsmq.work_queue_values import WorkQueueSettings, WorkQueueState
 __version__ = "0.1.0"
 
 __all__ = [
+    "BackupAdmin",
+    "BackupEnd",
+    "BackupProgress",
     "BatchReceipt",
     "Client",
     "ClusterAdmin",
@@ -57,6 +61,7 @@ __all__ = [
     "Message",
     "NamedQueue",
     "NewToken",
+    "NodeBackupState",
     "Offsets",
     "Outage",
     "Outcome",

@@ -15,7 +15,8 @@ from lsmq.client import Client
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A node. ``alive`` is None where the node that was asked does not know. ``problems`` are in its own words."""
+    """A node. ``alive`` is None where the node that was asked does not know. ``problems`` are in its own words. One
+    that ``only_votes`` was founded to hold nothing: its ``state`` is that of one that is drained."""
 
     id: str
     url: str
@@ -27,6 +28,14 @@ class NodeInfo:
     problems: tuple[str, ...] = ()
     host: str | None = None
     rack: str | None = None
+    only_votes: bool = False
+
+    @property
+    def condition(self) -> str:
+        """``active``, ``only votes``, ``draining`` while it has replicas, then ``drained``, ``removed``."""
+        if self.state != "draining":
+            return self.state
+        return "draining" if self.replicas else "only votes" if self.only_votes else "drained"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +94,7 @@ class ClusterInfo:
                 tuple(node.get("problems", ())),
                 node.get("host"),
                 node.get("rack"),
+                node.get("only_votes", False),
             )
             for node in fields["nodes"]
         )

@@ -19,6 +19,8 @@ from lsmq.record_batch import Message
 SUFFIX = ".dlq"
 PROPERTY_PREFIX = "lsmq-dlq-"
 _PAGE = 500
+#: What stands before a worker's reason, in the property that says why.
+_REFUSED = "negative acknowledgement"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,19 @@ class DeadLetter:
         return self._number("deliveries")
 
     @property
+    def kind(self) -> str:
+        """Why it is here: ``negative acknowledgement``, ``visibility timeout``, ``expired``, ``overflow``."""
+        return self._why[0]
+
+    @property
     def reason(self) -> str:
-        return self._of("reason")
+        """What the worker said that refused it last; empty where it said nothing, or nobody was asked."""
+        return self._why[1]
+
+    @property
+    def _why(self) -> tuple[str, str]:
+        kind, separator, said = self._of("reason").partition(": ")
+        return (kind, said) if not separator or kind == _REFUSED else (self._of("reason"), "")
 
     @property
     def is_cut(self) -> bool:
@@ -86,6 +99,7 @@ class DeadLetter:
             "source_id": self.source_id,
             "group": self.group,
             "deliveries": self.deliveries,
+            "kind": self.kind,
             "reason": self.reason,
             "cut": self.is_cut,
             "dead_since_ms": message.stored_ms,

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lsmq_node.backup_config import BackupConfig
 from lsmq_node.choices import Auth, CertificateName, Compression, Forward, LogFormat
-from lsmq_node.client_port_config import ClientPortConfig, check_naming, is_loopback
+from lsmq_node.client_port_config import check_naming, is_loopback
 from lsmq_node.cluster_config import ENVIRONMENT_PREFIX as CLUSTER_PREFIX
 from lsmq_node.cluster_config import ClusterConfig
 from lsmq_node.settings import (
@@ -55,8 +56,8 @@ FOREIGN_VARIABLES = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeConfig(ClientPortConfig):
-    """Everything a node can be told, after what :class:`ClientPortConfig` has. Field names end in their unit.
+class NodeConfig(BackupConfig):
+    """Everything a node can be told, after what :class:`BackupConfig` has. Field names end in their unit.
 
     :meth:`validate` checks ranges and what must hold between fields; :meth:`load` calls it.
     """
@@ -357,12 +358,6 @@ class NodeConfig(ClientPortConfig):
         range=(0, 365 * 24 * 3_600_000),
         hazard="Short: the disk is busy with it, at 16 MiB/s at most; long: damage is found late.",
     )
-    backup_bytes_per_s: int = setting(
-        128 * MIB,
-        "Most bytes a second that are read for backups, all of them together.",
-        range=(64 * KIB, 1024 * 1024 * MIB),
-        hazard="Too many, and clients wait for the disk meanwhile; too few, and what merging drops takes space longer.",
-    )
     forward: Forward = setting(
         Forward.PASS,
         "In a cluster, requests for a shard that another node leads: `pass` them on to the leader, `redirect` the "
@@ -495,6 +490,7 @@ class NodeConfig(ClientPortConfig):
 
         check_tls(self)
         check_naming(self)
+        self.check_backups()
         if self.cluster is not None:
             self._validate_cluster(self.cluster)
 

@@ -17,6 +17,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Protocol
 
 from lsmq_coordinator.parts import Parts
+from lsmq_node.backups.service import NodeBackups
 from lsmq_node.broker import Broker, Topology, Trims, WaiterTable
 from lsmq_node.broker.backup_source import BackupSource
 from lsmq_node.broker.disk_watch import DiskWatch
@@ -76,7 +77,8 @@ class Node:
         self.delayed = DelayedService(broker)
         self.letters = LetterService(broker)
         self.schedules = ScheduleService(broker)
-        self.backups = BackupSource(broker)
+        self.snapshots = BackupSource(broker)
+        self.backups = NodeBackups(broker, self.snapshots)
         self.scrubber = Scrubber(broker)
         self.history = NodeHistory(broker)
         self.monitoring = Monitoring(broker)
@@ -106,6 +108,7 @@ class Node:
             self.schedules,
             self.push,
             self.limits,
+            self.snapshots,
             self.backups,
             self.scrubber,
             DiskWatch(broker),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,15 @@ def test_every_operation_is_described(document: dict[str, Any]) -> None:
         assert "default" in operation["responses"]
         declared = {item["name"] for item in operation.get("parameters", []) if item["in"] == "path"}
         assert declared == set(re.findall(r"{(\w+)}", path))
-        bodiless = ("drainNode", "pauseMoves", "declareQueue", "verifySnapshotFile", "signIn", "renewSession")
+        bodiless = (
+            "drainNode",
+            "pauseMoves",
+            "declareQueue",
+            "verifySnapshotFile",
+            "signIn",
+            "renewSession",
+            "startBackup",
+        )
         takes_a_body = method in ("put", "post", "patch") and operation["operationId"] not in bodiless
         assert ("requestBody" in operation) == takes_a_body
     assert len(names) == len(set(names))
@@ -259,7 +267,24 @@ def test_every_answer_fits_the_document(
         refused = api.call(method, f"/v1/{path}", body, status=409)
         assert refused.code == "authentication_off"
         seen.add(name)
+    fits("listBackups", "GET", "/v1/backups")
+    for method, path, name in (("POST", "", "startBackup"), ("DELETE", "/running", "stopBackup")):
+        assert "backup_to" in api.call(method, f"/v1/backups{path}", status=400).json()["error"]["message"]
+        seen.add(name)
     assert seen | NOT_JSON == {item["operationId"] for _, _, item in operations(document)}
+
+
+def test_backups_of_a_node_fit_the_document(
+    make_node: Callable[..., NodeProcess], document: dict[str, Any], tmp_path: Path
+) -> None:
+    api = Api(make_node(tmp_path / "data", backup_to=tmp_path / "backups", backup_bytes_per_s=65_536).start().url)
+    api.create("t", 1)
+    api.send("t", *({"queue": 0, "body": "x" * 20_000} for _ in range(30)))
+    asked = (("startBackup", "POST", "", 202), ("startBackup", "POST", "", 200), ("listBackups", "GET", "", 200))
+    for name, method, path, status in (*asked, ("stopBackup", "DELETE", "/running", 200)):
+        operation = next(item for _, _, item in operations(document) if item["operationId"] == name)
+        schema = operation["responses"][str(status)]["content"]["application/json"]["schema"]
+        check(api.call(method, f"/v1/backups{path}", status=status).json(), schema, name)
 
 
 def test_errors_fit_the_document(api: Api, document: dict[str, Any]) -> None:

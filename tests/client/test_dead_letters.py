@@ -58,7 +58,7 @@ def test_dead_letters_are_listed_sent_again_and_deleted(shared_node: NodeProcess
         assert sorted(letter["body"] for letter in found) == bodies
         first = found[0]
         assert (first["topic"], first["group"], first["deliveries"]) == (topic, "a", 1)
-        assert first["reason"] == f"negative acknowledgement: not {first['body']}"
+        assert (first["kind"], first["reason"]) == ("negative acknowledgement", f"not {first['body']}")
         assert first["body"] in run(node, "list", topic)
         assert letters(node, topic, "--group", "b") == []
 

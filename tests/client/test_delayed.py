@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import time
 from collections.abc import Callable
 
@@ -219,7 +220,7 @@ def test_schedules_in_both_faces_and_on_the_command_line(
             "--body",
             "go",
         )
-        assert said.startswith("next: ")
+        assert re.fullmatch(r"next: \d{4}-\d\d-\d\d 09:00:00\+0[12]:00 = 0[78]:00:00Z\n", said), said
         listed = [
             json.loads(line) for line in run_lsmq("schedule", "list", "--topic", topic_name, "--json").splitlines()
         ]

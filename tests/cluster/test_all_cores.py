@@ -129,6 +129,7 @@ async def test_one_status_tells_of_all_processes(node: NodeProcess) -> None:
     async with Client(node.url) as client:
         cluster, problems = await examine(client)
         assert ([each.id for each in cluster.nodes], problems) == (["control", "p0", "p1"], [])
+        assert [each.condition for each in cluster.nodes] == ["only votes", "active", "active"]
         os.kill(pid_at(urls(node)["p1"]), signal.SIGSTOP)
 
         async def told() -> bool:

@@ -38,6 +38,7 @@ PAGES = {
     "#/producers": f"{TEXT}.includes('tellers')",
     "#/producers/tellers": f"{TEXT}.includes('order 17')",
     "#/cluster": f"{TEXT}.includes('Shards')",
+    "#/backups": f"{TEXT}.includes('backup_to =')",
     "#/cluster/0": "document.querySelector('[aria-label=Replicas]')",
 }
 

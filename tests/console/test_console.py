@@ -41,7 +41,7 @@ def test_every_file_is_served_and_asks_nobody_else(api: Api) -> None:
     files = [
         file for file in resources.files("lsmq_node.console").iterdir() if file.name.endswith((".js", ".css", "ml"))
     ]
-    assert len(files) == 13
+    assert len(files) == 15
     for file in files:
         answer = api.get(f"/console/{file.name}")
         assert answer.body == file.read_bytes()
@@ -210,6 +210,9 @@ async def test_messages_are_sent_again_deleted_and_called_off_when_a_button_is_p
 
         await page.evaluate("location.hash = '#/later/orders'")
         await shows(page, f"{TEXT}.includes('never') && {TEXT}.includes('morning')", "what comes later is listed")
+        row = "document.querySelector('[aria-label=Schedules] tbody tr')"
+        assert "09:00:00" in await page.evaluate(f"{row}.cells[3].textContent"), "by the clocks of its own zone"
+        assert "09:00:00" not in await page.evaluate(f"{row}.cells[4].textContent"), "and in UTC"
         await page.evaluate(_press("Cancel", "never"))
         await shows(page, f"{TEXT}.includes('cancelled')", "it is cancelled")
         await page.evaluate(_press("Now", "hurried"))

@@ -14,7 +14,7 @@ from push.browser import browser, find_browser
 from support.node_process import NodeProcess
 from support.waiting import comes_true
 
-from .test_console import TEXT, _press, shows
+from .test_console import TEXT, _press, reloads, shows
 
 EXECUTABLE = find_browser()
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
@@ -57,6 +57,9 @@ async def test_the_deepest_queues_of_a_topic_come_first_and_lead_to_their_messag
         await shows(page, f"{first}?.startsWith('agent/2')", "by name where they have names")
         await page.evaluate("document.querySelector('tbody a').click()")
         await shows(page, f"{TEXT}.includes('Offsets 0 to 2')", "it leads to the queue")
+        await page.evaluate("location.hash = '#/topics/orders?by=nonsense'")
+        await shows(page, "document.querySelector('main > [role=alert]')", "an error is told")
+        assert not await page.evaluate("document.querySelector('main p[role=status]')"), "and nobody looks any more"
         await page.evaluate("location.hash = '#/topics/orders/5?view=hex'")
         await shows(page, f"{TEXT}.includes('7b 22 6e 22 3a 20 31 7d')", "a body's bytes are shown")
         await page.evaluate("location.hash = '#/topics/orders/5?view=json'")
@@ -72,9 +75,14 @@ async def test_dead_letters_are_edited_sent_back_and_deleted_one_by_one_and_all_
     api.create("orders", 2)
     api.create("orders.dlq", 1)
     late, bad = [letter(f"late {n}", "late") for n in range(120)], [letter(f"bad {n}", "bad") for n in range(3)]
+    said = {"lsmq-dlq-reason": "negative acknowledgement: no such pizza", "own": "2"}
     api.send("orders.dlq", letter("wrnog", "typo"), *late, *bad)
+    api.send("orders.dlq", {"queue": 0, "tag": "said", "body": "refused", "properties": said})
     async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
-        page = await tabs.open(f"{node.url}/console#/topics/orders.dlq?tag=typo")
+        page = await tabs.open(f"{node.url}/console#/topics/orders.dlq?tag=said")
+        await shows(page, f"{TEXT}.includes('reason: no such pizza')", "what the worker said")
+        assert await page.evaluate(f"{TEXT}.includes('kind: negative acknowledgement')")
+        await page.evaluate("location.hash = '#/topics/orders.dlq?tag=typo'")
         await shows(page, f"{TEXT}.includes('wrnog')", "the letter is found")
         await page.evaluate(_press("Edit", "wrnog").replace("button.click(); button.click();", "button.click();"))
         await page.evaluate("document.querySelector('.edit textarea').value = 'wrong no more'")
@@ -88,7 +96,8 @@ async def test_dead_letters_are_edited_sent_back_and_deleted_one_by_one_and_all_
         await page.evaluate(pressed("Send all back and delete them here"))
         await shows(page, f"{TEXT}.includes('120 sent back')", "all pages are worked off")
         assert api.all_bodies("orders", 1)[1:] == [f"late {n}" for n in range(120)]
-        assert [message["tag"] for message in api.read("orders.dlq", 0).json()["messages"]] == ["typo", *["bad"] * 3]
+        left = [message["tag"] for message in api.read("orders.dlq", 0).json()["messages"]]
+        assert left == ["typo", *["bad"] * 3, "said"]
 
         await page.evaluate("location.hash = '#/topics/orders.dlq?tag=bad'")
         await shows(page, f"{TEXT}.includes('bad 2')", "others are found")
@@ -96,7 +105,7 @@ async def test_dead_letters_are_edited_sent_back_and_deleted_one_by_one_and_all_
         await page.evaluate(pressed("Delete all"))
         await shows(page, f"{TEXT}.includes('3 deleted')", "they are deleted")
         left = [message["tag"] for message in api.read("orders.dlq", 0).json()["messages"]]
-        assert left == ["typo", "other"]
+        assert left == ["typo", "said", "other"]
 
 
 async def test_how_far_a_group_is_behind_is_drawn_while_somebody_looks(
@@ -133,3 +142,39 @@ async def test_keys_are_told_and_close_again(make_node: Callable[..., NodeProces
         await shows(page, "!document.getElementById('keys').open", "they are closed")
         await page.evaluate("document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'g', bubbles: true}))")
         await shows(page, "location.hash === '#/groups'", "a key leads to a page")
+
+
+async def test_what_a_queue_keeps_of_its_own_is_seen_and_changed(
+    make_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    assert EXECUTABLE is not None
+    node = make_node().start()
+    api = Api(node.url)
+    api.create("orders", 2)
+    api.create("inboxes", queues="named")  # type: ignore[arg-type]
+    api.send("inboxes", {"queue": "agents/7", "body": "x"})
+    for path, queue in (("orders/1", "/v1/topics/orders/queues/1"), ("inboxes/agents%2F7", None)):
+        own = queue or "/v1/topics/inboxes/queues/agents%2F7"
+        async with browser(EXECUTABLE, tmp_path / path.replace("/", "-")) as tabs:
+            page = await tabs.open(f"{node.url}/console#/topics/{path}")
+            await shows(page, f"{TEXT}.includes('Keeps what its topic says')", "it has nothing of its own")
+            age, messages = (
+                "document.querySelector('[name=retention_ms]')",
+                "document.querySelector('[name=retention_messages]')",
+            )
+            await page.evaluate(f"{age}.value = 'for ever'")
+            await page.evaluate(pressed("Change"))
+            await shows(page, f"{TEXT}.includes('for ever is no limit')", "it says what is wrong")
+            assert "options" not in api.get(own).json()
+            await page.evaluate(f"{age}.value = '7d'; {messages}.value = 'unlimited'")
+            await page.evaluate(pressed("Change"))
+            await shows(
+                page, f"{TEXT}.includes('retention_ms 604800000, retention_messages unlimited')", "it is changed"
+            )
+            assert api.get(own).json()["options"] == {"retention_ms": 604_800_000, "retention_messages": "unlimited"}
+            await reloads(page)
+            await shows(page, f"{age}?.value === '604800000'", "it is there")
+            await page.evaluate(f"{age}.value = ''; {messages}.value = ''")
+            await page.evaluate(pressed("Change"))
+            await shows(page, f"{TEXT}.includes('Keeps what its topic says')", "it follows its topic again")
+            assert "options" not in api.get(own).json()

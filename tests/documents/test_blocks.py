@@ -38,7 +38,7 @@ PYTHON = [block for block in ALL if block.language == "python" and block.why is 
 PIECES = [block for block in PYTHON if "def test_" not in block.code and "@pytest" not in block.code and not block.file]
 _LIMIT_S = 2 * PATIENCE_S
 #: What a person sees to have happened before he goes on: commands that succeed then.
-AWAITED = {"python kitchen.py &": "lsmq consume trays --queue table.7 && lsmq dlq list orders --group kitchen"}
+AWAITED = {"python kitchen.py &": "lsmq consume trays --queue table.7 && lsmq dlq list dishes --group kitchen"}
 
 
 def test_blocks_are_found_and_few_are_not_run() -> None:

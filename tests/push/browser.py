@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -39,6 +40,16 @@ class Page:
         """Have pages look as to somebody who prefers ``light`` or ``dark`` ones."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         await ask(self._socket, "Emulation.setEmulatedMedia", self._session, features=features)
+
+    async def sized(self, width: int, height: int) -> None:
+        """Have the page so many CSS pixels; a narrow one is a telephone's."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        await ask(self._socket, "Emulation.setDeviceMetricsOverride", self._session, **size)
+
+    async def picture(self) -> bytes:
+        """PNG of what is seen."""
+        taken = await ask(self._socket, "Page.captureScreenshot", self._session, format="png")
+        return base64.b64decode(taken["data"])
 
     async def close(self) -> None:
         await ask(self._socket, "Page.close", self._session)

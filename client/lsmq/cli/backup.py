@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from lsmq import Client
+from lsmq import Client, runtime
 from lsmq.cli._node import need_node, private_files
 from lsmq.cli.options import TIME, asks_a_node, json_option
 from lsmq.cli.render import counted, print_json, print_table, progress, size_text, time_text
 from lsmq.errors import CorruptFile, InvalidRequest, UnsupportedFormat
+from lsmq.node_backups import BackupAdmin, BackupEnd, NodeBackupState
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
+_LOOK_S = 0.2
 _there = click.argument("place", metavar="PLACE")
 _which = click.option("--id", metavar="ID", help="Of the backup.  [default: the latest]")
 
@@ -67,8 +71,9 @@ async def create(client: Client, place: str, keep: int | None, full: bool, as_js
     """
     repository = _repository(place)
     with private_files(), repository.changing(), ExitStack() as shown:
+        reader = _module("sources").ApiReader(client, f"backup-{runtime.token_hex(8)}")
         made = await _module("create").create_backup(
-            client, repository, keep=keep, full=full, begin=_shown(shown, "backing up")
+            reader, repository, keep=keep, full=full, begin=_shown(shown, "backing up")
         )
     found = made.backup
     if as_json:
@@ -93,6 +98,86 @@ def _fields(found: Any) -> dict[str, Any]:
         "shards": [{"shard": shard.shard, "lsn": shard.lsn, "taken_ms": shard.taken_ms} for shard in found.shards],
         "topics": [topic.name for topic in found.topics],
     }
+
+
+@backup.command()
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until it is done.")
+@json_option
+@asks_a_node
+async def start(client: Client, wait: bool, as_json: bool) -> None:
+    """Have the node at --url make a backup itself, where its setting backup_to says.
+
+    Of all that the node, or its cluster, has, as `lsmq backup create` does. It goes on when this command is
+    interrupted; `lsmq backup status` shows how far it is, `lsmq backup stop` ends it.
+    """
+    admin = BackupAdmin(client)
+    state = await admin.start()
+    running = state.running
+    if wait and running is not None:
+        state = await _watched(admin, running.began_ms)
+    if as_json:
+        print_json(asdict(state))
+    elif state.running is not None:
+        click.echo(f"a backup is being made in {state.place}", err=True)
+    elif state.last is not None:
+        click.echo(_told(state.last))
+    if not state.running and state.last is not None and state.last.error is not None:
+        raise click.exceptions.Exit(1)
+
+
+async def _watched(admin: BackupAdmin, began_ms: int) -> NodeBackupState:
+    with ExitStack() as shown:
+        bar, done = None, 0
+        while True:
+            state = await admin.state()
+            running = state.running
+            if running is None or running.began_ms != began_ms:
+                return state
+            if bar is None and running.total_bytes is not None:
+                bar = shown.enter_context(progress("backing up", running.total_bytes, of_bytes=True))
+            if bar is not None:
+                bar.advance(running.done_bytes - done)
+                done = running.done_bytes
+            await asyncio.sleep(_LOOK_S)
+
+
+def _told(last: BackupEnd) -> str:
+    if last.id is None:
+        return f"there is no backup: {last.error}"
+    sizes = f"{size_text(last.size_bytes or 0)}, of which {size_text(last.fetched_bytes or 0)} were fetched"
+    return f"backup {last.id}: {sizes}" + (f"\nremoved: {', '.join(last.removed)}" if last.removed else "")
+
+
+@backup.command()
+@json_option
+@asks_a_node
+async def status(client: Client, as_json: bool) -> None:
+    """Show the backups that the node at --url makes itself: the one under way, the last one, those there are."""
+    state = await BackupAdmin(client).state()
+    if as_json:
+        print_json(asdict(state))
+        return
+    if state.place is None:
+        click.echo("the node makes none: its setting backup_to is not set")
+        return
+    click.echo(f"in {state.place}, of which {state.keep or 'all'} are kept")
+    if state.running is not None:
+        total = state.running.total_bytes
+        of = "" if total is None else f" of {size_text(total)}"
+        click.echo(f"under way since {time_text(state.running.began_ms)}: {size_text(state.running.done_bytes)}{of}")
+    if state.last is not None:
+        click.echo(f"the last one, over at {time_text(state.last.ended_ms)}: {_told(state.last)}")
+    if state.problem is not None:
+        click.echo(f"what is there is not known: {state.problem}")
+    for id in state.backups:
+        click.echo(id)
+
+
+@backup.command()
+@asks_a_node
+async def stop(client: Client) -> None:
+    """End the backup that the node at --url makes itself. What it fetched is kept for the next one."""
+    await BackupAdmin(client).stop()
 
 
 @backup.command("list")

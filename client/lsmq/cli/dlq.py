@@ -80,7 +80,7 @@ async def _read(letters: DeadLetters, topic: str) -> AsyncIterator[DeadLetter]:
 def _show(letters: Sequence[DeadLetter]) -> None:
     now_ms = time.time() * 1000
     print_table(
-        ["id", "queue", "offset", "group", "deliveries", "age", "reason", "body"],
+        ["id", "queue", "offset", "group", "deliveries", "age", "kind", "reason", "body"],
         [
             [
                 letter.message.id,
@@ -89,6 +89,7 @@ def _show(letters: Sequence[DeadLetter]) -> None:
                 letter.group,
                 letter.deliveries,
                 _age(now_ms - letter.message.stored_ms),
+                letter.kind,
                 letter.reason,
                 letter.message.body[:_SHOWN_BODY],
             ]

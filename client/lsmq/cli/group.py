@@ -75,16 +75,12 @@ async def describe(client: Client, name: str, topic: str | None, as_json: bool) 
         rows = {"lag": [asdict(lag) for lag in lags.values()], "streams": [asdict(stream) for stream in streams]}
         print_json({**found.to_dict(), **rows, "work_queues": [state.to_dict() for state in work_queues]})
         return
-    print_fields(
-        [
-            ("group", found.group),
-            ("mode", found.mode),
-            ("state", found.state),
-            ("generation", found.generation),
-            ("members", len(found.members)),
-            ("coordinated by", f"the leader of shard {found.shard}"),
-        ]
-    )
+    shown: list[tuple[str, object]] = [("group", found.group), ("mode", found.mode)]
+    if found.mode == "work_queue":
+        shown.append(("members", "not kept: workers take single messages"))
+    else:
+        shown += [("state", found.state), ("generation", found.generation), ("members", len(found.members))]
+    print_fields([*shown, ("coordinated by", f"the leader of shard {found.shard}")])
     if found.members:
         named = any([(await client.topic(each)).named for each in found.topics])
         print_table(

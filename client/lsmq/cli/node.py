@@ -24,7 +24,17 @@ def node() -> None:
 async def list_nodes(client: Client, as_json: bool) -> None:
     """List the nodes, with what they hold and where they are."""
     rows = [
-        [each.id, each.url, each.alive, each.state, each.voter, each.shards_led, each.replicas, each.host, each.rack]
+        [
+            each.id,
+            each.url,
+            each.alive,
+            each.condition,
+            each.voter,
+            each.shards_led,
+            each.replicas,
+            each.host,
+            each.rack,
+        ]
         for each in (await ClusterAdmin(client).overview()).nodes
     ]
     names = ["node", "url", "alive", "state", "voter", "leads", "replicas", "host", "rack"]

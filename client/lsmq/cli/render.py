@@ -6,8 +6,9 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Protocol
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
@@ -72,6 +73,22 @@ def yes_or_no(value: Any) -> Any:
 def time_text(time_ms: int) -> str:
     """Milliseconds since 1970 as local time."""
     return datetime.fromtimestamp(time_ms / 1000).astimezone().isoformat(sep=" ", timespec="milliseconds")
+
+
+def zone_text(time_ms: int, zone: str) -> str:
+    """Milliseconds since 1970 by the clocks of a time zone, and in UTC: ``2026-03-02 09:00:00+01:00 = 08:00:00Z``.
+
+    In UTC alone where that is the zone, or this machine knows none of that name.
+    """
+    utc = datetime.fromtimestamp(time_ms // 1000, UTC)
+    try:
+        there = utc.astimezone(ZoneInfo(zone))
+    except (ZoneInfoNotFoundError, ValueError):
+        there = utc
+    if not there.utcoffset():
+        return f"{utc:%Y-%m-%d %H:%M:%S}Z"
+    same_day = there.date() == utc.date()
+    return f"{there.isoformat(sep=' ')} = {utc:{'%H:%M:%S' if same_day else '%Y-%m-%d %H:%M:%S'}}Z"
 
 
 def clock_text(time_ms: int) -> str:

@@ -7,7 +7,7 @@ import click
 from lsmq import Client, ScheduleInfo, Schedules
 from lsmq.cli._queues import queue_of
 from lsmq.cli.options import DURATION, TOPIC, asks_a_node, json_option
-from lsmq.cli.render import print_json, print_table, time_text
+from lsmq.cli.render import print_json, print_table, zone_text
 
 _SHOWN_BODY = 60
 
@@ -56,7 +56,7 @@ async def put(
     if as_json:
         print_json(made.to_dict())
     else:
-        click.echo(f"next: {time_text(made.next_ms)}")
+        click.echo(f"next: {zone_text(made.next_ms, made.tz)}")
 
 
 @schedule.command("list")
@@ -81,8 +81,8 @@ async def list_command(client: Client, topic: str | None, as_json: bool) -> None
                 each.message.topic,
                 each.cron,
                 each.tz,
-                time_text(each.next_ms),
-                time_text(each.last_ms) if each.last_ms else "",
+                zone_text(each.next_ms, each.tz),
+                zone_text(each.last_ms, each.tz) if each.last_ms else "",
                 each.count,
                 each.message.body[:_SHOWN_BODY],
             ]

@@ -23,6 +23,7 @@ from lsmq.sync._dead_letters import DeadLetters
 from lsmq.sync._delayed import DelayedMessages
 from lsmq.sync._group_producer import GroupProducer
 from lsmq.sync._groups import Group, list_groups
+from lsmq.sync._node_backups import BackupAdmin
 from lsmq.sync._producer import BatchReceipt, Producer, Receipt, Receipts
 from lsmq.sync._push import PushConsumer
 from lsmq.sync._rights import Rights
@@ -31,6 +32,7 @@ from lsmq.sync._transactions import Transaction, TransactionalProducer
 from lsmq.sync._work_queue import Task, WorkQueue
 
 __all__ = [
+    "BackupAdmin",
     "BatchReceipt",
     "Client",
     "ClusterAdmin",

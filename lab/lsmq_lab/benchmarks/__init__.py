@@ -25,6 +25,8 @@ _MODULES = (
     "messages",
     "spark",
     "control",
+    "tracing",
+    "console",
     "suite.bench",
 )
 

@@ -171,6 +171,10 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "checksumSnapshotFile": _WHOLE,
         "verifySnapshotFile": _WHOLE,
         "endSnapshot": _WHOLE,
+        # the same, made by the node itself: who may read it all may have it kept where the administrator said
+        "listBackups": _needs(cluster=_D),
+        "startBackup": Access(_WHOLE.needs, changes=True),
+        "stopBackup": Access(_WHOLE.needs, changes=True),
         "status": _needs(cluster=_D),
         "metrics": _needs(cluster=_D),
         "healthz": _HEALTH,
@@ -209,4 +213,5 @@ AUDITED: Final = frozenset(
     for operation, access in ACCESS.items()
     if {need.action for need in access.needs} & {_C, _A}
     or operation in ("deleteTopic", "purgeTopic", "deleteGroup", "deleteOffsets", "beginSnapshot", "signIn", "signOut")
+    or operation in ("startBackup", "stopBackup")
 )

@@ -29,6 +29,7 @@ from lsmq_node.node import Node
 from lsmq_node.rights import Audit, ShownCredentials
 
 from . import (
+    backups,
     batches,
     browser_sessions,
     busiest,
@@ -83,6 +84,7 @@ _PARTS = (
     transactions,
     cluster,
     snapshots,
+    backups,
     rights,
     browser_sessions,
     system,

@@ -320,6 +320,7 @@ CLUSTER: Schema = object_of(
                     "internal_url": text(null=True),
                     "voter": flag(),
                     "state": {"enum": ["active", "draining", "removed"]},
+                    "only_votes": flag("It was founded to hold nothing, as one that is `draining`."),
                     "alive": flag("null: not known here.", null=True),
                     "problems": list_of(TEXT, description="What is wrong with it, as it says itself; empty: nothing."),
                     "clock_ms": {

@@ -56,7 +56,7 @@ def _held(session: SnapshotSession) -> dict[str, Any]:
 
 
 def _session(call: Call) -> SnapshotSession:
-    return call.node.backups.get(call.path("shard"), call.path("id"))
+    return call.node.snapshots.get(call.path("shard"), call.path("id"))
 
 
 @ROUTES.post(
@@ -75,7 +75,7 @@ async def begin_snapshot(call: Call) -> web.StreamResponse:
     Of all that was acknowledged before the request. What is in memory is written to a table first; writing goes on.
     """
     document = await call.checked_document()
-    session = await call.node.backups.begin(call.path("shard"), document["holder"])
+    session = await call.node.snapshots.begin(call.path("shard"), document["holder"])
     snapshot = session.source.snapshot
     found = {
         **_held(session),
@@ -105,9 +105,9 @@ async def get_snapshot(call: Call) -> web.StreamResponse:
 async def read_snapshot_file(call: Call) -> web.StreamResponse:
     """A piece of a file of a snapshot."""
     session, length = _session(call), call.query["length"]
-    await call.node.backups.throttle.take(length)
+    await call.node.snapshots.throttle.take(length)
     call.hold.resize(length)
-    piece = await call.node.backups.sessions.read(session, call.path("file"), call.query["offset"], length)
+    piece = await call.node.snapshots.sessions.read(session, call.path("file"), call.query["offset"], length)
     return web.Response(body=piece, content_type="application/octet-stream")
 
 
@@ -120,8 +120,8 @@ async def read_snapshot_file(call: Call) -> web.StreamResponse:
 async def checksum_snapshot_file(call: Call) -> web.StreamResponse:
     """CRC32C of a range of a file of a snapshot, to compare it with what is there of an earlier one."""
     session, length = _session(call), call.query["length"]
-    await call.node.backups.throttle.take(length)
-    crc = await call.node.backups.sessions.checksum(session, call.path("file"), call.query["offset"], length)
+    await call.node.snapshots.throttle.take(length)
+    crc = await call.node.snapshots.sessions.checksum(session, call.path("file"), call.query["offset"], length)
     return answer(call.request, {"crc32c": crc})
 
 
@@ -143,8 +143,8 @@ async def checksum_snapshot_file(call: Call) -> web.StreamResponse:
 async def verify_snapshot_file(call: Call) -> web.StreamResponse:
     """Read a whole file of a snapshot where it lies, and say whether it is whole."""
     session, file = _session(call), call.path("file")
-    await call.node.backups.throttle.take(session.source.size_of(file))
-    damage = await call.node.backups.sessions.verify(session, file)
+    await call.node.snapshots.throttle.take(session.source.size_of(file))
+    damage = await call.node.snapshots.sessions.verify(session, file)
     position = None if damage is None else int(damage.details.get("position", 0))
     return answer(
         call.request,
@@ -160,5 +160,5 @@ async def verify_snapshot_file(call: Call) -> web.StreamResponse:
 )
 async def end_snapshot(call: Call) -> web.StreamResponse:
     """Let a snapshot go: its files are removed where the shard needs them no more."""
-    call.node.backups.sessions.end(_session(call))
+    call.node.snapshots.sessions.end(_session(call))
     return web.Response(status=204)

@@ -100,7 +100,8 @@ def _load(repository: Repository, ids: list[str], book: FindingsBook) -> list[Ba
 
 def _described(backup: BackupManifest) -> str:
     of = "a node of its own" if backup.cluster is None else f"the cluster {backup.cluster!r}"
-    return f"backup {backup.id} of {of}: {len(backup.shards)} shards, {len(backup.topics)} topics"
+    shards, topics = len(backup.shards), len(backup.topics)
+    return f"backup {backup.id} of {of}: {shards} shard{'s' * (shards != 1)}, {topics} topic{'s' * (topics != 1)}"
 
 
 async def verify_nodes(

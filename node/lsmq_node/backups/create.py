@@ -19,19 +19,16 @@ from importlib import metadata
 from typing import Any, TypeVar
 
 from lsmq import runtime
-from lsmq.client import Client
 from lsmq.errors import ConnectionFailed, CorruptFile, DiskFull, LsmqError, SnapshotGone, TimedOut, Unavailable
-from lsmq.shard_snapshots import HeldSnapshot, ShardSnapshots
-from lsmq.topics import Topic
-from lsmq_coordinator.state import spread_queues
+from lsmq.shard_snapshots import HeldSnapshot
 from lsmq_node.broker.snapshot_sessions import MAX_COMPARE_BYTES, MAX_PIECE_BYTES
-from lsmq_node.storage import StoredTopic, TopicOptions
 from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.snapshot import decode_snapshot
 from lsmq_node.storage.snapshot_target import FileVerifier
 
 from .manifest import BackupManifest, ShardBackup, StoredFile
 from .repository import Repository
+from .sources import SnapshotReader
 
 #: So many shards are read at a time.
 _AT_ONCE = 2
@@ -52,14 +49,14 @@ class BackupMade:
 
 
 async def create_backup(
-    client: Client,
+    snapshots: SnapshotReader,
     repository: Repository,
     *,
     keep: int | None = None,
     full: bool = False,
     begin: Callable[[int], Callable[[int], None]] = lambda total: lambda size: None,
 ) -> BackupMade:
-    """Back up all that the client's nodes have, inside :meth:`Repository.changing`.
+    """Back up all that the nodes have whose ``snapshots`` are read, inside :meth:`Repository.changing`.
 
     Args:
         keep: of the backups that are here then, remove all but so many.
@@ -69,14 +66,13 @@ async def create_backup(
     Raises ``DiskFull``, ``CorruptFile`` where files of a shard are damaged at its node, ``Unavailable`` and what else a
     request raises. What was fetched is kept for the next attempt.
     """
-    return await _Creation(client, repository, full).run(keep, begin)
+    return await _Creation(snapshots, repository, full).run(keep, begin)
 
 
 class _Creation:
-    def __init__(self, client: Client, repository: Repository, full: bool) -> None:
-        self._client = client
+    def __init__(self, snapshots: SnapshotReader, repository: Repository, full: bool) -> None:
+        self._snapshots = snapshots
         self._repository = repository
-        self._snapshots = ShardSnapshots(client, f"backup-{runtime.token_hex(8)}")
         self._known: dict[tuple[int, str, int], list[StoredFile]] = defaultdict(list)
         self._held: dict[int, HeldSnapshot] = {}
         self._advance: Callable[[int], None] = lambda size: None
@@ -87,11 +83,10 @@ class _Creation:
     async def run(self, keep: int | None, begin: Callable[[int], Callable[[int], None]]) -> BackupMade:
         repository, made_ms = self._repository, runtime.wall_ms()
         id = f"{datetime.fromtimestamp(made_ms / 1000, UTC):%Y%m%dT%H%M%S}.{made_ms % 1000:03}Z"
-        info = await self._snapshots.cluster()
+        cluster, numbers = await self._snapshots.shards()
         if not self._full:
             for known in await asyncio.to_thread(repository.known):
                 self._known[known.shard, known.file.name, known.file.size_bytes].insert(0, known.file)
-        numbers = [shard.id for shard in info.shards]
         holding: asyncio.Task[None] | None = None
         try:
             # All before any file is read: so they are of about one time.
@@ -101,14 +96,14 @@ class _Creation:
             self._check_space()
             self._advance = begin(sum(size for held in self._held.values() for _, size in held.files))
             shards = await _all(self._shard(number) for number in numbers)
-            topics = await self._topics(len(numbers))
+            topics = await self._snapshots.topics()  # After every shard: one that is not among them is gone.
         finally:
             if holding is not None:
                 holding.cancel()
             for held in self._held.values():
                 with suppress(LsmqError):  # it is let go in time
                     await self._snapshots.end(held)
-        backup = BackupManifest(id, info.name, _version(), made_ms, runtime.wall_ms(), tuple(shards), tuple(topics))
+        backup = BackupManifest(id, cluster, _version(), made_ms, runtime.wall_ms(), tuple(shards), tuple(topics))
         await asyncio.to_thread(repository.add, backup)
         return BackupMade(backup, self._fetched_bytes, await asyncio.to_thread(repository.prune, keep))
 
@@ -194,23 +189,6 @@ class _Creation:
             finally:
                 incoming.discard()
         raise AssertionError("the last attempt returns or raises")
-
-    async def _topics(self, shards: int) -> list[StoredTopic]:
-        """As of now, which is after every shard: a topic that is not among them is gone."""
-        found, after = [], ""
-        while True:
-            page = await self._client.ask("GET", f"/v1/topics?after={after}")
-            for fields in page["topics"]:
-                topic = Topic.from_dict(fields)
-                ranges = tuple((route.first, route.end, route.shard) for route in topic.routes)
-                options = TopicOptions.from_dict(
-                    {**fields["options"], "named": topic.named, "revision": fields["revision"]}
-                )
-                kept = () if ranges == spread_queues(0, topic.queues, shards) else ranges
-                found.append(StoredTopic(topic.id, topic.name, topic.queues, options, topic.created_ms, kept))
-            if page["next"] is None:
-                return found
-            after = page["next"]
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

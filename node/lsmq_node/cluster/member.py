@@ -111,7 +111,11 @@ class ClusterMember:
     def overview(self, own_url: str) -> dict[str, Any]:
         if not self.control.state.bootstrapped:  # Without shards it would look like a cluster that has none.
             raise Unavailable(_UNKNOWN)
-        return self.control.overview()
+        found = self.control.overview()
+        for node in found["nodes"]:  # The agreed state knows it as one that drains.
+            named = self.settings.voters.get(node["id"])
+            node["only_votes"] = named is not None and named.only_votes and node["state"] == NodeState.DRAINING
+        return found
 
     async def plan(self) -> dict[str, Any]:
         return await self.control.plan()

@@ -184,6 +184,7 @@ class SingleNode:
             "internal_url": None,
             "voter": False,
             "state": "active",
+            "only_votes": False,
             "alive": True,
             "problems": self._problems(),
             "clock_ms": None,

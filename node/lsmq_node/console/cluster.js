@@ -5,21 +5,22 @@ import { act, count, el, table } from "/console/drawing.js";
 export async function cluster(into, parts) {
   if (parts.length) return shard(into, parts[0]);
   const place = el("div");
-  into.append(el("h1", {}, "Cluster"), place, ...(drains((await ask("/v1/cluster")).nodes) ?? []));
+  into.append(el("h1", {}, "Cluster"), el("p", {}, el("a", { href: address("/backups") }, "Backups of this node")), place, ...(drains((await ask("/v1/cluster")).nodes) ?? []));
   await keep(3000, async () => {
     const found = await ask("/v1/cluster");
     place.replaceChildren(
-      table("Nodes", ["node", "url", "state", "alive", "#leads", "#replicas", "problems"], found.nodes.map((each) => [each.id, each.url, each.state, alive(each), each.shards_led, each.replicas, each.problems.join("; ")])),
+      table("Nodes", ["node", "url", "rack", "host", "state", "alive", "#leads", "#replicas", "problems"], found.nodes.map((each) => [
+        each.id, each.url, each.rack ?? "", each.host ?? "", condition(each), alive(each), each.shards_led, each.replicas, each.problems.join("; ")])),
       el("h2", {}, "Who holds what"), map(found),
       el("h2", {}, "Shards"),
       table("Shards", ["shard", "leader", "#epoch", "in sync", "replicas", "moving to", "problem"], found.shards.map((each) => [
-        el("a", { href: address(`/cluster/${each.id}`) }, each.id), each.leader ?? "nobody", count(each.epoch), each.in_sync.join(", "), each.replicas.join(", "), each.target.join(", "), each.problem ?? ""])));
+        el("a", { href: address(`/cluster/${each.id}`) }, each.id), each.leader ?? "nobody", count(each.epoch), each.in_sync.join(", "), each.replicas.join(", "), each.target.join(", "), [each.problem, each.misplaced].filter(Boolean).join("; ")])));
   });
 }
 
 const COLUMNS = 64;
 
-/** Nodes by shards: who leads one, who holds it and has all of it, who is behind. */
+/** Nodes by shards, those of a rack and of a host together: who leads one, who holds it and has all of it, who is behind. */
 function map(found) {
   const shards = found.shards.slice(0, COLUMNS);
   const cell = (node, shard) => {
@@ -27,8 +28,12 @@ function map(found) {
     if (shard.in_sync.includes(node)) return el("td", {}, "in sync");
     return shard.replicas.includes(node) || shard.adding.includes(node) ? el("td", { class: "behind" }, "behind") : el("td", {});
   };
-  const head = el("tr", {}, el("th", { scope: "col" }, "node"), shards.map((each) => el("th", { scope: "col", class: "number" }, each.id)));
-  const rows = found.nodes.map((node) => el("tr", {}, el("th", { scope: "row" }, node.id), shards.map((each) => cell(node.id, each))));
+  const labels = ["rack", "host"].filter((label) => found.nodes.some((node) => node[label]));
+  const place = (node) => labels.map((label) => node[label] ?? "");
+  const nodes = [...found.nodes].sort((one, other) => place(one).join("\n").localeCompare(place(other).join("\n")) || one.id.localeCompare(other.id));
+  const where = (node, at) => place(node).map((label, level) => el("td", { class: "place" }, at && place(nodes[at - 1]).slice(0, level + 1).join("\n") === place(node).slice(0, level + 1).join("\n") ? "" : label));
+  const head = el("tr", {}, [...labels, "node"].map((each) => el("th", { scope: "col" }, each)), shards.map((each) => el("th", { scope: "col", class: "number" }, each.id)));
+  const rows = nodes.map((node, at) => el("tr", {}, where(node, at), el("th", { scope: "row" }, node.id), shards.map((each) => cell(node.id, each))));
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Who holds what" }, el("table", { class: "map" }, el("thead", {}, head), el("tbody", {}, rows)),
     found.shards.length > COLUMNS ? el("p", { class: "soft" }, `The first ${COLUMNS} shards.`) : null);
 }
@@ -44,6 +49,7 @@ function drains(nodes) {
     act("Call off", async () => { await ask(path(), { method: "DELETE" }); return `${which.value} may have replicas again`; }, true))];
 }
 
+const condition = (node) => (node.state !== "draining" || node.replicas ? node.state : node.only_votes ? "only votes" : "drained");
 const alive = (node) => (node.alive === null ? "not known" : node.alive ? "yes" : "no");
 
 function find(overview, number) {

@@ -49,7 +49,7 @@ async function show() {
   const parts = path.split("/").slice(1).map(decoded);
   for (const link of document.querySelectorAll("header nav a")) {
     const own = link.getAttribute("href").slice(2);
-    if (own === parts[0]) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+    if (own === (parts[0] === "backups" ? "cluster" : parts[0])) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   }
   document.title = parts.filter(Boolean).length ? `${parts.filter(Boolean).join(" / ")} - LSMQ` : "LSMQ";
   const into = el("div");
@@ -79,7 +79,7 @@ async function health() {
 addEventListener("hashchange", () => { show(); document.getElementById("page").focus(); });
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
-  const to = { o: "#/", t: "#/topics", g: "#/groups", p: "#/producers", c: "#/cluster" }[event.key];
+  const to = { o: "#/", t: "#/topics", g: "#/groups", p: "#/producers", c: "#/cluster", b: "#/backups" }[event.key];
   if (to) location.hash = to;
   if (event.key === "?") document.getElementById("keys").showModal();
   if (event.key === "/") { const field = document.querySelector("main input"); if (field) { event.preventDefault(); field.focus(); } }

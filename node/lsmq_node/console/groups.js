@@ -23,7 +23,8 @@ async function group(into, name, query) {
   let found = { topics: [], members: [] };
   try {
     found = await ask(`/v1/groups/${enc(name)}`);
-    into.append(el("p", {}, `${found.mode}, ${found.state}, generation ${found.generation}`),
+    if (found.mode === "work_queue") into.append(el("p", {}, "A work queue: workers take single messages, and are not kept as members."));
+    else into.append(el("p", {}, `${found.mode}, ${found.state}, generation ${found.generation}`),
       table("Members", ["member", "client", "#queues", "#waits for", "#heard ms ago", "stalled"], found.members.slice(0, PAGE).map((each) => [
         each.id, each.client, count(each.queues), count(each.pending), count(each.heartbeat_age_ms), each.stalled ? "yes" : ""])));
   } catch (error) {
@@ -87,7 +88,8 @@ async function preview(into, name, query, members) {
   if (query.get("queues")) body.queues = query.get("queues");
   const place = el("div"), said = el("p", { role: "status" }, "...");
   into.append(said, place);
-  const found = await steps(name, body, (sum) => { said.textContent = `${sums(sum)} so far`; });
+  let found;
+  try { found = await steps(name, body, (sum) => { said.textContent = `${sums(sum)} so far`; }); } catch (error) { said.remove(); throw error; }
   said.textContent = `${sums(found)}. Messages are counted by their offsets, deleted ones as well.`;
   if (!found.queues) return;
   if (members) place.append(el("p", { class: "bad" }, `Members that live: ${count(members)}. They go on from where they are until they are started again: stop them first.`));

@@ -7,6 +7,11 @@ const PAGE = 100;
 const short = (text) => (text.length > 120 ? `${text.slice(0, 120)}...` : text);
 const told = (message) => short(message.body ?? (message.body_b64 ? `base64 ${message.body_b64}` : ""));
 
+/** The next time by the clocks of a schedule's own zone. */
+function there(schedule) {
+  try { return new Date(schedule.next_ms).toLocaleString("sv", { timeZone: schedule.tz }); } catch { return "the browser does not know this zone"; }
+}
+
 async function rest(into, path, name, next) {
   if (next !== null) into.append(el("p", {}, el("a", { href: address(path, { [name]: next }) }, "Further")));
 }
@@ -25,8 +30,8 @@ export async function later(into, [topic], query) {
       act("Cancel", async () => { await ask(`${own}/delayed/${enc(each.id)}`, { method: "DELETE" }); return "cancelled"; }))])));
   await rest(into, path, "after", waiting.next);
   into.append(el("h2", {}, "Schedules"));
-  into.append(table("Schedules", ["name", "cron", "time zone", "next (UTC)", "#times", "queue", "body", "to do"], plans.schedules.map((each) => [
-    each.name, each.cron, each.tz, when(each.next_ms), count(each.count), each.queue, el("pre", {}, told(each.message)),
+  into.append(table("Schedules", ["name", "cron", "time zone", "next there", "next (UTC)", "#times", "queue", "body", "to do"], plans.schedules.map((each) => [
+    each.name, each.cron, each.tz, there(each), when(each.next_ms), count(each.count), each.queue, el("pre", {}, told(each.message)),
     act("Delete", async () => { await ask(`${own}/schedules/${enc(each.name)}`, { method: "DELETE" }); return "deleted"; })])));
   await rest(into, path, "behind", plans.next);
 }

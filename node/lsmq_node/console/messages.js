@@ -2,9 +2,11 @@
 import { address, ask, further, keep } from "/console/console.js";
 import { act, count, el, fields, moment, table, when } from "/console/drawing.js";
 import { body, VIEWS } from "/console/bodies.js";
+import { keeping } from "/console/keeping.js";
 
 const enc = encodeURIComponent;
 const FOUND = 50;
+const REFUSED = /^negative acknowledgement: (.*)$/s;
 const COPIED = ["key", "key_b64", "tag", "type", "headers"];
 
 /** How bodies are shown stands in the address as well. */
@@ -15,7 +17,11 @@ function views(path, query) {
 }
 
 function about(message) {
-  const more = { ...message.properties };
+  const { "lsmq-dlq-reason": why, ...more } = message.properties ?? {};
+  if (why !== undefined) {
+    const [, said] = REFUSED.exec(why) ?? [];
+    Object.assign(more, said === undefined ? { "lsmq-dlq-reason": why } : { kind: "negative acknowledgement", reason: said });
+  }
   for (const header of message.headers ?? []) more[header.name] = header.value ?? `base64 ${header.value_b64}`;
   return Object.entries(more).map(([name, value]) => el("div", {}, `${name}: ${value}`));
 }
@@ -121,7 +127,7 @@ export async function queue(into, [name, called], query, signal) {
     el("p", {}, `Offsets ${count(bounds.earliest)} to ${count(most)}, ${count(most - bounds.earliest)} messages. `,
       el("a", { href: address(path, { ...kept, offset: bounds.earliest, follow: "" }) }, "The oldest"), " ", el("a", { href: address(path, { ...kept, offset: "", follow: "" }) }, "The newest")),
     fields(query, { offset: "From offset", tag: "Tag", filter: "Expression" }, (given) => { location.hash = address(path, { ...given, view }); }));
-  into.append(send(name, called));
+  into.append(send(name, called), ...keeping(own, bounds.options));
   const follow = query.get("follow") === "1";
   into.append(el("p", {}, el("a", { href: address(path, { ...kept, follow: follow ? "" : "1" }) }, follow ? "Stop following" : "Follow live")), views(path, query));
   const place = el("div");

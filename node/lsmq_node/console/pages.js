@@ -1,6 +1,7 @@
 // The pages. Each costs the node a bounded answer, however many queues and groups there are.
 import { ask, keep } from "/console/console.js";
 import { bytes, count, el, line } from "/console/drawing.js";
+import { backups } from "/console/backups.js";
 import { cluster } from "/console/cluster.js";
 import { groups } from "/console/groups.js";
 import { later } from "/console/later.js";
@@ -28,4 +29,4 @@ async function overview(into) {
   });
 }
 
-export const pages = { "": overview, topics, later, groups, producers, cluster };
+export const pages = { "": overview, topics, later, groups, producers, cluster, backups };

@@ -49,8 +49,8 @@ const leader = (known, number) => known.routes.find((route) => route.first <= nu
 async function ranked(into, path, own, by, known) {
   const wait = el("p", { role: "status" }, by === "rate" ? "watching for a second..." : "looking...");
   into.append(wait);
-  const first = await ask(`${own}/top-queues?by=${by}&limit=${PAGE}`);
-  wait.remove();
+  let first;
+  try { first = await ask(`${own}/top-queues?by=${by}&limit=${PAGE}`); } finally { wait.remove(); }
   const rate = by === "rate" ? ["#new in a second"] : [];
   into.append(table("Queues", ["queue", "#messages", ...rate, "oldest stored (UTC)", "#earliest", "#latest", "leader"], first.queues.map((each) => [
     el("a", { href: address(`${path}/${enc(each.queue)}`) }, each.queue), count(each.count), ...rate.map(() => count(Math.round(each.in_per_s))),
