@@ -98,9 +98,11 @@ class ZooKeeperRoutes:
         kept = f", and there is no copy of its routes at {self._copy.path}" if self._copy is not None else ""
         if self._last_error:
             return f"ZooKeeper at {self._hosts} was read without success ({self._last_error}){kept}"
-        hint = (
-            "; it may want to see a certificate that it believes (cert)" if self._hosts.startswith(TLS_SCHEME) else ""
-        )
+        hint = ""
+        if self._hosts.startswith(TLS_SCHEME):
+            hint = "; it may want to see a certificate that it believes (cert)"
+        elif self._handler.reached:
+            hint = f"; it takes connections: if it speaks TLS alone, write {TLS_SCHEME} before its hosts"
         return f"ZooKeeper at {self._hosts} has not answered{hint}{kept}"
 
     async def stop(self) -> None:

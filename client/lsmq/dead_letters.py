@@ -6,13 +6,14 @@ say where they come from.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lsmq._paths import topic_path
 from lsmq._wire_values import headers_field, key_field, message_from_dict, text_or_base64
 from lsmq.client import Client
+from lsmq.errors import InvalidRequest
 from lsmq.producer import Producer
 from lsmq.record_batch import Message
 
@@ -146,13 +147,29 @@ class DeadLetters:
                     break
                 offset = page["next_offset"]
 
-    async def replay(self, letters: Sequence[DeadLetter]) -> None:
+    async def replay(self, letters: Sequence[DeadLetter], *, topics: Collection[str] | None = None) -> None:
         """Send them again to where they come from, as they were, and delete them here.
 
         Durable on return. If it fails midway, some may be in both places: replayed again, they come twice.
+
+        Args:
+            topics: where they may be sent. Without it, of ``orders.dlq`` that is ``orders``, and of any other topic
+                nowhere. For a letter itself says where it comes from: whoever may write here could have anything sent
+                anywhere, by the rights of whoever replays it.
+
+        Raises ``InvalidRequest`` for a letter of another topic, before anything is sent.
         """
+        allowed = {self.name.removesuffix(SUFFIX)} - {self.name} if topics is None else set(topics)
         by_topic: dict[str, list[DeadLetter]] = {}
         for letter in letters:
+            if letter.topic not in allowed:
+                says = (
+                    f"says that it comes from {letter.topic!r}" if letter.topic else "does not say where it comes from"
+                )
+                raise InvalidRequest(
+                    f"the letter {letter.message.id} in {self.name!r} {says}; name in topics where letters may be sent",
+                    field="topics",
+                )
             by_topic.setdefault(letter.topic, []).append(letter)
         for name, some in by_topic.items():
             async with Producer(self.client, name) as producer:

@@ -30,12 +30,16 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
         self._connection: socket.socket | None = None
         #: Why the last attempt to connect by TLS failed; None where it did not.
         self.refused: OSError | None = None
+        #: Whether the last attempt to connect came to somebody who takes connections, by TLS where that is wanted.
+        self.reached = False
 
     def create_connection(self, *arguments: Any, **options: Any) -> Any:
+        self.reached = False
         if self._tls is None:
             self._connection = super().create_connection(*arguments, **options)
         else:
             self._connection = self._secured(self._tls, options["address"], options["hostname"], options["timeout"])
+        self.reached = True
         return self._connection
 
     def _secured(

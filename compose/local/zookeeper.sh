@@ -25,6 +25,7 @@ done
   echo "autopurge.purgeInterval=${ZOO_AUTOPURGE_PURGEINTERVAL:-0}"
   echo "4lw.commands.whitelist=${ZOO_4LW_COMMANDS_WHITELIST:-srvr}"
   tr ' ' '\n' <<<"${ZOO_SERVERS:-server.1=localhost:2888:3888;2181}"
+  tr ' ' '\n' <<<"${ZOO_CFG_EXTRA:-}"
 } >"$config"
 if [[ ! -e /data/myid ]]; then echo "${ZOO_MY_ID:-1}" >/data/myid; fi
 

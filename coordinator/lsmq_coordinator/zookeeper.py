@@ -266,8 +266,11 @@ class ZooKeeperRegistry:
         return max(0.01, self._refresh_at - time.monotonic())
 
     def _why_refused(self) -> str:
-        if self.config.tls is None or self._handler is None:
+        if self._handler is None:
             return ""
+        if self.config.tls is None:
+            says = f"; it takes connections: if it speaks TLS alone, write {TLS_SCHEME} before cluster.zookeeper"
+            return says if self._handler.reached else ""
         refused = self._handler.refused
         if refused is not None:
             return f": {reason(refused)}"

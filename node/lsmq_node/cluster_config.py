@@ -33,7 +33,8 @@ ENVIRONMENT_PREFIX = "LSMQ_CLUSTER_"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 #: Before the hosts of a ZooKeeper that is reached by TLS.
-_TLS_SCHEME = "tls://"
+#: Before hosts of ZooKeeper that are to be reached by TLS.
+TLS_SCHEME = "tls://"
 _ADDRESS = re.compile(r"[^\s:/]+:(\d{1,5})")
 _VOTER_COUNTS = (1, 3, 5)
 #: The first must not be above the second; why.
@@ -404,7 +405,7 @@ class ClusterConfig:
                 )
 
     def _validate_zookeeper(self) -> None:
-        hosts = self.zookeeper.removeprefix(_TLS_SCHEME)
+        hosts = self.zookeeper.removeprefix(TLS_SCHEME)
         for address in hosts.partition("/")[0].split(",") if self.zookeeper else ():
             match = _ADDRESS.fullmatch(address.strip())
             if match is None or not 0 < int(match[1]) <= 65_535:
@@ -416,7 +417,7 @@ class ClusterConfig:
             if getattr(self, name) is not None and not self.zookeeper_by_tls:
                 raise InvalidConfig(
                     f"cluster.{name} is set, and cluster.zookeeper is {self.zookeeper!r}: let it begin with "
-                    f"{_TLS_SCHEME}",
+                    f"{TLS_SCHEME}",
                     setting=f"{PREFIX}{name}",
                 )
         if (self.zookeeper_tls_cert is None) != (self.zookeeper_tls_key is None):
@@ -449,7 +450,7 @@ class ClusterConfig:
 
     @property
     def zookeeper_by_tls(self) -> bool:
-        return self.zookeeper.startswith(_TLS_SCHEME)
+        return self.zookeeper.startswith(TLS_SCHEME)
 
     @property
     def is_voter(self) -> bool:

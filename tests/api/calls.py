@@ -12,6 +12,7 @@ from urllib.parse import quote, urlsplit
 import msgpack
 
 from lsmq.record_batch import BatchBuilder
+from support.clusters import believed
 
 TIMEOUT_S = 30.0
 
@@ -51,7 +52,7 @@ class Api:
         """The node was started anew, and is there now."""
         parts = urlsplit(url)
         assert parts.hostname is not None and parts.port is not None
-        self.host, self.port = parts.hostname, parts.port
+        self.host, self.port, self.tls = parts.hostname, parts.port, parts.scheme == "https"
 
     def call(
         self,
@@ -65,7 +66,11 @@ class Api:
         chunked: bool = False,
     ) -> Answer:
         """One request. ``document`` is sent as JSON, ``body`` as it is; ``status`` is required."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
+        connection = (
+            http.client.HTTPSConnection(self.host, self.port, timeout=TIMEOUT_S, context=believed())
+            if self.tls
+            else http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
+        )
         try:
             if document is not None:
                 body = json.dumps(document)

@@ -460,6 +460,34 @@ def test_refusals_and_administration_are_noted_and_nothing_else(realm: Realm) ->
     assert stat.S_IMODE((realm.node.data / "audit.jsonl").stat().st_mode) == 0o600
 
 
+def test_what_deletes_much_or_resets_offsets_is_noted_whichever_way_it_is_asked_for(realm: Realm) -> None:
+    admin, topic = realm.admin, "wiped.t"
+    admin.create(topic, 1)
+    admin.create("wiped.n", queues="named")  # type: ignore[arg-type]
+    for number in range(6):
+        admin.send(topic, {"queue": 0, "body": str(number)})
+        admin.send("wiped.n", {"queue": "a", "body": str(number)})
+    own, commit = f"/v1/topics/{topic}", {"topic": topic, "queues": [0]}
+    for method, path, document, status in (
+        ("POST", f"{own}/delete", {"queues": [0], "offsets": [0]}, 200),
+        ("POST", f"{own}/queues/0/trim", {"before": 1}, 200),
+        ("POST", f"{own}/trim", {"queues": "0", "offset": 2}, 200),
+        ("POST", f"{own}/purge", {}, 200),
+        ("DELETE", "/v1/topics/wiped.n/queues/a", None, 204),
+        ("POST", "/v1/groups/wiped.g/offsets", {**commit, "offsets": [3]}, 200),
+        ("POST", "/v1/groups/wiped.g/offsets", {**commit, "offsets": [1], "reset": True}, 200),
+    ):
+        admin.call(method, path, document, status=status)
+
+    def found() -> list[tuple[str, str]]:
+        lines = [line for line in noted(realm) if "wiped." in line.get("path", "")]
+        return [(line["event"], line["operation"]) for line in lines if line["operation"] != "createTopic"]
+
+    eventually(lambda: ("done", "commitOffsets") in found(), "the last one is written")
+    operations = ("trimQueue", "trimTopic", "purgeTopic", "deleteQueue", "commitOffsets")
+    assert found() == [("done", operation) for operation in operations]
+
+
 def test_who_knocks_again_and_again_does_not_fill_the_audit_log(make_node: Callable[..., NodeProcess]) -> None:
     node = make_node(auth="token", audit_bytes=8_000).start()
     stranger = Api(node.url)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from lsmq import Client
+from lsmq.errors import Unavailable
+from lsmq_node.broker.top_queues import AT_ONCE, MOST_WAITING, RankingTurns
 from support.node_process import NodeProcess
 from support.waiting import clock_passes, eventually
 
@@ -114,3 +117,53 @@ def test_an_order_that_is_none_is_refused(api: Api, topic_name: str) -> None:
     api.create(topic_name, 1)
     assert api.get(f"/v1/topics/{topic_name}/top-queues?by=size", 400).code == "invalid_request"
     assert api.get("/v1/topics/no-such/top-queues", 404).code == "unknown_topic"
+
+
+def test_rankings_of_many_queues_are_made_one_after_another_and_few_wait() -> None:
+    """Each takes memory by the queue: forty that were asked for at once of 16 million queues took four gigabytes."""
+    asyncio.run(_in_turns())
+
+
+async def _in_turns() -> None:
+    turns, under_way, most = RankingTurns(), 0, 0
+    go_on = asyncio.Event()
+
+    async def rank(queues: int) -> None:
+        nonlocal under_way, most
+        async with turns.of(queues):
+            under_way += queues
+            most = max(most, under_way)
+            try:
+                await go_on.wait()
+            finally:
+                under_way -= queues
+
+    large = [asyncio.create_task(rank(16 * AT_ONCE)) for _ in range(12)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    refused = [task for task in large if task.done()]
+    assert len(refused) == 12 - 1 - MOST_WAITING // (16 * AT_ONCE)
+    assert all(isinstance(task.exception(), Unavailable) for task in refused)
+    large[1].cancel()  # One that waits gives up, and one that has begun.
+    large[0].cancel()
+    go_on.set()
+    await asyncio.gather(*large, return_exceptions=True)
+    assert (under_way, most) == (0, 16 * AT_ONCE)
+    go_on.clear()
+    small = [asyncio.create_task(rank(AT_ONCE // 4)) for _ in range(40)]
+    await asyncio.sleep(0)
+    assert under_way == AT_ONCE
+    go_on.set()
+    await asyncio.gather(*small)
+    assert under_way == 0
+    async with turns.of(1), turns.of(AT_ONCE - 1):
+        pass
+
+
+def test_lists_that_are_asked_for_at_once_are_all_made(make_node: Any, topic_name: str) -> None:
+    api = Api(make_node(shards=4).start().url)
+    api.create(topic_name, 2_000_000)
+    api.send(topic_name, *({"queue": queue, "body": "x"} for queue in range(0, 2_000_000, 500_000)))
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda by: top(api, topic_name, by=by), ["depth", "age"] * 4))
+    assert [len(each) for each in found] == [4] * 8

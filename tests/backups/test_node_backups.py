@@ -11,8 +11,9 @@ import pytest
 from api.calls import Api
 from api.test_rights import Realm
 from lsmq import BackupAdmin, Client, InvalidRequest, sync
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
 from lsmq_node.config import InvalidConfig, NodeConfig
+from support.clusters import running_cluster
 from support.node_process import NodeProcess
 from support.waiting import eventually
 
@@ -137,13 +138,8 @@ def test_who_may_read_everything_has_one_made_and_who_looks_after_the_cluster_lo
 @pytest.fixture
 def storing_cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     small = {"segment_bytes": 4 << 20, "memtable_bytes": 8 << 20, "backup_to": str(tmp_path / "backups")}
-    cluster = LocalCluster.found(tmp_path / "c", found_plan(zookeeper="none", tls=True, settings=small))
-    try:
-        cluster.up()
-        with cluster.trusted():
-            yield cluster
-    finally:
-        cluster.down(delete=True)
+    with running_cluster(__name__, tmp_path / "c", settings=small) as cluster:
+        yield cluster
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ import pytest
 
 from api.calls import Api
 from api.test_start import mounted
-from lsmq_lab.local_cluster import LocalCluster, NodeEnded, found_plan
+from lsmq_lab.local_cluster import LocalCluster, NodeEnded
+from support.clusters import running_cluster
 from support.node_process import NodeProcess
 from support.waiting import eventually
 from transactions.test_http import Member, message
@@ -38,18 +39,13 @@ COMMITTED = dict(zip(range(QUEUES), (7, 8, 9, 10, 11, 200), strict=True))
 @pytest.fixture
 def clusters(tmp_path: Path) -> Iterator[Callable[..., LocalCluster]]:
     """Makes clusters that are not started yet."""
-    made: list[LocalCluster] = []
+    with ExitStack() as scope:
 
-    def make(name: str, nodes: int = 3, **options: Any) -> LocalCluster:
-        plan = found_plan(name=name, nodes=nodes, replicas=min(nodes, 3), zookeeper="none", settings=SMALL, **options)
-        made.append(LocalCluster.found(tmp_path / name, plan))
-        return made[-1]
+        def make(name: str, nodes: int = 3, **options: Any) -> LocalCluster:
+            plan = {"name": name, "nodes": nodes, "replicas": min(nodes, 3), "settings": SMALL, **options}
+            return scope.enter_context(running_cluster(__name__, tmp_path / name, up=False, **plan))
 
-    try:
         yield make
-    finally:
-        for cluster in made:
-            cluster.down(delete=True)
 
 
 def restoring(cluster: LocalCluster, node: str, backups: Path, *more: str) -> tuple[str | Path, ...]:

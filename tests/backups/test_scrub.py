@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from api.calls import Api
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
 from storage.harness import body, flush, open_stepped, put, tiny
+from support.clusters import running_cluster
 from support.node_process import NodeProcess
 from support.waiting import eventually
 
@@ -84,14 +85,8 @@ def test_each_kind_of_file_is_read_and_a_damaged_one_is_out_of_merges(tmp_path: 
 def scrubbed(tmp_path: Path) -> Iterator[LocalCluster]:
     settings = {"segment_bytes": 1 << 20, "memtable_bytes": 1 << 20, "wal_keep_bytes": 1 << 20}
     settings |= {"max_message_bytes": 256 << 10, "scrub_cycle_ms": CYCLE_MS, "cache_bytes": 0}
-    cluster = LocalCluster.found(
-        tmp_path / "c", found_plan(nodes=3, shards=1, replicas=3, zookeeper="none", settings=settings)
-    )
-    try:
-        cluster.up()
+    with running_cluster(__name__, tmp_path / "c", shards=1, settings=settings) as cluster:
         yield cluster
-    finally:
-        cluster.down(delete=True)
 
 
 @pytest.mark.slow

@@ -7,24 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
 from support.coroutine_tests import pytest_pyfunc_call
 
 __all__ = ["pytest_pyfunc_call"]
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    """Three nodes without ZooKeeper, under TLS."""
-    yield from small_cluster(tmp_path, tls=True)
-
-
-def small_cluster(tmp_path: Path, *, tls: bool) -> Iterator[LocalCluster]:
+def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalCluster]:
+    """Three nodes without ZooKeeper."""
     small = {"segment_bytes": 4 << 20, "memtable_bytes": 8 << 20}
-    cluster = LocalCluster.found(tmp_path / "c", found_plan(zookeeper="none", tls=tls, settings=small))
-    try:
-        cluster.up()
-        with cluster.trusted():
-            yield cluster
-    finally:
-        cluster.down(delete=True)
+    with running_cluster(request.module.__name__, tmp_path / "c", settings=small) as cluster:
+        yield cluster

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from lsmq import Client
-from lsmq_lab.local_cluster import ClusterStatus, LocalCluster, found_plan
+from lsmq_lab.local_cluster import ClusterStatus, LocalCluster
+from support.clusters import running_cluster
 from support.traffic import Traffic
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster-client")]
@@ -22,12 +23,8 @@ SMALL = {"segment_bytes": 4 << 20, "memtable_bytes": 8 << 20}
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("cluster") / "c"
-    cluster = LocalCluster.found(directory, found_plan(zookeeper="local", settings=SMALL))
-    try:
-        cluster.up()
+    with running_cluster(__name__, directory, zookeeper="local", settings=SMALL) as cluster:
         yield cluster
-    finally:
-        cluster.down(delete=True)
 
 
 @pytest.fixture

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import pytest
 from click.testing import CliRunner
 
 from lsmq import sync
 from lsmq.cli import root
+from lsmq.errors import InvalidRequest
 from support.node_process import NodeProcess
 from support.waiting import eventually
 
@@ -98,3 +100,41 @@ def test_what_is_no_text_is_base64_as_in_all_json(shared_node: NodeProcess) -> N
 def test_a_topic_without_dead_letters_says_so(shared_node: NodeProcess) -> None:
     result = CliRunner().invoke(root, ["dlq", "list", "nothing-died", "--url", shared_node.url])
     assert result.exit_code == 1 and "nothing-died" in str(result.exception), "a topic that is not there at all"
+
+
+def test_a_letter_that_somebody_made_up_is_sent_nowhere_else_than_was_said(shared_node: NodeProcess) -> None:
+    """Whoever may write to a topic of dead letters would write anywhere, by the rights of who replays them."""
+    node, topic, other = shared_node, "dlq-forged", "dlq-forged-other"
+    with sync.Client(node.url) as client:
+        for name in (topic, other, f"{topic}.dlq"):
+            client.create_topic(name)
+
+        def forge(body: str, origin: str | None) -> None:
+            properties = {} if origin is None else {"lsmq-dlq-topic": origin, "lsmq-dlq-queue": "0"}
+            with sync.Producer(client, f"{topic}.dlq") as producer:
+                producer.send(body, properties=properties).result()
+
+        def ends() -> list[int]:
+            return [int(client.offsets(name).latest[0]) for name in (topic, other)]
+
+        forge("its own", topic)
+        forge("made up", other)
+        forge("no letter", None)
+        said = run(node, "replay", topic, "--yes")
+        assert "1 dead letter" in said and "2 were left" in said and f"say that they come from {other}" in said
+        assert ends() == [1, 0]
+        assert [letter["body"] for letter in letters(node, topic)] == ["made up", "no letter"]
+
+        dead = sync.DeadLetters(client, f"{topic}.dlq")
+        made_up, no_letter = dead.read()
+        forge("its own too", topic)
+        (*_, own) = dead.read()
+        for wrong in (made_up, no_letter):
+            with pytest.raises(InvalidRequest, match=r"name in topics where letters may be sent"):
+                dead.replay([own, wrong])
+        assert ends() == [1, 0], "nothing is sent of what is refused"
+        with pytest.raises(InvalidRequest, match=other):
+            sync.DeadLetters(client, "letters").replay([made_up])
+        dead.replay([own, made_up], topics=[topic, other])
+        assert ends() == [2, 1]
+        assert [letter.message.text() for letter in dead.read()] == ["no letter"]

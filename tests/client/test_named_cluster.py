@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections import defaultdict
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from lsmq import Client, Consumer, Message, Producer
 from lsmq.groups import Group
 from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import believed
 from support.waiting import PATIENCE_S, comes_true
 
 pytestmark = pytest.mark.slow
@@ -93,8 +93,7 @@ async def test_leaders_die_and_readers_go_on(cluster: LocalCluster) -> None:
 
 
 async def test_a_stream_from_one_node_has_the_queues_of_all(cluster: LocalCluster) -> None:
-    believed = ssl.create_default_context(cafile=cluster.ca)
-    http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=believed))
+    http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=believed()))
     async with Client([node.url for node in cluster.plan.nodes]) as client, http:
         topic = await client.create_topic(TOPIC, queues="named")
         url = f"{cluster.plan.nodes[0].url}/v1/groups/streams/push?topic={TOPIC}"

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from lsmq import Client, InvalidRequest, Producer, UnknownQueue, sync
 from lsmq.cli import root
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from support.clusters import running_cluster
 from support.node_process import NodeProcess
 from support.waiting import comes_true, eventually
 
@@ -56,9 +56,7 @@ async def test_a_name_keeps_what_it_says_over_a_kill_whatever_its_number(tmp_pat
 
 def test_a_follower_that_comes_to_lead_keeps_what_the_queue_says(tmp_path: Path) -> None:
     settings = {"retention_interval_ms": 50}
-    cluster = LocalCluster.found(tmp_path / "cluster", found_plan(nodes=3, shards=3, replicas=3, settings=settings))
-    cluster.up()
-    try:
+    with running_cluster(__name__, tmp_path / "cluster", settings=settings) as cluster:
         eventually(lambda: all(len(shard.in_sync) == 3 for shard in cluster.status().shards), "all are in sync")
         with sync.Client([node.url for node in cluster.plan.nodes]) as client:
             client.create_topic("t", queues=3, retention_messages=2)
@@ -73,8 +71,6 @@ def test_a_follower_that_comes_to_lead_keeps_what_the_queue_says(tmp_path: Path)
                 producer.flush()
             assert client.queue_options("t", 0) == {"retention_messages": 7}
             eventually(lambda: list(client.offsets("t").earliest) == [3, 8, 8], "each queue keeps what it says")
-    finally:
-        cluster.down(delete=True)
 
 
 async def test_what_names_no_queue_is_refused_before_it_is_sent(shared_node: NodeProcess, topic_name: str) -> None:

@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from lsmq import Client, Consumer, GroupProducer, Message, Producer, TransactionalProducer, WorkQueue, sync
 from lsmq.errors import MessageTooLarge, TracingNotInstalled
 from lsmq.tracing import MAX_LINKS, context_of
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from support.clusters import running_cluster
 from support.collector import Collector, collecting
 from support.node_process import NodeProcess
 from support.python_process import run_python
@@ -260,16 +260,12 @@ def test_replication_has_a_span_of_its_own(tmp_path: Path, collector: Collector)
         "trace_endpoint": collector.url,
         "trace_percent": 100,
     }
-    cluster = LocalCluster.found(tmp_path / "c", found_plan(zookeeper="none", settings=settings))
-    try:
-        cluster.up()
+    with running_cluster(__name__, tmp_path / "c", settings=settings) as cluster:
         with sync.Client([node.url for node in cluster.plan.nodes]) as client:
             client.create_topic("t", queues=3)
             with sync.Producer(client, "t") as producer:
                 producer.send_and_wait("x")
         eventually(lambda: any(span.name == "replicate" for span in collector.spans), "a write was replicated")
-    finally:
-        cluster.down(delete=True)
     by_id = {span.span_id: span for span in collector.spans}
     replicated = next(span for span in collector.spans if span.name == "replicate")
     assert by_id[replicated.parent_id].name == "store t"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import urllib.error
 import urllib.request
@@ -225,6 +226,22 @@ def test_a_process_that_cannot_come_back_is_told_by_the_others_until_it_does(nod
     file.write_text(intact)
     eventually(lambda: "warnings" not in ask(nodes["p0"], "/readyz"), "p1 serves again")
     assert ask(nodes["p1"], "/readyz")["status"] == "ok"
+
+
+def test_where_the_system_has_no_room_for_a_process_the_others_go_on_until_it_has(node: NodeProcess) -> None:
+    nodes = urls(node)
+    ends, files = pid_at(nodes["p1"]), resource.prlimit(node.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (3, files[1]))
+    os.kill(ends, signal.SIGKILL)
+
+    def warnings() -> str:
+        return str(ask(node.url, "/readyz").get("warnings"))
+
+    eventually(lambda: "process p1: cannot be started (Too many open files)" in warnings(), "p0 tells of it")
+    resource.prlimit(node.pid, resource.RLIMIT_NOFILE, files)
+    eventually(lambda: "process p1" not in warnings(), "p1 is back")
+    assert pid_at(nodes["p1"]) != ends
+    assert node.stop() == 0
 
 
 async def test_more_processes_get_shards_and_fewer_must_have_given_them_away(tmp_path: Path) -> None:

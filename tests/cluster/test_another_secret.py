@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
 import pytest
-from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,9 +18,13 @@ from lsmq_coordinator.control_http import ControlHttp
 from lsmq_coordinator.death import DeathNotice
 from lsmq_coordinator.errors import NotAuthenticated
 from lsmq_coordinator.http_status import status_of
-from lsmq_lab.local_cluster import LocalCluster, NodeEnded, found_plan
+from lsmq_coordinator.tls import Certificates, TlsFiles
+from lsmq_lab.local_cluster import LocalCluster, NodeEnded
+from lsmq_lab.local_cluster.status import opener
+from support.clusters import running_cluster
 from support.traffic import Traffic
 from support.waiting import eventually
+from support.zookeeper_server import asked
 
 pytestmark = pytest.mark.slow
 
@@ -35,13 +37,10 @@ ROOT = "/lsmq/lsmq"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    cluster = LocalCluster.found(tmp_path / "c", found_plan(zookeeper="local", settings=SETTINGS))
-    write(cluster, OLD)
-    try:
+    with running_cluster(__name__, tmp_path / "c", up=False, zookeeper="local", settings=SETTINGS) as cluster:
+        write(cluster, OLD)
         cluster.up()
         yield cluster
-    finally:
-        cluster.down(delete=True)
 
 
 def write(cluster: LocalCluster, *secrets: str) -> None:
@@ -54,7 +53,7 @@ def all_in_sync(cluster: LocalCluster) -> None:
 
 
 def accepted_secrets(url: str) -> float:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
+    with opener().open(f"{url}/metrics", timeout=30) as answer:
         families = text_string_to_metric_families(answer.read().decode())
     return next(family.samples[0].value for family in families if family.name == "lsmq_node_accepted_secrets")
 
@@ -62,17 +61,12 @@ def accepted_secrets(url: str) -> float:
 def writers(cluster: LocalCluster) -> set[str]:
     """The digests under which what the cluster has in ZooKeeper may be written."""
     assert cluster.zookeeper is not None
-    client = KazooClient(cluster.zookeeper.hosts)
-    client.start(timeout=30)
-    try:
+    with asked(cluster.zookeeper) as client:
         for secret in (OLD, NEW):
             client.add_auth("digest", f"lsmq:{password(secret)}")
         topics = [f"{ROOT}/topics/{name}" for name in client.get_children(f"{ROOT}/topics")]
         paths = ("/lsmq", ROOT, f"{ROOT}/nodes", f"{ROOT}/topics", f"{ROOT}/cluster", *topics)
         return {acl.id.id for path in paths for acl in client.get_acls(path)[0] if acl.id.scheme == "digest"}
-    finally:
-        client.stop()
-        client.close()
 
 
 def password(secret: str) -> str:
@@ -113,30 +107,27 @@ async def test_the_secret_is_changed_while_messages_come_and_go(cluster: LocalCl
 
 def published(cluster: LocalCluster) -> list[str]:
     assert cluster.zookeeper is not None
-    client = KazooClient(cluster.zookeeper.hosts)
-    client.start(timeout=30)
-    try:
+    with asked(cluster.zookeeper) as client:
         client.add_auth("digest", f"lsmq:{password(OLD)}")
         with pytest.raises(NoAuthError):
             client.set(f"{ROOT}/cluster", b"forged")
         names: list[str] = client.get_children(f"{ROOT}/topics")
         return names
-    finally:
-        client.stop()
-        client.close()
 
 
 async def only_the_new_one_counts(cluster: LocalCluster) -> None:
     """For requests to the nodes, and for notices of their deaths."""
+    own = cluster.directory / "tls"
+    tls = Certificates(TlsFiles(own / "n1.crt", own / "n1.key", own / "ca.crt")) if cluster.plan.tls else None
     for node in cluster.plan.nodes:
         for text, is_good in ((OLD, False), (NEW, True)):
             secret = ClusterSecret(text.encode())
-            assert await is_obeyed(node.internal_url, secret) == is_good
-            assert await is_obeyed_on_death(node.internal_url, secret) == is_good
+            assert await is_obeyed(node.internal_url, secret, tls) == is_good
+            assert await is_obeyed_on_death(node.internal_url, secret, tls) == is_good
 
 
-async def is_obeyed(url: str, secret: ClusterSecret) -> bool:
-    http = ControlHttp(secret)
+async def is_obeyed(url: str, secret: ClusterSecret, tls: Certificates | None) -> bool:
+    http = ControlHttp(secret, tls=tls)
     await http.start()
     try:
         await http.call(url, "GET", "/internal/control/version", None, 30.0)
@@ -149,10 +140,14 @@ async def is_obeyed(url: str, secret: ClusterSecret) -> bool:
     return True
 
 
-async def is_obeyed_on_death(url: str, secret: ClusterSecret) -> bool:
+async def is_obeyed_on_death(url: str, secret: ClusterSecret, tls: Certificates | None) -> bool:
     notice = DeathNotice("n1", "a life that nobody had")
     headers = {death.HEADER: notice.signature(secret)}
-    async with aiohttp.request("POST", url + death.PATH, data=notice.to_bytes(), headers=headers) as answer:
+    connector = aiohttp.TCPConnector(ssl=True if tls is None else tls.client)
+    async with (
+        aiohttp.ClientSession(connector=connector) as session,
+        session.post(url + death.PATH, data=notice.to_bytes(), headers=headers) as answer,
+    ):
         return answer.status != status_of(NotAuthenticated)
 
 

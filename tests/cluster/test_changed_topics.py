@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
 from support.waiting import eventually
 
 from .test_http import ask, send, settled, shard, url_of
@@ -19,10 +20,8 @@ pytestmark = pytest.mark.slow
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("changed") / "cluster"
     settings = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20, "retention_interval_ms": 200}
-    cluster = LocalCluster.found(directory, found_plan(nodes=3, shards=3, replicas=3, settings=settings))
-    cluster.up()
-    yield cluster
-    cluster.down(delete=True)
+    with running_cluster(__name__, directory, settings=settings) as cluster:
+        yield cluster
 
 
 def bounds(cluster: LocalCluster, topic: str, queue: int) -> tuple[int, int]:

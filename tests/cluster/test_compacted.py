@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from lsmq import Client, Consumer, Producer
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
 from support.waiting import comes_true
 
 KEYS = [f"key-{number}" for number in range(30)]
@@ -18,11 +19,8 @@ SETTINGS = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20, "retention_inte
 @pytest.fixture
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("compacted") / "cluster"
-    cluster = LocalCluster.found(directory, found_plan(nodes=3, shards=1, replicas=3, tls=True, settings=SETTINGS))
-    cluster.up()
-    with cluster.trusted():
+    with running_cluster(__name__, directory, shards=1, settings=SETTINGS) as cluster:
         yield cluster
-    cluster.down(delete=True)
 
 
 async def contents(client: Client, read_from: str) -> dict[str, str]:

@@ -15,10 +15,12 @@ import pytest
 from lsmq.errors import CorruptFile
 from lsmq.sync import Client, Consumer, Producer
 from lsmq_coordinator.lives import UNCLAIMED, InSyncMember
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from lsmq_lab.local_cluster.status import opener
 from lsmq_node.cluster.handing_over import FIRST_PAUSE_S, LONGEST_PAUSE_S, DamagedLeaders
 from lsmq_node.cluster.repair import can_be_spared
 from lsmq_node.replication import ControlView
+from support.clusters import running_cluster
 from support.waiting import eventually
 
 TOPIC = "t"
@@ -40,15 +42,13 @@ def body(number: int) -> bytes:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three replicas of a shard, with some tables each and a log that does not reach back to its beginning."""
     directory = tmp_path_factory.mktemp("damage") / "cluster"
-    cluster = LocalCluster.found(directory, found_plan(nodes=3, shards=1, replicas=3, settings=SETTINGS))
-    cluster.up()
-    with client(cluster) as asked:
-        asked.create_topic(TOPIC, queues=1)
-        with Producer(asked, TOPIC) as producer:
-            for number in range(MESSAGES):
-                producer.send(body(number), queue=0)
-    yield cluster
-    cluster.down(delete=True)
+    with running_cluster(__name__, directory, shards=1, settings=SETTINGS) as cluster:
+        with client(cluster) as asked:
+            asked.create_topic(TOPIC, queues=1)
+            with Producer(asked, TOPIC) as producer:
+                for number in range(MESSAGES):
+                    producer.send(body(number), queue=0)
+        yield cluster
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def client(cluster: LocalCluster) -> Client:
 
 def ask(url: str) -> Any:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with opener().open(url, timeout=10) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
@@ -165,10 +165,9 @@ def test_a_damaged_replica_that_is_needed_stays_and_is_mended_when_it_is_not(clu
 
 
 def test_a_cluster_of_one_replica_names_the_damage_and_goes_on(tmp_path: Path) -> None:
-    plan = found_plan(nodes=1, shards=1, replicas=1, settings=SETTINGS)
-    cluster = LocalCluster.found(tmp_path / "c", plan)
-    try:
-        epoch = cluster.up().shards[0].epoch
+    one = running_cluster(__name__, tmp_path / "c", nodes=1, shards=1, replicas=1, settings=SETTINGS)
+    with one as cluster:
+        epoch = cluster.status().shards[0].epoch
         with client(cluster) as asked:
             asked.create_topic(TOPIC, queues=1)
             with Producer(asked, TOPIC) as producer:
@@ -186,8 +185,6 @@ def test_a_cluster_of_one_replica_names_the_damage_and_goes_on(tmp_path: Path) -
         found = figures(cluster, "n1")
         assert (found["damaged_tables"], found["failure"]) == (1, None)
         assert cluster.status().shards[0].epoch == epoch, "there is nobody to hand over to"
-    finally:
-        cluster.down(delete=True)
 
 
 def test_a_damaged_leader_hands_over_when_that_is_known_and_again_ever_less_often() -> None:

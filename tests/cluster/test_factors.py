@@ -16,6 +16,7 @@ import pytest
 from lsmq.errors import InvalidRequest, LsmqError
 from lsmq.sync import Client, Consumer, Producer
 from lsmq_lab.local_cluster import LocalCluster, found_plan
+from support.clusters import running_cluster
 from support.waiting import eventually
 
 SMALL = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20}
@@ -25,15 +26,11 @@ TOPIC = "t"
 @contextmanager
 def running(directory: Path, nodes: int, replicas: int, **plan: int) -> Iterator[LocalCluster]:
     """A cluster of one shard, whose leader is the first replica, with everybody in sync."""
-    cluster = LocalCluster.found(
-        directory / "c", found_plan(nodes=nodes, replicas=replicas, shards=1, settings=SMALL, **plan)
-    )
-    try:
-        cluster.up()
+    with running_cluster(
+        __name__, directory / "c", nodes=nodes, replicas=replicas, shards=1, settings=SMALL, **plan
+    ) as cluster:
         in_sync(cluster, replicas)
         yield cluster
-    finally:
-        cluster.down(delete=True)
 
 
 def in_sync(cluster: LocalCluster, count: int) -> None:
@@ -134,32 +131,27 @@ def test_with_two_replicas_and_one_in_sync_a_dead_follower_costs_nothing(tmp_pat
 
 
 def test_with_one_replica_a_dead_leader_is_waited_for_and_other_shards_go_on(tmp_path: Path) -> None:
-    cluster = LocalCluster.found(tmp_path / "c", found_plan(nodes=3, replicas=1, shards=3, settings=SMALL))
-    try:
-        cluster.up()
-        with client(cluster) as asked:
-            routes = asked.create_topic(TOPIC, queues=3).routes
-            with Producer(asked, TOPIC) as producer:
-                for queue in range(3):
-                    producer.send("before", queue=queue)
-            victim = cluster.status().shards[routes[0].shard].leader
-            assert victim is not None
-            cluster.kill(victim)
-            with Producer(asked, TOPIC, deadline_ms=1_500) as producer:
-                for queue in (1, 2):
-                    assert producer.send_and_wait("meanwhile", queue=queue).offset == 1
-                with pytest.raises(LsmqError):
-                    producer.send_and_wait("refused", queue=0)
-            cluster.start(victim)
-            with Producer(asked, TOPIC) as producer:
-                producer.send("after", queue=0)
-            with Consumer(asked, TOPIC, queues=[0], start="earliest") as consumer:
-                found: list[bytes] = []
-                while found[-1:] != [b"after"]:
-                    found += [message.body for message in consumer.poll(10, timeout_ms=20_000)]
-            assert [body for body in found if body != b"refused"] == [b"before", b"after"]
-    finally:
-        cluster.down(delete=True)
+    with running_cluster(__name__, tmp_path / "c", replicas=1, settings=SMALL) as cluster, client(cluster) as asked:
+        routes = asked.create_topic(TOPIC, queues=3).routes
+        with Producer(asked, TOPIC) as producer:
+            for queue in range(3):
+                producer.send("before", queue=queue)
+        victim = cluster.status().shards[routes[0].shard].leader
+        assert victim is not None
+        cluster.kill(victim)
+        with Producer(asked, TOPIC, deadline_ms=1_500) as producer:
+            for queue in (1, 2):
+                assert producer.send_and_wait("meanwhile", queue=queue).offset == 1
+            with pytest.raises(LsmqError):
+                producer.send_and_wait("refused", queue=0)
+        cluster.start(victim)
+        with Producer(asked, TOPIC) as producer:
+            producer.send("after", queue=0)
+        with Consumer(asked, TOPIC, queues=[0], start="earliest") as consumer:
+            found: list[bytes] = []
+            while found[-1:] != [b"after"]:
+                found += [message.body for message in consumer.poll(10, timeout_ms=20_000)]
+        assert [body for body in found if body != b"refused"] == [b"before", b"after"]
 
 
 def test_more_replicas_than_founding_voters_are_refused_with_what_to_do() -> None:

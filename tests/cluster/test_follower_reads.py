@@ -16,7 +16,8 @@ from lsmq import Client, Consumer, Producer
 from lsmq.record_batch import Message
 from lsmq_lab.history import History, Verdict
 from lsmq_lab.history import Reading as Received
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
 from support.waiting import comes_true, eventually
 
 QUEUES = 4
@@ -35,10 +36,8 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("followers") / "cluster"
-    cluster = LocalCluster.found(directory, found_plan(nodes=3, shards=1, replicas=3, settings=SETTINGS))
-    cluster.up()
-    yield cluster
-    cluster.down(delete=True)
+    with running_cluster(__name__, directory, shards=1, settings=SETTINGS) as cluster:
+        yield cluster
 
 
 @pytest.fixture(autouse=True)

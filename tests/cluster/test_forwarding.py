@@ -16,8 +16,9 @@ import pytest
 
 from lsmq import Client, Producer
 from lsmq.record_batch import BatchBuilder, Column, split_batches
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
 from lsmq_node.storage.columns import DTYPES, decode_column
+from support.clusters import running_cluster
 from support.waiting import eventually
 
 SHARDS = 3
@@ -34,10 +35,8 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("forwarding") / "cluster"
-    cluster = LocalCluster.found(directory, found_plan(nodes=3, shards=SHARDS, replicas=3, settings=SETTINGS))
-    cluster.up()
-    yield cluster
-    cluster.down(delete=True)
+    with running_cluster(__name__, directory, shards=SHARDS, settings=SETTINGS) as cluster:
+        yield cluster
 
 
 @pytest.fixture

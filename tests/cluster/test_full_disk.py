@@ -11,7 +11,8 @@ import pytest
 
 from api.test_start import mounted
 from lsmq.sync import Client, Consumer, Producer
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
 from support.waiting import eventually
 
 from .test_http import ask, overview, settled, shard, url_of
@@ -29,8 +30,8 @@ TOPIC = "t"
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     """A shard that n1 leads; n1 and n2 have small disks, which are not shared with what decides who leads."""
-    cluster = LocalCluster.found(tmp_path / "c", found_plan(nodes=3, shards=1, replicas=3, settings=SETTINGS))
-    with ExitStack() as scope:
+    small = running_cluster(__name__, tmp_path / "c", up=False, shards=1, settings=SETTINGS)
+    with small as cluster, ExitStack() as scope:
         for node in ("n1", "n2"):
             scope.enter_context(mounted(cluster.directory / node / "data", "size=96m"))
         scope.callback(cluster.down)

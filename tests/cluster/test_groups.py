@@ -15,9 +15,8 @@ from lsmq.errors import StaleGeneration
 from lsmq.groups import Group, Heartbeat, Ranges, new_member_id
 from lsmq.topics import FORWARD_HEADER
 from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import believed, running_cluster
 from support.waiting import comes_true
-
-from .test_local_cluster import run
 
 TOPIC = "t"
 QUEUES = 90
@@ -57,7 +56,11 @@ async def tell(url: str | None, beat: Heartbeat) -> str:
     document = {"member": beat.member, "topics": list(beat.topics), "epoch": beat.epoch, "version": beat.version}
     address = f"{url}/v1/groups/g/heartbeat"
     own = {FORWARD_HEADER: "refuse"}  # its own answer, and no other node's
-    async with aiohttp.ClientSession(headers=own) as session, session.post(address, json=document) as response:
+    connector = aiohttp.TCPConnector(ssl=believed())
+    async with (
+        aiohttp.ClientSession(headers=own, connector=connector) as session,
+        session.post(address, json=document) as response,
+    ):
         return str((await response.json()).get("error", {}).get("code", "an answer"))
 
 
@@ -67,11 +70,9 @@ def queues_of(*members: Member) -> list[int]:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    directory = tmp_path / "cluster"
-    small = ("--set", "segment_bytes=1048576", "--set", "memtable_bytes=4194304")
-    run("up", "--dir", directory, "--zookeeper", "none", *small)
-    yield LocalCluster(directory)
-    run("down", "--dir", directory, "--delete")
+    small = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20}
+    with running_cluster(__name__, tmp_path / "cluster", settings=small) as cluster:
+        yield cluster
 
 
 @pytest.mark.slow

@@ -14,7 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from lsmq.cli import root
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from lsmq_lab.local_cluster.status import opener
+from support.clusters import running_cluster
 from support.waiting import eventually
 
 SHARDS = 3
@@ -25,10 +27,8 @@ _IDS = itertools.count(1)  # of producers
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("http") / "cluster"
     settings = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20, "cluster.ack_timeout_ms": 1000}
-    cluster = LocalCluster.found(directory, found_plan(nodes=3, shards=SHARDS, replicas=3, settings=settings))
-    cluster.up()
-    yield cluster
-    cluster.down(delete=True)
+    with running_cluster(__name__, directory, shards=SHARDS, settings=settings) as cluster:
+        yield cluster
 
 
 def ask(url: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
@@ -37,7 +37,7 @@ def ask(url: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
     headers = {"Content-Type": "application/json", "Lsmq-Forward": "refuse"}
     request = urllib.request.Request(url, content, headers, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with opener().open(request, timeout=10) as answer:
             text = answer.read()
             return answer.status, json.loads(text) if text else None
     except urllib.error.HTTPError as error:
@@ -267,10 +267,9 @@ def test_any_node_says_how_far_a_group_is_behind_in_all_shards(cluster: LocalClu
 
 def test_a_node_that_does_not_know_the_cluster_shows_none(tmp_path: Path) -> None:
     """One without shards would have clients delete the offsets of no shard, and find the groups of none."""
-    cluster = LocalCluster.found(tmp_path / "cluster", found_plan(nodes=3, shards=SHARDS, replicas=3))
-    first, *others = (node.id for node in cluster.plan.nodes)
-    url = f"{url_of(cluster, first)}/v1/cluster"
-    try:
+    with running_cluster(__name__, tmp_path / "cluster", up=False, shards=SHARDS) as cluster:
+        first, *others = (node.id for node in cluster.plan.nodes)
+        url = f"{url_of(cluster, first)}/v1/cluster"
         cluster.start(first)
         status, answer = ask(url)
         assert (status, answer["error"]["code"], answer["error"]["retriable"]) == (503, "unavailable", True)
@@ -279,5 +278,3 @@ def test_a_node_that_does_not_know_the_cluster_shows_none(tmp_path: Path) -> Non
             cluster.start(node)
         eventually(lambda: ask(url)[0] == 200, "the cluster is known")
         assert [entry["id"] for entry in ask(url)[1]["shards"]] == [0, 1, 2]
-    finally:
-        cluster.down(delete=True)

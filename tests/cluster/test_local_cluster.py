@@ -5,20 +5,24 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lsmq import Unavailable
 from lsmq.cli import main
 from lsmq.sync import Client, Consumer, Producer
 from lsmq_lab.local_cluster import LocalCluster, choose_ports
 from support.waiting import eventually
+from support.zookeeper_server import asked
 
 
 def command(*arguments: str | Path) -> str:
@@ -186,17 +190,27 @@ def test_a_node_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> No
         cluster.down(delete=True)
 
 
-def test_a_cluster_with_its_own_zookeeper_that_grows(tmp_path: Path) -> None:
+def test_a_cluster_in_tls_with_its_own_zookeeper_that_grows(tmp_path: Path) -> None:
     directory = tmp_path / "c"
-    command("up", "--dir", directory, "--nodes", "1", "--replicas", "1", "--shards", "2", "--zookeeper", "local")
+    one = ("--nodes", "1", "--replicas", "1", "--shards", "2", "--zookeeper", "local")
+    told = dict(re.findall(r"(LSMQ_\w+)=(\S+)", command("up", "--dir", directory, "--tls", *one)))
+    files = {"ca": told["LSMQ_CA"], "cert": told["LSMQ_CERT"], "cert_key": told["LSMQ_CERT_KEY"]}
     try:
         hosts = status(directory)["zookeeper"]
-        assert hosts
-        with Client(zookeeper=hosts, cache_dir=tmp_path / "routes") as client:
+        assert hosts.startswith("tls://127.0.0.1:")
+        with Client(zookeeper=hosts, cache_dir=tmp_path / "routes", **files) as client:
             client.create_topic("t", queues=2)
             with Producer(client, "t") as producer:
                 assert producer.send_and_wait("x").offset == 0
+        shows_none = Client(zookeeper=hosts, cache_dir="", deadline_ms=3_000, ca=files["ca"])
+        with shows_none, pytest.raises(Unavailable, match="may want to see a certificate"):
+            shows_none.topics()
         assert "n2 started" in run("add", "--dir", directory)
+        server = LocalCluster(directory).zookeeper
+        assert server is not None
+        with asked(server) as client_of_zookeeper:
+            registered = partial(client_of_zookeeper.get_children, "/lsmq/lsmq/nodes")
+            eventually(lambda: sorted(registered()) == ["n1", "n2"], "the new node has come to ZooKeeper, too")
         assert [(node["id"], node["state"]) for node in status(directory)["nodes"]] == [
             ("n1", "running"),
             ("n2", "running"),

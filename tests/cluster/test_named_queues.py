@@ -11,7 +11,8 @@ import pytest
 from api.calls import Answer, Api
 from lsmq.queue_names import queue_slot
 from lsmq.record_batch import Column, Flag, split_batches
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
 from support.waiting import eventually
 
 SETTINGS = {
@@ -27,11 +28,9 @@ NAMES = [f"agents.{at}.inbox" for at in range(60)]
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("named") / "cluster"
-    cluster = LocalCluster.found(directory, found_plan(nodes=3, shards=3, replicas=3, settings=SETTINGS))
-    cluster.up()
-    in_sync(cluster)
-    yield cluster
-    cluster.down(delete=True)
+    with running_cluster(__name__, directory, settings=SETTINGS) as cluster:
+        in_sync(cluster)
+        yield cluster
 
 
 def in_sync(cluster: LocalCluster, count: int = 3) -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -196,3 +197,16 @@ def test_the_file_of_a_node_is_what_the_plan_says(tmp_path: Path) -> None:
     config = plan.node_config(plan.nodes[0], tmp_path)
     write(tmp_path / "node.toml", config)
     assert NodeConfig.load(tmp_path / "node.toml", {}) == config
+
+
+def test_a_cluster_in_tls_that_an_earlier_release_founded_keeps_its_zookeeper_as_it_is(tmp_path: Path) -> None:
+    plan = found_plan(nodes=1, replicas=1, zookeeper="local", tls=True)
+    now = LocalCluster.found(tmp_path / "now", plan)
+    assert now.zookeeper is not None and now.zookeeper.tls is not None and now.client_certificate is not None
+    assert now.zookeeper.hosts == plan.zookeeper.hosts
+    earlier = replace(plan.zookeeper, hosts=plan.zookeeper.hosts.removeprefix("tls://"))
+    before = LocalCluster.found(tmp_path / "before", replace(plan, zookeeper=earlier))
+    assert before.zookeeper is not None and before.zookeeper.tls is None and before.client_certificate is None
+    assert before.zookeeper.hosts == earlier.hosts
+    config = before.plan.node_config(before.plan.nodes[0], before.directory)
+    assert config.cluster is not None and config.cluster.tls_ca is not None and not config.cluster.zookeeper_by_tls

@@ -10,13 +10,13 @@ import pytest
 
 from lsmq.errors import OffsetOutOfRange
 from lsmq.sync import Client, Consumer, Producer
-from lsmq_lab.local_cluster import LocalCluster, found_plan
 from lsmq_lab.world.drive import Drive
 from lsmq_node.broker.topology import Ack
 from lsmq_node.cluster.replica import Replica
 from lsmq_node.storage import FlushMode, TopicOptions
 from lsmq_node.storage.state import StoredTopic
 from storage.harness import KIB, bodies, body, tiny
+from support.clusters import running_cluster
 
 from .replica_group import QUEUES, Group, group, run, until
 
@@ -89,24 +89,20 @@ def test_with_asynchronous_flush_a_replica_syncs_its_log_before_it_promises(tmp_
 
 def test_with_asynchronous_flush_killed_processes_lose_nothing(tmp_path: Path) -> None:
     settings = {"flush_mode": "async", "flush_interval_ms": 60_000, "segment_bytes": 1 << 20, "memtable_bytes": 4 << 20}
-    cluster = LocalCluster.found(tmp_path / "c", found_plan(shards=1, settings=settings))
-    try:
+    flushing_late = running_cluster(__name__, tmp_path / "c", shards=1, settings=settings)
+    with flushing_late as cluster, Client([node.url for node in cluster.plan.nodes], deadline_ms=60_000) as client:
+        client.create_topic("t", queues=1)
+        with Producer(client, "t", ack="quorum") as producer:
+            for number in range(200):
+                producer.send(f"{number}", queue=0)
+        for node in cluster.plan.nodes:
+            cluster.kill(node.id)
         cluster.up()
-        with Client([node.url for node in cluster.plan.nodes], deadline_ms=60_000) as client:
-            client.create_topic("t", queues=1)
-            with Producer(client, "t", ack="quorum") as producer:
-                for number in range(200):
-                    producer.send(f"{number}", queue=0)
-            for node in cluster.plan.nodes:
-                cluster.kill(node.id)
-            cluster.up()
-            with Consumer(client, "t", start="earliest") as consumer:
-                found: list[bytes] = []
-                while len(found) < 200:
-                    found += [message.body for message in consumer.poll(200, timeout_ms=20_000)]
-            assert found == [b"%d" % number for number in range(200)]
-    finally:
-        cluster.down(delete=True)
+        with Consumer(client, "t", start="earliest") as consumer:
+            found: list[bytes] = []
+            while len(found) < 200:
+                found += [message.body for message in consumer.poll(200, timeout_ms=20_000)]
+        assert found == [b"%d" % number for number in range(200)]
 
 
 def earliest(replica: Replica) -> list[int]:

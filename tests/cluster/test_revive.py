@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
 from support.python_process import run_python
 from support.waiting import eventually
 
@@ -24,10 +25,8 @@ WAIT_S = 60.0
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     settings = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20, "cluster.ack_timeout_ms": 1000}
-    cluster = LocalCluster.found(tmp_path / "cluster", found_plan(nodes=3, shards=1, replicas=3, settings=settings))
-    cluster.up()
-    yield cluster
-    cluster.down(delete=True)
+    with running_cluster(__name__, tmp_path / "cluster", shards=1, settings=settings) as cluster:
+        yield cluster
 
 
 def shard(cluster: LocalCluster, node: str) -> dict[str, Any]:

@@ -14,7 +14,8 @@ import aiohttp
 import pytest
 
 from lsmq import Client, Consumer, Forbidden, Producer, Unauthenticated
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
 from support.waiting import eventually
 
 SETTINGS = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20, "auth": "token"}
@@ -24,10 +25,8 @@ QUEUES = 6
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("rights") / "cluster"
-    cluster = LocalCluster.found(directory, found_plan(nodes=3, shards=3, replicas=3, settings=SETTINGS))
-    cluster.up()
-    yield cluster
-    cluster.down(delete=True)
+    with running_cluster(__name__, directory, settings=SETTINGS) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="module")

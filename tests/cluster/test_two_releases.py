@@ -17,7 +17,8 @@ import pytest
 
 from lsmq import Client, ClusterAdmin, Consumer, DelayedMessages, Producer, TransactionalProducer, WorkQueue
 from lsmq.errors import InvalidRequest, LsmqError
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
 from support.traffic import Traffic
 from support.waiting import PATIENCE_S, comes_true, eventually
 
@@ -52,11 +53,8 @@ def release_before(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    cluster = LocalCluster.found(tmp_path / "c", found_plan(settings=SETTINGS))
-    try:
+    with running_cluster(__name__, tmp_path / "c", up=False, settings=SETTINGS) as cluster:
         yield cluster
-    finally:
-        cluster.down(delete=True)
 
 
 @pytest.fixture

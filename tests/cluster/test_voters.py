@@ -14,7 +14,8 @@ from lsmq import Client, ClusterAdmin, Consumer, Producer
 from lsmq.admin import ClusterInfo
 from lsmq.cli._root import root
 from lsmq.errors import InvalidRequest, LsmqError
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
 from support.traffic import Traffic
 from support.waiting import comes_true
 
@@ -26,15 +27,12 @@ SETTINGS = {"segment_bytes": 4 << 20, "memtable_bytes": 8 << 20}
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     """Three voters and a fourth node, which does not vote."""
-    cluster = LocalCluster.found(tmp_path / "c", found_plan(settings=SETTINGS))
-    try:
+    with running_cluster(__name__, tmp_path / "c", up=False, settings=SETTINGS) as cluster:
         cluster.add_node()
         for node in cluster.plan.nodes:
             cluster.start(node.id)
         cluster.wait_ready()
         yield cluster
-    finally:
-        cluster.down(delete=True)
 
 
 async def seen(admin: ClusterAdmin) -> ClusterInfo | None:

@@ -7,7 +7,6 @@ import shutil
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,8 @@ from kazoo.exceptions import KazooException, NoNodeError
 
 from lsmq import Unavailable
 from lsmq.sync import Client, Consumer, Producer
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
 from support.waiting import eventually
 from support.wire import Wire
 from support.zookeeper_server import ZooKeeperEnsemble
@@ -29,12 +29,10 @@ SETTINGS = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20, "cluster.zookee
 class Site:
     """A cluster, its ZooKeeper, and the wires between: nodes use one, the clients of these tests another."""
 
-    def __init__(self, directory: Path, ensemble: ZooKeeperEnsemble, nodes: Wire, clients: Wire) -> None:
-        self.ensemble = ensemble
+    def __init__(self, cluster: LocalCluster, ensemble: ZooKeeperEnsemble, nodes: Wire, clients: Wire) -> None:
+        self.cluster, self.ensemble = cluster, ensemble
         self.nodes, self.clients = nodes, clients
-        self.copies = directory / "copies"
-        plan = found_plan(shards=1, zookeeper=f"127.0.0.1:{nodes.port}", settings=SETTINGS)
-        self.cluster = LocalCluster.found(directory / "c", plan)
+        self.copies = cluster.directory.parent / "copies"
         self.written = 0
         self.read = 0
 
@@ -112,18 +110,22 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("zookeeper")
     ensemble = ZooKeeperEnsemble(directory).start()
     port = ensemble.servers[0].peer.client_port
-    with Wire(port) as nodes, Wire(port) as clients:
-        site = Site(directory, ensemble, nodes, clients)
-        try:
-            site.cluster.up()
+    try:
+        with (
+            Wire(port) as nodes,
+            Wire(port) as clients,
+            running_cluster(
+                __name__, directory / "c", shards=1, zookeeper=f"127.0.0.1:{nodes.port}", settings=SETTINGS
+            ) as cluster,
+        ):
+            site = Site(cluster, ensemble, nodes, clients)
             with site.client() as client:
                 client.create_topic(TOPIC, queues=2)
                 site.work(client)
             eventually(lambda: site.is_up_to_date(TOPIC), "routes are published")
             yield site
-        finally:
-            site.cluster.down(delete=True)
-            ensemble.stop()
+    finally:
+        ensemble.stop()
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ IMAGE = "lsmq-tested:latest"
 _DIAL = """
 import socket, sys
 try:
-    socket.create_connection((sys.argv[1], 7601), 2).close()
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), 2).close()
     print("reached")
 except OSError as error:
     print(error)
@@ -42,6 +42,35 @@ from kazoo.client import KazooClient
 client = KazooClient(sys.argv[1])
 client.start(timeout=20)
 print(client.get(sys.argv[2])[0].decode())
+client.stop()
+"""
+#: What a port speaks to whom it believes, and then says to who shows no certificate.
+_SPOKEN = """
+import socket, ssl, sys
+context = ssl.create_default_context(cafile="/etc/lsmq-tls/ca.crt")
+with socket.create_connection((sys.argv[1], int(sys.argv[2])), 5) as plain:
+    with context.wrap_socket(plain, server_hostname=sys.argv[1]) as asking:
+        print(asking.version())
+        try:
+            print(asking.recv(1))
+        except OSError as error:
+            print(getattr(error, "reason", error))
+"""
+_PUBLISHED_BY_TLS = """
+import sys
+from functools import partial
+from pathlib import Path
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoNodeError
+from lsmq.kazoo_handler import KazooHandler
+from lsmq_coordinator.tls import dialling_context
+own = [Path(f"/etc/lsmq-tls/{name}") for name in ("ca.crt", "node.crt", "node.key")]
+client = KazooClient(sys.argv[1], handler=KazooHandler(partial(dialling_context, *own)))
+client.start(timeout=20)
+try:
+    print(*client.get_children("/lsmq/lsmq/topics"))
+except NoNodeError:
+    pass
 client.stop()
 """
 
@@ -190,6 +219,11 @@ class Stack:
         )
         return found
 
+    def published_by_tls(self, node: str, zookeeper: str) -> str:
+        """The topics that clients find in ZooKeeper, read with the certificate of a node."""
+        words = ("exec", self.container(node), "python", "-c", _PUBLISHED_BY_TLS, f"{zookeeper}-inside:2281")
+        return self.docker(*words).strip()
+
     def address(self, node: str) -> str:
         """Of a node in the private network."""
         networks = json.loads(
@@ -197,9 +231,14 @@ class Stack:
         )
         return str(networks[f"{self.project}_inside"]["IPAddress"])
 
-    def dial(self, node: str, address: str) -> str:
-        """``reached`` where a node reaches the port for nodes at an address, else why not."""
-        return self.docker("exec", self.container(node), "python", "-c", _DIAL, address).strip()
+    def dial(self, node: str, address: str, port: int = 7601) -> str:
+        """``reached`` where a node reaches a port, that for nodes, at an address, else why not."""
+        return self.docker("exec", self.container(node), "python", "-c", _DIAL, address, str(port)).strip()
+
+    def spoken(self, node: str, address: str, port: int) -> list[str]:
+        """The version of TLS that a port speaks to a node which believes it, and what it says to who shows nothing."""
+        words = ("exec", self.container(node), "python", "-c", _SPOKEN, address, str(port))
+        return self.docker(*words).splitlines()
 
     @contextmanager
     def cut_off(self, node: str) -> Iterator[None]:

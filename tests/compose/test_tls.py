@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-from lsmq_coordinator.tls import Certificates
+from lsmq_coordinator.tls import Certificates, dialling_context
 from lsmq_node.cluster_config import ENVIRONMENT_PREFIX
 from lsmq_node.config import NodeConfig
 from lsmq_node.tls_settings import client_files
 
-from .stack import COMPOSE_DIRECTORY, NODES, Stack, until
+from .stack import COMPOSE_DIRECTORY, NODES, ZOOKEEPERS, Stack, until
 from .test_compose import env_file
 
 ALL_NODES = (*NODES, "n4")
@@ -40,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("certificates")
     assert services("docker-compose.tls.yml")["certificates"]["entrypoint"][2:] == ["lsmq-certificates"]
     authority, tls, *words = services("docker-compose.tls.yml")["certificates"]["command"]
-    for reader in (*ALL_NODES, "clients"):
+    for reader in (*ALL_NODES, *ZOOKEEPERS, "clients"):
         (directory / tls.strip("/") / reader).mkdir(parents=True)
     (directory / authority.strip("/")).mkdir()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -74,8 +75,29 @@ def test_a_node_takes_the_settings_of_both_files_and_its_own_certificate(made: P
     files = client_files(config)
     assert files is not None
     Certificates(files)  # They are good, and of each other.
+    shown = config.cluster
+    assert shown.zookeeper_by_tls
+    dialling_context(shown.zookeeper_tls_ca, shown.zookeeper_tls_cert, shown.zookeeper_tls_key)
     mounts = services("docker-compose.tls.yml")[node]["volumes"]
     assert mounts == [f"{node}-tls:{TLS}:ro"], "no node sees another one's key"
+
+
+def test_a_zookeeper_takes_who_has_a_certificate_and_shows_its_own_to_nodes_and_to_the_others(made: Path) -> None:
+    for name in ZOOKEEPERS:
+        own, service = made / "tls" / name, services("docker-compose.tls.yml")[name]
+        assert service["volumes"] == [f"{name}-tls:{TLS}:ro"] and service["group_add"] == ["10001"]
+        assert {file.name: file.stat().st_mode & 0o777 for file in own.iterdir()} == {
+            "zookeeper.pem": 0o640,
+            "ca.crt": 0o640,
+        }
+        told = dict(line.split("=", 1) for line in service["environment"]["ZOO_CFG_EXTRA"].split())
+        for port in ("ssl", "ssl.quorum"):
+            assert told[f"{port}.clientAuth"] == "need" and told[f"{port}.enabledProtocols"] == "TLSv1.3"
+            shown = Path(told[f"{port}.keyStore.location"].replace(TLS, str(own)))
+            ssl.create_default_context(cafile=own / "ca.crt").load_cert_chain(shown)
+        assert told["sslQuorum"] == "true"
+        for server in service["environment"]["ZOO_SERVERS"].split():
+            assert server.endswith(";127.0.0.1:2181"), "nobody but itself reaches the port without TLS"
 
 
 def test_the_key_of_the_authority_is_seen_by_nobody_else_and_readers_have_no_more_than_they_need(made: Path) -> None:
@@ -89,6 +111,7 @@ def test_the_key_of_the_authority_is_seen_by_nobody_else_and_readers_have_no_mor
     for node in ALL_NODES:
         assert {file.name for file in (made / "tls" / node).iterdir()} == {"ca.crt", "node.crt", "node.key"}
         assert (made / "tls" / node / "node.key").stat().st_mode & 0o077 == 0
+    assert not list(made.rglob("*.new"))
     certificates = services("docker-compose.tls.yml")["certificates"]
     assert certificates["read_only"] is True and certificates["cap_drop"] == ["ALL"]
     assert certificates["network_mode"] == "none"
@@ -100,9 +123,14 @@ def test_the_key_of_the_authority_is_seen_by_nobody_else_and_readers_have_no_mor
 def test_containers_serve_in_tls_and_in_nothing_else(stack: Stack) -> None:
     tls = stack.in_tls()
     with tls.up():
-        until(lambda: {tls.health(node) for node in NODES} == {"healthy"}, "all nodes are healthy", 180)
+        both = (*NODES, *ZOOKEEPERS)
+        until(lambda: {tls.health(service) for service in both} == {"healthy"}, "all are healthy", 180)
         assert not tls.ready("n1"), "it does not speak without TLS"
         tls.compose("run", "--rm", "-T", "cli", "topic", "create", "orders", "--queues", "6")
         tls.compose("run", "--rm", "-T", "cli", "produce", "orders", stdin="in TLS\n")
         assert "in TLS" in tls.compose("run", "--rm", "-T", "cli", "consume", "orders", "--format", "%b")
+        until(lambda: tls.published_by_tls("n1", "zk2") == "orders", "routes are in ZooKeeper")
+        assert tls.dial("n1", "zk2-inside", 2181) != "reached", "it does not speak without TLS"
+        for port in (2281, 3888):  # for nodes, and for ZooKeepers
+            assert tls.spoken("n1", "zk2-inside", port) == ["TLSv1.3", "TLSV13_ALERT_CERTIFICATE_REQUIRED"]
     assert tls.leftovers() == ""

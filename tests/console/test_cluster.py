@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from lsmq_lab.local_cluster.status import opener
 from push.browser import browser, find_browser
+from support.clusters import running_cluster
 from support.waiting import comes_true
 
 from .test_console import TEXT, shows
@@ -24,14 +25,12 @@ SETTINGS = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20}
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     directory = tmp_path_factory.mktemp("console") / "cluster"
-    cluster = LocalCluster.found(directory, found_plan(nodes=3, shards=1, replicas=2, settings=SETTINGS))
-    cluster.up()
-    yield cluster
-    cluster.down(delete=True)
+    with running_cluster(__name__, directory, shards=1, replicas=2, settings=SETTINGS) as cluster:
+        yield cluster
 
 
 def shard(url: str) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{url}/v1/cluster", timeout=30) as answer:
+    with opener().open(f"{url}/v1/cluster", timeout=30) as answer:
         found: dict[str, Any] = json.loads(answer.read())["shards"][0]
     return found
 
@@ -48,7 +47,8 @@ async def test_a_shard_is_handed_over_and_moved_with_its_progress_shown(cluster:
     leader, replicas = shard(url)["leader"], shard(url)["replicas"]
     (follower,) = set(replicas) - {leader}
     (other,) = {node.id for node in cluster.plan.nodes} - set(replicas)
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    shown = [cluster.directory / "tls" / f"{node.id}.crt" for node in cluster.plan.nodes if cluster.plan.tls]
+    async with browser(EXECUTABLE, tmp_path / "profile", believes=shown) as tabs:
         page = await tabs.open(f"{url}/console#/cluster")
         await shows(page, "document.querySelector('a[href=\"#/cluster/0\"]')", "the shard is listed")
         await page.evaluate("location.hash = '#/cluster/0'")

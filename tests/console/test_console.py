@@ -188,7 +188,7 @@ async def test_messages_are_sent_again_deleted_and_called_off_when_a_button_is_p
         await asyncio.to_thread(api.send, "orders", {"queue": 1, "body": "refused", "properties": {**dead, "own": "1"}})
         await page.evaluate("location.hash = '#/topics/orders/1'")
         await shows(page, f"{TEXT}.includes('refused')", "a dead letter is shown")
-        await page.evaluate(_press("Send back", "refused"))
+        await page.evaluate(_press("Send back to inboxes", "refused"))
         await shows(page, f"{TEXT}.includes('stored in inboxes at offset 0')", "it goes to where it was")
         back = api.get("/v1/topics/inboxes/queues/agents%2F8/messages?offset=0").json()["messages"]
         assert [(message["body"], message["properties"]) for message in back] == [("refused", {"own": "1"})]

@@ -17,6 +17,8 @@ from lsmq_coordinator.errors import TlsUnusable
 from lsmq_coordinator.parts import Parts
 from lsmq_coordinator.tls import dialling_context
 from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
+from lsmq_lab.local_cluster.zookeeper_server import HOST, EnsembleMember, ZooKeeperServer
+from support.ports import free_ports
 from support.waiting import PATIENCE_S, eventually
 from support.zookeeper_server import SecureZooKeeper
 
@@ -123,15 +125,16 @@ def test_what_is_read_from_a_socket_already_is_waited_for_no_more(authority: Aut
 def test_a_server_that_is_not_believed_is_told_nothing_and_named(
     stranger: Authority, authority: Authority, working: Callable[..., Working]
 ) -> None:
-    node = working(context(stranger, authority))
-    node.says("its certificate is not believed")
-    assert not node.registry.status.registered
+    for believed in (context(stranger, authority), partial(dialling_context, None, None, None)):
+        node = working(believed)
+        node.says("its certificate is not believed")
+        assert not node.registry.status.registered
 
 
 def test_a_server_by_another_name_is_not_believed(
     authority: Authority, zookeeper: SecureZooKeeper, working: Callable[..., Working]
 ) -> None:
-    node = working(context(authority, authority), f"tls://127.0.0.1:{zookeeper.secure_port}")
+    node = working(context(authority, authority), zookeeper.hosts)
     node.says("certificate is not valid for")
     assert not node.registry.status.registered
 
@@ -146,11 +149,33 @@ def test_a_server_that_wants_a_certificate_takes_none_but_of_its_authority(
 
 
 def test_a_port_that_does_not_speak_tls_is_named(
-    authority: Authority, zookeeper: SecureZooKeeper, working: Callable[..., Working]
+    tmp_path: Path, authority: Authority, working: Callable[..., Working]
 ) -> None:
-    working(context(authority, authority), f"tls://localhost:{zookeeper.peer.client_port}").says(
-        "no connection to tls://"
-    )
+    plain = ZooKeeperServer(tmp_path, EnsembleMember(1, *free_ports(3)))
+    plain.start()
+    try:
+        plain.wait_ready()
+        working(context(authority, authority), f"tls://{plain.hosts}").says("no connection to tls://")
+    finally:
+        plain.stop()
+
+
+def test_a_node_that_is_to_speak_without_tls_is_refused_and_told_of_it(
+    zookeeper: SecureZooKeeper, working: Callable[..., Working]
+) -> None:
+    node = working(None, zookeeper.hosts.removeprefix("tls://"))
+    node.says("if it speaks TLS alone, write tls:// before cluster.zookeeper")
+    assert not node.registry.status.registered
+
+
+def test_nothing_older_than_tls_1_3_is_spoken(zookeeper: SecureZooKeeper, authority: Authority) -> None:
+    older = ssl.create_default_context(cafile=authority.cert)
+    older.maximum_version = ssl.TLSVersion.TLSv1_2
+    with (
+        socket.create_connection((HOST, zookeeper.peer.client_port), timeout=PATIENCE_S) as plain,
+        pytest.raises(ssl.SSLError, match="PROTOCOL_VERSION"),
+    ):
+        older.wrap_socket(plain, server_hostname="localhost")
 
 
 def test_files_are_read_again_for_each_connection(

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.calls import Api
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster.status import opener
+from support.clusters import running_cluster
 from support.node_process import NodeProcess
 from support.waiting import eventually
 
@@ -83,17 +83,13 @@ def of_a_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def of_a_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """What each node of a cluster tells."""
     directory = tmp_path_factory.mktemp("monitored") / "cluster"
-    plan = found_plan(nodes=3, shards=3, replicas=3, settings={"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20})
-    cluster = LocalCluster.found(directory, plan)
-    cluster.up()
-    try:
-        yield _used([node.url for node in plan.nodes])
-    finally:
-        cluster.down(delete=True)
+    small = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20}
+    with running_cluster(__name__, directory, settings=small) as cluster:
+        yield _used([node.url for node in cluster.plan.nodes])
 
 
 def _metrics(url: str) -> str:
-    with urlopen(f"{url}/metrics", timeout=30) as answer:
+    with opener().open(f"{url}/metrics", timeout=30) as answer:
         text: str = answer.read().decode()
     return text
 

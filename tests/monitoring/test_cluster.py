@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from api.calls import Api
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
 from support.waiting import eventually
 
 from .test_series import samples
@@ -18,11 +19,9 @@ QUEUES = 12
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    plan = found_plan(nodes=3, shards=3, replicas=3, settings={"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20})
-    cluster = LocalCluster.found(tmp_path / "cluster", plan)
-    cluster.up()
-    yield cluster
-    cluster.down(delete=True)
+    small = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20}
+    with running_cluster(__name__, tmp_path / "cluster", settings=small) as cluster:
+        yield cluster
 
 
 def total(nodes: list[Api], name: str, **labels: str) -> float:

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -20,7 +19,9 @@ import pytest
 
 from lsmq.sync import Client, Producer
 from lsmq_lab.local_cluster import LocalCluster
+from lsmq_lab.local_cluster.status import opener
 from lsmq_pipeline.jobs.audit import audit
+from support.clusters import running_cluster
 from support.spark_standalone import SparkStandalone
 from support.spark_topic import numbers
 from support.waiting import eventually
@@ -35,12 +36,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_grou
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three nodes with three shards, each shard on all of them."""
     directory = tmp_path_factory.mktemp("cluster") / "c"
-    words = [sys.executable, "-m", "lsmq", "cluster", "up", "--dir", str(directory), "--zookeeper", "local"]
-    small = ["--set", "segment_bytes=1048576", "--set", "memtable_bytes=4194304"]
-    subprocess.run([*words, *small], check=True, capture_output=True, timeout=120)
-    yield LocalCluster(directory)
-    down = [sys.executable, "-m", "lsmq", "cluster", "down", "--dir", str(directory), "--delete"]
-    subprocess.run(down, check=True, capture_output=True, timeout=120)
+    small = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20}
+    with running_cluster(__name__, directory, zookeeper="local", settings=small) as cluster:
+        yield cluster
 
 
 @pytest.fixture
@@ -239,7 +237,7 @@ def follower_reads(cluster: LocalCluster) -> float:
     """Reads that replicas answered which do not lead, of all nodes that run."""
     total = 0.0
     for node in cluster.status().nodes:
-        with urllib.request.urlopen(f"{node.url}/metrics", timeout=10) as answer:
+        with opener().open(f"{node.url}/metrics", timeout=10) as answer:
             (value,) = re.findall(r"^lsmq_follower_reads_total (\S+)$", answer.read().decode(), re.MULTILINE)
         total += float(value)
     return total

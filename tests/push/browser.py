@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import hashlib
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from support.waiting import comes_true
 
@@ -81,10 +84,19 @@ async def ask(
             return result
 
 
+def _key(cert: Path) -> str:
+    """The hash of a certificate's public key, as Chromium is told whom it is to believe."""
+    key = x509.load_pem_x509_certificate(cert.read_bytes()).public_key()
+    found = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return base64.b64encode(hashlib.sha256(found).digest()).decode()
+
+
 @asynccontextmanager
-async def browser(executable: str, profile: Path) -> AsyncIterator[Browser]:
-    """A browser of its own, ended with the block."""
+async def browser(executable: str, profile: Path, *, believes: Iterable[Path] = ()) -> AsyncIterator[Browser]:
+    """A browser of its own, ended with the block. It believes who has the key of one of these certificates, too."""
+    keys = ",".join(map(_key, believes))
     options = (
+        *([f"--ignore-certificate-errors-spki-list={keys}"] if keys else []),
         "--headless=new",
         "--no-sandbox",  # Tests may run as root, and open no page but their own.
         "--disable-gpu",

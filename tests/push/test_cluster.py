@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lsmq import Client, Message, Producer, PushConsumer
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
 from support.waiting import comes_true
 
 from .streams import HeldStream, held
@@ -24,14 +25,8 @@ CREDIT = 40
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     settings = {"segment_bytes": 4 << 20, "memtable_bytes": 8 << 20}
-    plan = found_plan(zookeeper="none", tls=True, settings=settings)
-    cluster = LocalCluster.found(tmp_path_factory.mktemp("push") / "c", plan)
-    try:
-        cluster.up()
-        with cluster.trusted():
-            yield cluster
-    finally:
-        cluster.down(delete=True)
+    with running_cluster(__name__, tmp_path_factory.mktemp("push") / "c", settings=settings) as cluster:
+        yield cluster
 
 
 def url_of(cluster: LocalCluster, number: int) -> str:

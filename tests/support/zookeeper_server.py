@@ -3,47 +3,47 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kazoo.client import KazooClient
 
+from lsmq.kazoo_handler import TLS_SCHEME, KazooHandler
 from lsmq_coordinator.authority import Authority
-from lsmq_lab.local_cluster.zookeeper_server import EnsembleMember, ZooKeeperServer
+from lsmq_coordinator.tls import dialling_context
+from lsmq_lab.local_cluster.zookeeper_server import EnsembleMember, ZooKeeperServer, ZooKeeperTls
 
 from .ports import free_ports
+from .waiting import PATIENCE_S
 
 
 class SecureZooKeeper(ZooKeeperServer):
-    """A server that also has a port for TLS, and believes certificates of its authority. As ZooKeeper does by itself,
-    it wants to see one."""
+    """A server that speaks TLS alone, and takes who has a certificate of its authority. Its own is for `localhost`."""
 
     def __init__(self, directory: Path, authority: Authority, tick_ms: int = 200) -> None:
-        *ports, self.secure_port = free_ports(4)
-        super().__init__(directory, EnsembleMember(1, *ports), tick_ms=tick_ms)
-        self._authority = authority
-        authority.issue("zookeeper", ["localhost"])
-        self._pem = authority.directory / "zookeeper.pem"
-        self._pem.touch(mode=0o600)
-        self._pem.write_text(
-            "".join((authority.directory / f"zookeeper.{kind}").read_text() for kind in ("key", "crt"))
-        )
+        tls = ZooKeeperTls(*authority.issue("zookeeper", ["localhost"]), authority.cert)
+        super().__init__(directory, EnsembleMember(1, *free_ports(3)), tick_ms=tick_ms, tls=tls)
 
     @property
     def secure_hosts(self) -> str:
-        return f"tls://localhost:{self.secure_port}"
+        return f"{TLS_SCHEME}localhost:{self.peer.client_port}"
 
-    def _configuration(self) -> str:
-        lines = [
-            f"secureClientPort={self.secure_port}",
-            "secureClientPortAddress=127.0.0.1",
-            "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
-            f"ssl.keyStore.location={self._pem}",
-            "ssl.keyStore.type=PEM",
-            f"ssl.trustStore.location={self._authority.cert}",
-            "ssl.trustStore.type=PEM",
-        ]
-        return super()._configuration() + "\n".join(lines) + "\n"
+
+@contextmanager
+def asked(server: ZooKeeperServer) -> Iterator[Any]:
+    """A connected client of kazoo's, which shows what the server itself shows."""
+    tls = server.tls
+    handler = KazooHandler(None if tls is None else partial(dialling_context, tls.ca, tls.cert, tls.key))
+    client = KazooClient(server.hosts.removeprefix(TLS_SCHEME), handler=handler)
+    client.start(timeout=PATIENCE_S)
+    try:
+        yield client
+    finally:
+        client.stop()
+        client.close()
 
 
 class ZooKeeperEnsemble:

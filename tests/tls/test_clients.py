@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
@@ -14,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,9 @@ from click.testing import CliRunner
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from lsmq import ConnectionFailed, Consumer, InvalidRequest, Producer, PushConsumer, sync
+from lsmq import ConnectionFailed, Consumer, InvalidRequest, Producer, PushConsumer, TimedOut, sync
+from lsmq._tls import ClientTls
+from lsmq._transport import Transport
 from lsmq.cli._root import root
 from lsmq.client import Client
 from lsmq_coordinator.authority import Authority
@@ -61,11 +66,16 @@ def secure(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def ask(url: str, authority: Authority, *, name: str | None = None) -> Any:
+    with urllib.request.urlopen(url, timeout=10, context=believing(authority, name)) as answer:
+        return answer.read()
+
+
+def believing(authority: Authority, name: str | None) -> ssl.SSLContext:
+    """Whoever shows a certificate of the authority; ``name`` has one to show."""
     context = ssl.create_default_context(cafile=authority.cert)
     if name is not None:
         context.load_cert_chain(authority.directory / f"{name}.crt", authority.directory / f"{name}.key")
-    with urllib.request.urlopen(url, timeout=10, context=context) as answer:
-        return answer.read()
+    return context
 
 
 async def test_what_is_sent_is_read_again_from_memory_and_from_files(
@@ -196,15 +206,60 @@ async def test_where_a_certificate_is_asked_for_nobody_else_is_let_in(
     # Certificates change while it serves: first an unusable pair, which changes nothing, then another one.
     before = serial(cert)
     kept = key.read_bytes()
+    held = http.client.HTTPSConnection(
+        "127.0.0.1", node.port, timeout=PATIENCE_S, context=believing(authority, "alice")
+    )
+    assert warnings(held) == []
     authority.issue("strict", HOSTS)
     shown, written = cert.read_bytes(), key.read_bytes()
     key.write_bytes(kept)
     eventually(lambda: "is not the key of the certificate" in node.log(), "what is wrong is told")
     assert peer_of(node, authority, "alice") == before
+    eventually(lambda: any("is not the key of the certificate" in each for each in warnings(held)), "/readyz says so")
     key.write_bytes(written)
     assert shown == cert.read_bytes()
     eventually(lambda: peer_of(node, authority, "alice") == serial(cert) != before, "the new one is shown")
     assert b'lsmq_certificate_reloads_total{port="clients"} 1.0' in ask(f"{node.url}/metrics", authority, name="alice")
+    eventually(lambda: warnings(held) == [], "on the connection of before it is well again")
+    held.close()
+
+
+def warnings(held: http.client.HTTPSConnection) -> list[str]:
+    """Of a node that is ready."""
+    held.request("GET", "/readyz")
+    answer = held.getresponse()
+    found: list[str] = json.loads(answer.read()).get("warnings", [])
+    assert answer.status == 200
+    return found
+
+
+async def test_a_client_that_is_closed_leaves_no_connection_to_a_node_that_says_no_goodbye(
+    make_node: Callable[..., NodeProcess], authority: Authority
+) -> None:
+    cert, key = authority.issue("silent", HOSTS)
+    node = make_node(tls_cert=cert, tls_key=key).start()
+    transport = Transport(connect_timeout_ms=10_000, tls=ClientTls(authority.cert, None, None))
+    address = f"{node.url}/v1/topics"
+    assert (await transport.request("GET", address, timeout_s=PATIENCE_S)).status == 200
+    os.kill(node.pid, signal.SIGSTOP)
+    try:
+        for _ in range(2):  # one on the connection that there is, one on a new one, whose handshake is not answered
+            with pytest.raises((TimedOut, ConnectionFailed)):
+                await transport.request("GET", address, timeout_s=0.2)
+        await transport.close()
+        assert connections_to(node.port) == []
+    finally:
+        os.kill(node.pid, signal.SIGCONT)
+
+
+def connections_to(port: int) -> list[str]:
+    """The sockets of this process that are connected to a port."""
+    own = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the directory
+            own.add(str(each.readlink()))
+    lines = [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+    return [line[2] for line in lines if line[2].endswith(f":{port:04X}") and f"socket:[{line[9]}]" in own]
 
 
 def serial(cert: Path) -> int:
@@ -212,11 +267,9 @@ def serial(cert: Path) -> int:
 
 
 def peer_of(node: NodeProcess, authority: Authority, name: str) -> int:
-    context = ssl.create_default_context(cafile=authority.cert)
-    context.load_cert_chain(authority.directory / f"{name}.crt", authority.directory / f"{name}.key")
     with (
         socket.create_connection(("127.0.0.1", node.port), timeout=10) as plain,
-        context.wrap_socket(plain, server_hostname="localhost") as connection,
+        believing(authority, name).wrap_socket(plain, server_hostname="localhost") as connection,
     ):
         found = connection.getpeercert()
         assert found is not None

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.test_local_cluster import run
 from lsmq import Client, Consumer
 from lsmq.group_values import new_member_id
 from lsmq.groups import Group
 from lsmq.producer_groups import ProducerGroup
 from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
 from support.waiting import comes_true
 
 TOPIC, QUEUES = "t", 3
@@ -22,11 +22,9 @@ GROUP = "g"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    directory = tmp_path / "cluster"
-    small = ("--set", "segment_bytes=1048576", "--set", "memtable_bytes=4194304")
-    run("up", "--dir", directory, "--zookeeper", "none", *small)
-    yield LocalCluster(directory)
-    run("down", "--dir", directory, "--delete")
+    small = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20}
+    with running_cluster(__name__, tmp_path / "cluster", settings=small) as cluster:
+        yield cluster
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:

@@ -14,22 +14,39 @@ from lsmq.admin import ClusterAdmin, ClusterInfo
 from lsmq.errors import TimedOut
 
 _POLL_S = 0.2
+#: What keeps a cluster from going on is told when it has done so for as long: it looks a few times a second itself.
+_HELD_S = 3.0
+PAUSED = "moves are paused; `lsmq shard resume` has them go on"
 
 
-async def watch(admin: ClusterAdmin, title: str, left: Callable[[ClusterInfo], int], timeout_ms: int) -> ClusterInfo:
-    """Poll the cluster until ``left`` (steps still to be made) is 0. Raises ``TimedOut``; nothing is undone then."""
+async def watch(
+    admin: ClusterAdmin,
+    title: str,
+    left: Callable[[ClusterInfo], int],
+    timeout_ms: int,
+    held_by: Callable[[ClusterInfo], str | None] = lambda info: None,
+) -> ClusterInfo:
+    """Poll the cluster until ``left`` (steps still to be made) is 0. Raises ``TimedOut``; nothing is undone then.
+
+    ``held_by`` says what it waits for that does not come by itself, if anything; that is told once, in words.
+    """
     deadline = time.monotonic() + timeout_ms / 1000
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         info = await admin.overview()
-        total = max(1, left(info))
+        total, told, held, held_since = max(1, left(info)), "", None, time.monotonic()
         task = progress.add_task(title, total=total)
         while (steps := left(info)) > 0:
             if time.monotonic() > deadline:
                 raise TimedOut(
-                    f"{title}: {steps} of {total} steps are left after {timeout_ms / 1000:g} s; the cluster goes on by "
-                    "itself, look again with `lsmq shard list`"
+                    f"{title}: {steps} of {total} steps are left after {timeout_ms / 1000:g} s; "
+                    + (held or "the cluster goes on by itself, look again with `lsmq shard list`")
                 )
+            if (now_by := held_by(info)) != held:
+                held, held_since = now_by, time.monotonic()
+            if held is not None and held != told and time.monotonic() - held_since >= _HELD_S:
+                told = held
+                progress.console.print(f"{title}: {held}", highlight=False, markup=False, soft_wrap=True)
             total = max(total, steps)
             progress.update(task, completed=total - steps, total=total)
             await asyncio.sleep(_POLL_S)

@@ -114,6 +114,9 @@ def up(directory: Path, settings: tuple[str, ...], auth: bool, timeout_ms: int, 
         click.echo(f"\nThe cluster serves. For clients:\n  export LSMQ_URL={urls}")
         if found.ca is not None:
             click.echo(f"  export LSMQ_CA={found.ca}")
+        if found.client_certificate is not None:
+            cert, key = found.client_certificate
+            click.echo(f"  export LSMQ_CERT={cert} LSMQ_CERT_KEY={key}  # for ZooKeeper")
         if found.token_file is not None:
             click.echo(f"  export LSMQ_TOKEN_FILE={found.token_file}")
 

@@ -125,23 +125,30 @@ def _of_these(question: str) -> Callable[[Callable[..., Awaitable[None]]], click
 async def replay(client: Client, topic: str, dead_letter: str | None, group: str | None, ids: Sequence[str]) -> None:
     """Send dead letters of TOPIC again, to the queues they come from, and delete them here.
 
-    Every group that reads TOPIC gets them. Letters whose body was cut are left.
+    Every group that reads TOPIC gets them. Letters whose body was cut are left, and those that say that they come from
+    another topic: whoever may write to the topic of dead letters can have them say so.
     """
     letters = DeadLetters(client, dead_letter or topic + SUFFIX)
-    chosen, left = choice(group, ids), 0
+    chosen, left, others = choice(group, ids), 0, set[str]()
 
     def can_be_sent(letter: DeadLetter) -> bool:
         nonlocal left
         if not chosen(letter):
             return False
-        can = bool(letter.topic) and not letter.is_cut
+        can = letter.topic == topic and not letter.is_cut
         left += not can
+        if letter.topic not in ("", topic):
+            others.add(letter.topic)
         return can
 
-    sent = await _batched(letters, topic, can_be_sent, letters.replay)
+    async def send(some: Sequence[DeadLetter]) -> None:
+        await letters.replay(some, topics=[topic])
+
+    sent = await _batched(letters, topic, can_be_sent, send)
     click.echo(f"{counted(sent, 'dead letter')} of {letters.name} sent again", err=True)
     if left:
-        click.echo(f"{left} were left: they were cut, or do not say where they come from", err=True)
+        from_others = f", or say that they come from {', '.join(sorted(others)[:5])}" if others else ""
+        click.echo(f"{left} were left: they were cut, or do not say where they come from{from_others}", err=True)
 
 
 @_of_these("Delete {which} of {name}?")

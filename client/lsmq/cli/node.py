@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
 from lsmq import Client
-from lsmq.admin import ClusterAdmin
-from lsmq.cli._progress import wait_options, watch
+from lsmq.admin import ClusterAdmin, ClusterInfo
+from lsmq.cli._progress import PAUSED, wait_options, watch
 from lsmq.cli.options import asks_a_node, asks_first, json_option
-from lsmq.cli.render import print_json, print_table, yes_or_no
+from lsmq.cli.render import counted, print_json, print_table, yes_or_no
 
 _node = click.argument("node_id", metavar="NODE")
 
@@ -58,8 +60,27 @@ async def drain(client: Client, node_id: str, wait: bool, wait_ms: int) -> None:
     admin = ClusterAdmin(client)
     await admin.drain(node_id)
     if wait:
-        await watch(admin, f"draining {node_id}", lambda info: len(info.replicas_on(node_id)), wait_ms)
+        left = partial(_replicas_on, node_id)
+        await watch(admin, f"draining {node_id}", left, wait_ms, partial(_drained_no_further, node_id))
     click.echo(f"node {node_id} is {'drained' if wait else 'being drained'}", err=True)
+
+
+def _replicas_on(node_id: str, info: ClusterInfo) -> int:
+    return len(info.replicas_on(node_id))
+
+
+def _drained_no_further(node_id: str, info: ClusterInfo) -> str | None:
+    """Why the replicas that the node has stay there; None while there are any that go."""
+    held = info.replicas_on(node_id)
+    if info.moves_paused:
+        return PAUSED
+    if not held or any(shard.target for shard in held):
+        return None
+    return (
+        f"{counted(len(held), 'replica')} cannot go: there is no other node that may take them, one that is not "
+        "draining, has no replica of the shard, and is on another host than those that have. Add a node (it goes on by "
+        f"itself then), or call it off with `lsmq node undrain {node_id}`"
+    )
 
 
 @node.command()

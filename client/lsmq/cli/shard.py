@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
 import click
 
 from lsmq import Client
 from lsmq.admin import ClusterAdmin, ClusterInfo
-from lsmq.cli._progress import wait_options, watch
+from lsmq.cli._progress import PAUSED, wait_options, watch
 from lsmq.cli.options import asks_a_node, json_option
 from lsmq.cli.render import print_json, print_table, yes_or_no
 
@@ -129,11 +130,22 @@ async def move(client: Client, number: int, nodes: tuple[str, ...], wait: bool, 
     admin = ClusterAdmin(client)
     await admin.move(number, nodes)
     if wait:
-        await watch(admin, f"moving shard {number}", lambda info: _steps_left(info, number, nodes), wait_ms)
+        left, held_by = partial(_steps_left, number, nodes), partial(_moved_no_further, number, nodes)
+        await watch(admin, f"moving shard {number}", left, wait_ms, held_by)
     click.echo(f"shard {number} is {'on' if wait else 'being moved to'} {' '.join(nodes)}", err=True)
 
 
-def _steps_left(info: ClusterInfo, number: int, nodes: tuple[str, ...]) -> int:
+def _moved_no_further(number: int, nodes: tuple[str, ...], info: ClusterInfo) -> str | None:
+    """Why the shard does not come to be where it was told to; None while it does."""
+    found = next(found for found in info.shards if found.id == number)
+    if found.target and set(found.target) != set(nodes):
+        return f"it is moved to {' '.join(found.target)} by now, as somebody else said"
+    if not found.target and set(found.replicas) != set(nodes):
+        return f"the move was given up; it is on {' '.join(found.replicas)}"
+    return PAUSED if info.moves_paused else None
+
+
+def _steps_left(number: int, nodes: tuple[str, ...], info: ClusterInfo) -> int:
     found = next(found for found in info.shards if found.id == number)
     missing = [node for node in nodes if node not in found.in_sync]
     extra = [node for node in found.replicas if node not in nodes]

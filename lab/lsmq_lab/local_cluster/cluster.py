@@ -23,7 +23,7 @@ from .errors import ClusterNotReady, NodeEnded, NodeNotRunning
 from .plan import HOST, PORTS_PER_NODE, ClusterPlan, NodePlan, choose_ports
 from .process import OwnProcess, ProcessState
 from .status import ClusterStatus, answers, believing, collect
-from .zookeeper_server import EnsembleMember, ZooKeeperServer
+from .zookeeper_server import EnsembleMember, ZooKeeperServer, ZooKeeperTls
 
 READY_TIMEOUT_S = 60.0
 #: A node gets its own grace for stopping and this much more before it is killed.
@@ -33,6 +33,8 @@ KILL_TIMEOUT_S = 20.0
 _POLL_S = 0.05
 _HOSTS = (HOST, "localhost")
 _PROGRAM = ("-m", "lsmq")
+_ZOOKEEPER = "zookeeper"
+_CLIENT = "client"
 
 TellStatus = Callable[[ClusterStatus], None]
 
@@ -59,10 +61,14 @@ class LocalCluster:
         self._detached = detached
         self.directory = directory.resolve()
         self.plan = ClusterPlan.read(self.directory)
-        plan = self.plan.zookeeper
+        plan, tls = self.plan.zookeeper, self.directory / "tls"
         #: The cluster's own ZooKeeper, if it has one.
         self.zookeeper = (
-            ZooKeeperServer(self.directory / "zookeeper", EnsembleMember(1, *plan.ports))
+            ZooKeeperServer(
+                self.directory / "zookeeper",
+                EnsembleMember(1, *plan.ports),
+                tls=ZooKeeperTls(*self._certificate(_ZOOKEEPER), tls / "ca.crt") if plan.shows_certificates else None,
+            )
             if plan.kind == "local"
             else None
         )
@@ -85,6 +91,9 @@ class LocalCluster:
             authority = Authority.create(directory / "tls")
             for node in plan.nodes:
                 authority.issue(node.id, _HOSTS)
+            if plan.zookeeper.shows_certificates:
+                authority.issue(_ZOOKEEPER, _HOSTS)
+                authority.issue(_CLIENT)
         plan.write(directory)
         return cls(directory, detached=detached)
 
@@ -93,9 +102,14 @@ class LocalCluster:
         """Whose certificates clients are to believe; None where nothing is encrypted."""
         return self.directory / "tls" / "ca.crt" if self.plan.tls else None
 
+    @property
+    def client_certificate(self) -> tuple[Path, Path] | None:
+        """What clients are to show, the certificate and its key: the cluster's own ZooKeeper wants to see one."""
+        return self._certificate(_CLIENT) if self.plan.zookeeper.shows_certificates else None
+
     def trusted(self) -> AbstractContextManager[None]:
-        """In this block clients of this process, and of those that it starts, believe the cluster's nodes."""
-        return believing(self.ca)
+        """In this block clients of this process, and of those that it starts, believe what belongs to the cluster."""
+        return believing(self.ca, self.client_certificate)
 
     # All of it
 
@@ -287,6 +301,10 @@ class LocalCluster:
             self.zookeeper.stop(number)
 
     # Inside
+
+    def _certificate(self, name: str) -> tuple[Path, Path]:
+        tls = self.directory / "tls"
+        return tls / f"{name}.crt", tls / f"{name}.key"
 
     def _spawn(
         self, node: NodePlan, settings: Mapping[str, Any] | None = None, program: Sequence[str] = _PROGRAM

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lsmq.errors import AddressInUse, InvalidRequest
-from lsmq_node.cluster_config import ClusterConfig
+from lsmq_node.cluster_config import TLS_SCHEME, ClusterConfig
 from lsmq_node.cluster_nodes import VoterAddresses
 from lsmq_node.config import NodeConfig
 
@@ -70,6 +70,11 @@ class ZooKeeperPlan:
     kind: str
     hosts: str = ""
     ports: tuple[int, ...] = ()
+
+    @property
+    def shows_certificates(self) -> bool:
+        """Whether the cluster's own authority is that of its ZooKeeper and of all who come there."""
+        return self.kind == "local" and self.hosts.startswith(TLS_SCHEME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,14 +147,17 @@ class ClusterPlan:
                 for voter in self.voters
             },
         }
+        files = {"cert": f"{node.id}.crt", "key": f"{node.id}.key", "ca": "ca.crt"}
+        tls = {f"tls_{name}": directory / "tls" / file for name, file in files.items()}
+        if self.zookeeper.shows_certificates:
+            table |= {f"zookeeper_{name}": file for name, file in tls.items()}
         asked = {
             name.removeprefix("cluster."): value for name, value in self.settings.items() if name.startswith("cluster.")
         }
         given = {name: value for name, value in table.items() if value is not None}
         cluster = ClusterConfig.load({"plan": given, "--set": asked})
         if self.tls:
-            files = {"tls_cert": f"{node.id}.crt", "tls_key": f"{node.id}.key", "tls_ca": "ca.crt"}
-            own = {**{name: directory / "tls" / file for name, file in files.items()}, **own}
+            own = {**tls, **own}
         return NodeConfig.load(
             data=directory / node.id / "data",
             host=HOST,
@@ -216,8 +224,8 @@ def found_plan(
 ) -> ClusterPlan:
     """A plan for a new cluster on ports that are free now. Up to five nodes vote: the largest of 1, 3, 5 there are.
 
-    ``tls`` has all speak TLS, with certificates of an authority of the cluster's own. ``proxied`` plans a proxy before
-    each inner port, for who wants to cut nodes off from each other.
+    ``tls`` has all speak TLS, a local ZooKeeper too, with certificates of an authority of the cluster's own.
+    ``proxied`` plans a proxy before each inner port, for who wants to cut nodes off from each other.
 
     Raises:
         InvalidRequest: numbers that make no cluster.
@@ -233,14 +241,16 @@ def found_plan(
             f"replicas is {replicas}, and a cluster of {nodes} nodes is founded on {voters} of them, which vote; "
             f"{_remedy(replicas)}"
         )
-    kind = zookeeper if zookeeper in ("local", "none") else "hosts"
-    zookeeper_ports = 3 if kind == "local" else 0
+    zookeeper_ports = 3 if zookeeper == "local" else 0
     ports = choose_ports(nodes * PORTS_PER_NODE + zookeeper_ports, base_port)
-    zookeeper_plan = ZooKeeperPlan(
-        kind=kind,
-        hosts=f"{HOST}:{ports[-zookeeper_ports]}" if zookeeper_ports else zookeeper if kind == "hosts" else "",
-        ports=tuple(ports[-zookeeper_ports:]) if zookeeper_ports else (),
-    )
+    match zookeeper:
+        case "none":
+            zookeeper_plan = ZooKeeperPlan(kind="none")
+        case "local":
+            own = tuple(ports[-zookeeper_ports:])
+            zookeeper_plan = ZooKeeperPlan(kind="local", hosts=f"{TLS_SCHEME if tls else ''}{HOST}:{own[0]}", ports=own)
+        case hosts:
+            zookeeper_plan = ZooKeeperPlan(kind="hosts", hosts=hosts)
     return ClusterPlan(
         name=name,
         shards=shards,

@@ -29,17 +29,19 @@ def opener(ca: Path | None = None) -> urllib.request.OpenerDirector:
 
 
 @contextmanager
-def believing(ca: Path | None) -> Iterator[None]:
-    """In this block clients of this process, and of those that it starts, believe nodes with certificates of ``ca``."""
-    before = os.environ.get("LSMQ_CA")
-    if ca is not None:
-        os.environ["LSMQ_CA"] = str(ca)
+def believing(ca: Path | None, shown: tuple[Path, Path] | None = None) -> Iterator[None]:
+    """In this block clients of this process, and of those that it starts, believe nodes with certificates of ``ca``,
+    and show a certificate of their own, given with its key."""
+    files = {"LSMQ_CA": ca, **dict(zip(("LSMQ_CERT", "LSMQ_CERT_KEY"), shown or (), strict=False))}
+    given = {name: str(file) for name, file in files.items() if file is not None}
+    before = {name: os.environ[name] for name in files if name in os.environ}
+    os.environ.update(given)
     try:
         yield
     finally:
-        os.environ.pop("LSMQ_CA", None)
-        if before is not None:
-            os.environ["LSMQ_CA"] = before
+        for name in given:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 @cache

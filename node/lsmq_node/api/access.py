@@ -207,11 +207,19 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
     }
 )
 
-#: Operations that the audit log notes, whatever came of them; others where they were refused.
+#: What is administration, whatever it is done to.
+ADMINISTERING: Final = frozenset({_C, _A})
+#: Deletions of what may be much at once. Single messages are deleted by applications all the time.
+_DELETING: Final = frozenset(
+    {"deleteTopic", "purgeTopic", "trimTopic", "trimQueue", "deleteQueue", "deleteGroup", "deleteOffsets"}
+)
+
+#: Operations that the audit log notes, whatever came of them; others where they were refused, or where the caller was
+#: asked for a right of administration by what the body says.
 AUDITED: Final = frozenset(
     operation
     for operation, access in ACCESS.items()
-    if {need.action for need in access.needs} & {_C, _A}
-    or operation in ("deleteTopic", "purgeTopic", "deleteGroup", "deleteOffsets", "beginSnapshot", "signIn", "signOut")
-    or operation in ("startBackup", "stopBackup")
+    if ADMINISTERING.intersection(need.action for need in access.needs)
+    or operation in _DELETING
+    or operation in ("beginSnapshot", "signIn", "signOut", "startBackup", "stopBackup")
 )

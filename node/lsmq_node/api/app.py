@@ -198,7 +198,8 @@ def _handler(
                     allowances.took_bytes(limited, moved_bytes)
             if limited is not None:
                 allowances.remove(Limited.OPEN_REQUESTS, limited)
-            if audit.on and VERIFIED not in request and (noted or isinstance(refusal_of, _REFUSALS)):
+            is_noted = noted or (asker is not None and asker.administers) or isinstance(refusal_of, _REFUSALS)
+            if audit.on and VERIFIED not in request and is_noted:
                 _note(audit, route, request, asker, status, refusal_of)
             elif audit.on and asker is not None and isinstance(refusal_of, TooManyRequests | TooManyConnections):
                 audit.note_limited(asker.name, route.operation, request.remote, refusal_of)

@@ -8,13 +8,13 @@ from lsmq import runtime
 from lsmq.errors import Unauthenticated, Unavailable
 from lsmq_node.rights import Action, Proven, ResourceKind, RightsHolder, RightsService, SessionCookie, ShownCredentials
 
-from .access import Access
+from .access import ADMINISTERING, Access
 
 
 class Asker:
     """Of one request. Where the node asks nobody who he is, everything is allowed."""
 
-    __slots__ = ("_access", "_checked", "_rights", "_shown", "_version", "holder", "proven")
+    __slots__ = ("_access", "_checked", "_rights", "_shown", "_version", "administers", "holder", "proven")
 
     def __init__(self, rights: RightsService, access: Access, shown: ShownCredentials) -> None:
         self._rights = rights
@@ -22,6 +22,8 @@ class Asker:
         self._shown = shown
         self._version = 0
         self._checked: set[tuple[ResourceKind, str, Action]] = set()
+        #: Whether he was asked for a right of administration.
+        self.administers = False
         #: None: nobody in particular.
         self.holder: RightsHolder | None = None
         self.proven: Proven | None = None
@@ -76,6 +78,7 @@ class Asker:
 
     def check(self, kind: ResourceKind, name: str, action: Action) -> None:
         """Raises ``Forbidden``."""
+        self.administers |= action in ADMINISTERING
         if self.holder is not None and (asked := (kind, name, action)) not in self._checked:
             self._rights.check(self.holder, *asked)
             self._checked.add(asked)

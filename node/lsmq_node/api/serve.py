@@ -169,6 +169,7 @@ async def _listening_http(
         for listener, (kind, limits) in zip(listeners, kinds, strict=False)
     ]
     node.metrics.add(DoorMetrics(doors))
+    node.metrics.add(logs.LogMetrics())
     async with asyncio.TaskGroup() as tasks:
         watching = None
         if tls is not None:
@@ -196,8 +197,11 @@ def client_limits(config: NodeConfig) -> Limits:
 
 
 def announce(config: NodeConfig, data: Path) -> None:
-    """The ready line: scripts wait for it."""
-    print(f"lsmq node ready on {url_of(config)} (data {data})", flush=True)
+    """The ready line: scripts wait for it. Where nobody can be told, the node serves all the same."""
+    try:
+        print(f"lsmq node ready on {url_of(config)} (data {data})", flush=True)
+    except OSError as error:
+        _log.warning("ready_line_lost", url=url_of(config), reason=str(error))
 
 
 def url_of(config: NodeConfig) -> str:

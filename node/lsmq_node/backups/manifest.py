@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import crc32c
 
-from lsmq.errors import UnsupportedFormat
+from lsmq.errors import LsmqError, UnsupportedFormat
 from lsmq_node.storage import StoredTopic, TopicOptions
 from lsmq_node.storage.failures import damaged
 from lsmq_node.storage.snapshot import SnapshotManifest, decode_snapshot
 
 MAGIC = "lsmq-backup"
 VERSION = 1
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,13 @@ class ShardBackup:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ShardBackup:
         files = tuple(StoredFile(**file) for file in fields["files"])
-        return cls(fields["shard"], fields["lsn"], fields["taken_ms"], base64.b64decode(fields["snapshot"]), files)
+        return cls(
+            fields["shard"],
+            fields["lsn"],
+            fields["taken_ms"],
+            base64.b64decode(fields["snapshot"], validate=True),
+            files,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,26 @@ class BackupManifest:
             raise UnsupportedFormat(
                 f"{source} is a backup of version {words[1]}; this release reads {VERSION}. Use the one that made it."
             )
-        fields = json.loads(body)
+        try:
+            found = cls._of(json.loads(body))
+        except (KeyError, TypeError, ValueError, RecursionError, LsmqError) as error:
+            raise damaged(source, f"the manifest of the backup is none: {type(error).__name__}: {error}") from error
+        found._check(source)
+        return found
+
+    def _check(self, source: str) -> None:
+        """Paths are made of numbers of shards and names of files: who made the manifest chooses none. Raises
+        ``CorruptFile``."""
+        numbers = [shard.shard for shard in self.shards]
+        if not numbers or {type(number) for number in numbers} != {int} or sorted(numbers) != [*range(len(numbers))]:
+            raise damaged(source, f"the manifest of the backup has the shards {str(numbers)[:200]}, and not all from 0")
+        for file in self.files():
+            name = file.sha256
+            if type(file.size_bytes) is not int or type(name) is not str or not _SHA256.fullmatch(name):
+                raise damaged(source, f"the manifest of the backup has a file {str(name)[:200]!r}, which is no SHA-256")
+
+    @classmethod
+    def _of(cls, fields: dict[str, Any]) -> BackupManifest:
         return cls(
             fields["id"],
             fields["cluster"],

@@ -3,12 +3,17 @@
 Each shard's leader ranks its own queues and answers with the first of them. By depth and by rate that is arithmetic
 over two columns of the topic, which are in memory; by age the oldest message of each queue with any is read, of the
 :data:`MAX_READ` deepest where there are more.
+
+A ranking takes some thirty bytes a queue while it is made, and a thread of the readers. So those under way at a node
+are of :data:`AT_ONCE` queues together, and a few wait for theirs (:class:`RankingTurns`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -25,7 +30,7 @@ from .leader_calls import LeaderCalls
 from .names import BrokerNames
 from .placement import queue_ranges
 from .read_redirects import ReadFrom
-from .topology import Topology
+from .topology import ShardPort, Topology
 
 OPERATION = "top-queues"
 #: Queues whose oldest messages are read to rank a shard's queues by age.
@@ -35,6 +40,10 @@ _ASK_TIMEOUT_S: Final = 20.0
 _A_TURN: Final = 1_000
 #: Between the two looks that tell a rate.
 _WATCHED_S: Final = 1.0
+#: Queues of all rankings under way at a node together; one of more is made alone.
+AT_ONCE: Final = 1 << 20
+#: Queues of rankings that wait for their turn.
+MOST_WAITING: Final = 64 << 20
 
 
 class RankedBy(StrEnum):
@@ -71,6 +80,55 @@ class Ranking:
     partial: bool
 
 
+class RankingTurns:
+    """Whose turn it is to make a ranking, in the order in which they come. Loop thread only."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def of(self, queues: int) -> AsyncIterator[None]:
+        """In the block a ranking of so many queues is made. Raises ``Unavailable`` where too many wait."""
+        if self._waiting or not self._fits(queues):
+            waiting = sum(count for count, _ in self._waiting)
+            if self._waiting and waiting + queues > MOST_WAITING:
+                raise Unavailable(
+                    f"lists of top queues are asked for that look at {waiting} queues, and this one at {queues}; the "
+                    f"limit of those that wait is {MOST_WAITING}: ask again in a moment",
+                    limit=MOST_WAITING,
+                )
+            turn = queues, asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn[1]
+            except BaseException:
+                if turn[1].cancelled():
+                    with suppress(ValueError):
+                        self._waiting.remove(turn)
+                else:  # It had its turn just then.
+                    self._under_way -= queues
+                self._next()
+                raise
+        else:
+            self._under_way += queues
+        try:
+            yield
+        finally:
+            self._under_way -= queues
+            self._next()
+
+    def _fits(self, queues: int) -> bool:
+        return not self._under_way or self._under_way + queues <= AT_ONCE
+
+    def _next(self) -> None:
+        while self._waiting and self._fits(self._waiting[0][0]):
+            queues, turn = self._waiting.popleft()
+            if not turn.done():
+                self._under_way += queues
+                turn.set_result(None)
+
+
 class QueueRanks:
     """Loop thread only."""
 
@@ -78,6 +136,7 @@ class QueueRanks:
         self._topology = topology
         self._names = names
         self._leaders = LeaderCalls(topology, OPERATION, self._own, _ASK_TIMEOUT_S)
+        self._turns = RankingTurns()
 
     async def rank(self, topic: StoredTopic, by: RankedBy, limit: int) -> Ranking:
         """The first ``limit`` of all shards. Raises ``Unavailable`` where the leader of one cannot be asked."""
@@ -96,6 +155,11 @@ class QueueRanks:
     async def _own(self, shard: int, asked: dict[str, Any]) -> dict[str, Any]:
         topic, by, limit = await self._topology.topics.by_id(asked["topic"]), RankedBy(asked["by"]), int(asked["limit"])
         (port,) = await self._names.ports(topic, [shard], ReadFrom.LEADER)
+        begin, end = port.store.numbers(topic.id)
+        async with self._turns.of(end - begin):
+            return await self._ranked(port, topic, by, limit)
+
+    async def _ranked(self, port: ShardPort, topic: StoredTopic, by: RankedBy, limit: int) -> dict[str, Any]:
         store, in_threads = port.store, self._names.in_threads
         rates: NDArray[np.float64] | None = None
         if by is RankedBy.RATE:

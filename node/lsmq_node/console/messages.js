@@ -26,11 +26,12 @@ function about(message) {
   return Object.entries(more).map(([name, value]) => el("div", {}, `${name}: ${value}`));
 }
 
-/** Messages of a topic, with what can be done with each: sent again, a dead letter to where it was, edited before; or deleted. */
+/** Messages of a topic, with what can be done with each: sent again, a dead letter to where it was, edited before; or deleted.
+ *  Whoever may write here can say of a message where it was: so a button says where it goes, unless that is plain. */
 const shown = (topic, messages, view) => table("Messages", ["#offset", "queue", "stored (UTC)", "key", "tag", "body", "properties", "to do"], messages.map((each) => {
   const origin = each.properties?.["lsmq-dlq-topic"], place = el("span");
   return [count(each.offset), each.queue, when(each.stored_ms), each.key ?? (each.key_b64 ? `base64 ${each.key_b64}` : ""), each.tag ?? "", body(each, view), about(each),
-    el("span", { class: "acts" }, act(origin ? "Send back" : "Send again", () => sendAgain(topic, each)),
+    el("span", { class: "acts" }, act(origin ? (topic === `${origin}.dlq` ? "Send back" : `Send back to ${origin}`) : "Send again", () => sendAgain(topic, each)),
       each.body === undefined ? null : el("button", { type: "button", click: (event) => { event.target.disabled = true; place.append(edit(topic, each)); } }, "Edit"),
       act("Delete", () => remove(topic, [each]).then(() => "deleted")), place)];
 }));
@@ -55,7 +56,8 @@ async function sendAgain(topic, message) {
 function edit(topic, message) {
   const text = el("textarea", { "aria-label": "Body to be sent" });
   text.value = message.body;
-  return el("div", { class: "edit" }, text, act("Send as it is now", () => sendAgain(topic, { ...message, delete: false, body: text.value })));
+  const where = message.properties?.["lsmq-dlq-topic"] ?? topic;
+  return el("div", { class: "edit" }, text, act(where === topic || topic === `${where}.dlq` ? "Send as it is now" : `Send as it is now to ${where}`, () => sendAgain(topic, { ...message, delete: false, body: text.value })));
 }
 
 async function remove(topic, messages) {

@@ -5,7 +5,8 @@ import again, and a process that died is back in a fraction of a second. It keep
 nothing; when it dies, whatever ends it, its processes see their sockets close, and stop as when they are told to.
 
 A process that ends by itself before it ever listened, at the first start, cannot be started: then all are stopped, as a
-node ends that cannot start. Later it is tried again for ever, at once and then after longer and longer pauses.
+node ends that cannot start. Later it is tried again for ever, at once and then after longer and longer pauses; also
+where the system has nothing for another process (memory, descriptors, a limit of processes): the others go on.
 
 Not supported: processes that are replaced one by one by a newer release. Stop the supervisor and start the new one; in
 a cluster, machine by machine.
@@ -117,11 +118,21 @@ class Supervisor:
                 self._start(child)
 
     def _start(self, child: SupervisedProcess) -> None:
-        ours, theirs = socket.socketpair()
-        with warnings.catch_warnings():
-            # Libraries may have threads that wait for nothing of ours; they see to forks themselves.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            pid = os.fork()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            self._cannot_start(child, error)
+            return
+        try:
+            with warnings.catch_warnings():
+                # Libraries may have threads that wait for nothing of ours; they see to forks themselves.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+        except OSError as error:
+            ours.close()
+            theirs.close()
+            self._cannot_start(child, error)
+            return
         if pid == 0:
             ours.close()
             self._become(child, theirs)
@@ -130,6 +141,25 @@ class Supervisor:
         child.pid, child.channel, child.unread = pid, ours, b""
         child.began, child.due = runtime.monotonic(), None
         _log.info("process_started", name=child.name, process_id=pid, former_ends=child.ends)
+        self._tell()
+
+    def _cannot_start(self, child: SupervisedProcess, error: OSError) -> None:
+        """The system has nothing for another process. Those that run go on; at the first start all are stopped."""
+        why = error.strerror or str(error)
+        if not child.was_up:
+            _log.error("process_not_started", name=child.name, how=why)
+            self._code = 1
+            child.due = None
+            self._told_to_stop()
+            return
+        _log.error("process_not_started", name=child.name, how=why, pause_s=child.pause_s)
+        self._try_again(child, f"cannot be started ({why}), and is tried again")
+
+    def _try_again(self, child: SupervisedProcess, why: str) -> None:
+        """After its pause; the next one is longer. ``why`` is what the others are told."""
+        child.due = runtime.monotonic() + child.pause_s
+        child.pause_s = min(max(2 * child.pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        child.why = why
         self._tell()
 
     def _become(self, child: SupervisedProcess, channel: socket.socket) -> None:
@@ -253,15 +283,11 @@ class Supervisor:
             self._told_to_stop()
             return
         child.ends += 1
-        now = runtime.monotonic()
-        if now - child.began > STEADY_S:
+        if runtime.monotonic() - child.began > STEADY_S:
             child.pause_s = 0.0
-        child.due = now + child.pause_s
-        times = "for the first time" if child.ends == 1 else f"{child.ends} times by now"
-        child.why = f"ended with {how}, {times}, and is started again"
         _log.error("process_ended", name=child.name, how=how, ends=child.ends, pause_s=child.pause_s)
-        child.pause_s = min(max(2 * child.pause_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
-        self._tell()
+        times = "for the first time" if child.ends == 1 else f"{child.ends} times by now"
+        self._try_again(child, f"ended with {how}, {times}, and is started again")
 
     # Stopping
 
