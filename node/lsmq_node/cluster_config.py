@@ -223,7 +223,7 @@ class ClusterConfig:
         1000,
         "A node whose wall clock is further from the middle one of the cluster's says so.",
         range=(10, 3_600_000),
-        hazard="Nothing is decided by wall clocks, but times of messages, expiry and delays are as wrong as they are.",
+        hazard="Times of messages, expiry and delays are as wrong as it is; beyond a minute the middle one counts.",
     )
     replica_lag_ms: int = setting(
         1000,

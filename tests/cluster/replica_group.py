@@ -24,7 +24,7 @@ from lsmq_node.replication import ControlView, ReplicaMessage, Timings
 from lsmq_node.replication.actions import ProposeInSync, ProposeLeave, RegisterStart
 from lsmq_node.replication.identity import recognises
 from lsmq_node.storage import ShardStore, StoreOptions
-from lsmq_node.storage.disk import Disk
+from lsmq_node.storage.disk import Clock, Disk
 from lsmq_node.storage.state import StoredTopic, TopicOptions
 from storage.harness import bodies, small
 from support.waiting import PATIENCE_S, comes_true
@@ -58,6 +58,7 @@ class Site:
     name: str
     path: Path
     disk: Disk | None = None
+    clock: Clock | None = None
     url: str = ""
     replica: Replica | None = None
     links: Links | None = None
@@ -199,7 +200,8 @@ class Group:
             gather_snapshot=snapshots.gather,
             congested=links.congested,
         )
-        replica = Replica(SHARD, name, site.path, self.options, self.timings, ports, self.ack_timeout_s, disk=site.disk)
+        given = {"disk": site.disk, "clock": site.clock}
+        replica = Replica(SHARD, name, site.path, self.options, self.timings, ports, self.ack_timeout_s, **given)
         await replica.open()
         site.replica, site.scope = replica, scope
         scope.push_async_callback(replica.close)

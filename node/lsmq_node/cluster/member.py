@@ -176,7 +176,7 @@ class ClusterMember:
         return [*self._parts.problems(essential=True), *stopped, *self._parts.problems(essential=False)]
 
     def gauges(self) -> Mapping[str, float]:
-        ahead_ms = self._clock_ahead_ms()
+        ahead_ms = self.clock_ahead_ms()
         return {
             "unleased_seconds": self.control.unleased_s,
             "accepted_secrets": len(self.rights.voucher_keys),  # a key of each
@@ -185,7 +185,7 @@ class ClusterMember:
             **({} if ahead_ms is None else {"clock_ahead_seconds": ahead_ms / 1000}),
         }
 
-    def _clock_ahead_ms(self) -> float | None:
+    def clock_ahead_ms(self) -> float | None:
         told = self.control.told
         return None if told is None else told.clocks_ms.get(self.settings.node)
 
@@ -205,7 +205,7 @@ class ClusterMember:
                 self._lease.retrying(self._why_unleased())
             else:
                 self._lease.running()
-            ahead_ms, limit_ms = self._clock_ahead_ms(), self.settings.clock_limit_ms
+            ahead_ms, limit_ms = self.clock_ahead_ms(), self.settings.clock_limit_ms
             if ahead_ms is not None and abs(ahead_ms) > limit_ms:
                 side = "ahead of" if ahead_ms > 0 else "behind"
                 self._clock.retrying(

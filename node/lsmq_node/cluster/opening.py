@@ -22,7 +22,7 @@ from lsmq_node.replication import EpochHistory, EpochStart, ReplicaRecord
 from lsmq_node.replication.actions import Distrust
 from lsmq_node.replication.events import Recovered
 from lsmq_node.storage import ShardStore, StoreOptions
-from lsmq_node.storage.disk import Disk
+from lsmq_node.storage.disk import Clock, Disk
 from lsmq_node.storage.replica_log import ReplicaLog
 from lsmq_node.storage.snapshot import INCOMING_DIRECTORY
 from lsmq_node.storage.wal_reader import LogFloor
@@ -41,13 +41,14 @@ class Directory:
     path: Path
     options: StoreOptions
     disk: Disk
+    clock: Clock
 
     def open_store(self, record: ReplicaRecord | None) -> ShardStore:
         """Raises what ``ShardStore.open`` raises."""
         floor = LogFloor()
         if record is not None:
             floor = LogFloor(record.floor_lsn, record.epoch if record.leader == self.node else None)
-        return ShardStore.open(self.path, self.options, disk=self.disk, replicated=True, floor=floor)
+        return ShardStore.open(self.path, self.options, disk=self.disk, clock=self.clock, replicated=True, floor=floor)
 
     def set_aside(self) -> None:
         """Put whatever is there aside, but for what was promised and fetched. Blocking. Raises ``OSError``."""

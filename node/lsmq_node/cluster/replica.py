@@ -17,7 +17,7 @@ from lsmq_node.replication import ControlView, LogPosition, ReplicaMessage, Repl
 from lsmq_node.replication.actions import Distrust
 from lsmq_node.replication.events import LeaseGranted, MessageReceived, StreamBroken
 from lsmq_node.storage import Appended, ShardStore, StoredTopic, StoreOptions
-from lsmq_node.storage.disk import Disk, OsDisk
+from lsmq_node.storage.disk import Clock, Disk, OsDisk, SystemClock
 
 from .opening import Directory
 from .ports import ReplicaPorts
@@ -46,6 +46,7 @@ class Replica:
         ack_timeout_s: float = ACK_TIMEOUT_S,
         *,
         disk: Disk | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Args:
         path: the shard's directory. Beside it ``shard-N.damaged-<time>`` may appear.
@@ -56,7 +57,10 @@ class Replica:
         self.path = path
         self._ack_timeout_s = ack_timeout_s
         self._shell = Shell(
-            Directory(shard, node, path, options, disk or OsDisk()), timings.validate(), ports, ack_timeout_s
+            Directory(shard, node, path, options, disk or OsDisk(), clock or SystemClock()),
+            timings.validate(),
+            ports,
+            ack_timeout_s,
         )
         self.topics = ShardTopics(self, ports.placed)
         self._closing = False
