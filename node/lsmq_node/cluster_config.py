@@ -367,17 +367,13 @@ class ClusterConfig:
             )
         check_nodes(self.voters, where)
         check_nodes({**self.voters, **self.founders}, f"{PREFIX}founders")
-        for id, voter in self.voters.items():
-            match = _ADDRESS.fullmatch(voter.raft)
+        addresses = {f"{where}.{id}.raft": voter.raft for id, voter in self.voters.items()}
+        if self.raft_address is not None:
+            addresses[f"{PREFIX}raft_address"] = self.raft_address
+        for what, address in addresses.items():
+            match = _ADDRESS.fullmatch(address)
             if match is None or not 0 < int(match[1]) <= 65_535:
-                raise InvalidConfig(
-                    f"{where}.{id}.raft is {voter.raft!r}; it must be host:port", setting=f"{where}.{id}.raft"
-                )
-        address = None if self.raft_address is None else _ADDRESS.fullmatch(self.raft_address)
-        if self.raft_address is not None and (address is None or not 0 < int(address[1]) <= 65_535):
-            raise InvalidConfig(
-                f"{PREFIX}raft_address is {self.raft_address!r}; it must be host:port", setting=f"{PREFIX}raft_address"
-            )
+                raise InvalidConfig(f"{what} is {address!r}; it must be host:port", setting=what)
         if len({voter.raft for voter in self.voters.values()}) < len(self.voters):
             raise InvalidConfig("two of cluster.voters have the same raft", setting=where)
         if self.internal_url is not None:
