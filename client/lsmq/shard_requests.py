@@ -63,6 +63,25 @@ class ShardRequests:
         )
         return answer.body
 
+    async def note_moment(self, topic: Topic, shard: int) -> dict[str, int]:
+        """``time_ms`` and ``messages`` of a moment of a shard, of a topic whose queues have names: ``docs/http.md``."""
+        return await self._ask(topic, shard, "moments", {"shard": shard})  # type: ignore[no-any-return]
+
+    async def arrivals(self, topic: Topic, shard: int, value: Mapping[str, Any]) -> dict[str, Any]:
+        """What came to its queues between two places: ``docs/http.md`` says what ``value`` and the answer have."""
+        return await self._ask(topic, shard, "arrivals", {**value, "shard": shard})  # type: ignore[no-any-return]
+
+    async def _ask(self, topic: Topic, shard: int, what: str, value: Mapping[str, Any]) -> Any:
+        answer = await self._router.ask_leader(
+            topic,
+            shard,
+            "POST",
+            f"{topic_path(topic.name)}/{what}",
+            value=value,
+            deadline=Deadline(self._client.deadline_ms),
+        )
+        return answer.value()
+
     async def store(self, topic: Topic, shard: int, batch: bytes, ack: str | None = None) -> bool:
         """Send a packed record batch, the same bytes until they are stored; whether they had been stored before.
 

@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from lsmq.topics import Topic
 from lsmq_pipeline.client import PipelineClient
-from lsmq_pipeline.named import check_names, named_queues
+from lsmq_pipeline.named import check_names, places_at, queues_between
 from lsmq_pipeline.options import ReadOptions
 from lsmq_pipeline.reading import PlannedSplit, edges_of, fetch_plan, planned_splits, read_split, sampled_bytes
 from lsmq_pipeline.splits import Portion
@@ -30,7 +30,7 @@ class LsmqReader(DataSourceReader):
         with PipelineClient(options.connection) as cluster:
             topics = cluster.topics(options.topics, options.topic_pattern)
             fetch = fetch_plan(cluster, options)
-            portions = portions_of(cluster, topics, options)
+            portions = portions_of(cluster, topics, options, with_names="queue_name" in self.schema.names)
         return planned_splits(portions, fetch, options)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -39,16 +39,19 @@ class LsmqReader(DataSourceReader):
             yield from read_split(self.options, partition, self.schema)
 
 
-def portions_of(cluster: PipelineClient, topics: Sequence[Topic], options: ReadOptions) -> list[Portion]:
+def portions_of(
+    cluster: PipelineClient, topics: Sequence[Topic], options: ReadOptions, *, with_names: bool
+) -> list[Portion]:
     """What options ask for, of each topic. Raises ``DataLoss``, ``InvalidOption``."""
     portions = []
     for topic in topics:
         check_names(topic, options)
         if topic.named:
-            queues = named_queues(cluster, topic, options)
+            edges = places_at(options.start, topic), places_at(options.end, topic)
+            queues = queues_between(cluster, topic, options, edges, with_names=with_names)
             places = queues.by_place()
-            mean_bytes = sampled_bytes(cluster, places, queues.earliest, queues.latest, queues.numbers)
-            portions.append(Portion(places, queues.earliest, queues.latest, mean_bytes, queues))
+            mean_bytes = sampled_bytes(cluster, places, queues.starts, queues.ends, queues.numbers)
+            portions.append(Portion(places, queues.starts, queues.ends, mean_bytes, queues))
     numbered = [topic for topic in topics if not topic.named]
     for topic, chosen, (start, end) in edges_of(cluster, numbered, options, (options.start, options.end)):
         end = np.maximum(end, start)

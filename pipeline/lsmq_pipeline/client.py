@@ -21,8 +21,9 @@ from lsmq.errors import LsmqError, ReadElsewhere, UnknownTopic
 from lsmq.groups import Group, GroupLag
 from lsmq.loop_thread import LoopThread
 from lsmq.shard_requests import ShardRequests
-from lsmq.topics import NamedQueue, Topic
+from lsmq.topics import Topic
 from lsmq_pipeline.errors import InvalidOption
+from lsmq_pipeline.named_offsets import ShardPlace
 from lsmq_pipeline.options import ConnectionOptions
 
 I64 = NDArray[np.int64]
@@ -36,6 +37,37 @@ class Bounds:
 
     earliest: I64
     latest: I64
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Of some queues of a named topic on a shard the offsets ``[starts, ends)``, which came between two places.
+
+    Attributes:
+        queues: their numbers, ascending.
+        earliest: below these nothing is left.
+        names: None where nobody asked; None of a queue that was deleted.
+        messages: how many came to all queues of the shard, these or others.
+        exact: whether ``messages`` counts right where some have gone since.
+    """
+
+    queues: NDArray[np.uint32]
+    starts: I64
+    ends: I64
+    earliest: I64
+    names: list[str | None] | None
+    messages: int
+    exact: bool
+
+    @property
+    def wanted(self) -> int:
+        """How many came to these queues."""
+        return int((self.ends - self.starts).sum())
+
+    @classmethod
+    def none(cls) -> Arrivals:
+        empty = np.empty(0, np.int64)
+        return cls(np.empty(0, np.uint32), empty, empty, empty, None, 0, exact=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +144,53 @@ class PipelineClient:
                 found += self.topics((), pattern) if name is None else [self.topic(name)]
         return found
 
-    def named_queues(self, topic: Topic, prefix: str) -> list[NamedQueue]:
-        """The queues of a named topic whose names begin so, in order of names."""
-        return self._loop.call(self._client.queues(topic.name, prefix=prefix))
+    def note_moment(self, topic: Topic, shard: int) -> Future[tuple[int, int]]:
+        """Begin to note a moment of a shard of a named topic; the result: its time, and the messages before it."""
+        return self._loop.submit(self._note_moment(topic, shard))
+
+    async def _note_moment(self, topic: Topic, shard: int) -> tuple[int, int]:
+        found = await self._shards.note_moment(topic, shard)
+        return int(found["time_ms"]), int(found["messages"])
+
+    def arrivals(
+        self,
+        topic: Topic,
+        shard: int,
+        since: ShardPlace | None,
+        until: ShardPlace | None,
+        picking: Mapping[str, Any],
+        *,
+        with_names: bool = False,
+        pages: int | None = None,
+    ) -> Future[Arrivals]:
+        """Begin to ask what came to queues of a named topic between two places, None for all that is kept or there.
+
+        ``picking``: ``names``, a ``pattern`` or a ``prefix``, of those alone. Of at most so many ``pages``.
+        """
+        value = {**picking, "with_names": with_names}
+        if since is not None:
+            value["since"] = since.asked()
+        if until is not None:
+            value["until"] = until.asked()
+        return self._loop.submit(self._arrivals(topic, shard, value, pages))
+
+    async def _arrivals(self, topic: Topic, shard: int, value: dict[str, Any], pages: int | None) -> Arrivals:
+        found: list[dict[str, Any]] = []
+        after = 0
+        while True:
+            page = await self._shards.arrivals(topic, shard, {**value, "after": after})
+            found.append(page)
+            if page["next"] is None or len(found) == pages:
+                break
+            after = page["next"]
+        queues = np.frombuffer(b"".join(page["queues"] for page in found), "<u4")
+        starts, ends, earliest = (
+            np.frombuffer(b"".join(page[name] for page in found), "<i8") for name in ("starts", "ends", "earliest")
+        )
+        names = [name for page in found for name in page["names"]] if value["with_names"] else None
+        return Arrivals(
+            queues, starts, ends, earliest, names, int(page["messages"]), exact=all(page["exact"] for page in found)
+        )
 
     def bounds(self, topic: Topic) -> Bounds:
         """Bounds of all queues of just this topic; raises ``TopicReplaced`` when it was made anew.
@@ -123,8 +199,8 @@ class PipelineClient:
         """
         if topic.named:
             raise InvalidOption(
-                f"topic {topic.name!r} has queues with names: these are read in batches and written, and not by streams"
-                " nor by jobs that archive, replay or audit. Leave it out",
+                f"topic {topic.name!r} has queues with names: these are read and written, but not by jobs that "
+                "archive, replay or audit. Leave it out",
                 option="topic",
             )
         found = self._loop.call(self._shards.offsets(topic))

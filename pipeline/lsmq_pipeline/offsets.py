@@ -12,6 +12,7 @@ A million queues that all stand at 0 are 11 characters; a million that stand at 
 
 A document is ``{"version": 1, "topics": {name: {"id", "queues", "offsets", "start"?}}}``. ``start``, a column as well,
 stands in the end of a stream's batch that begins with a topic or with queues of it: no batch before says from where.
+Topics whose queues have names have ``shards`` in it, and no queues: see :mod:`.named_offsets`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import base64
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import zstandard
@@ -63,17 +64,24 @@ class TopicOffsets:
         return cls(name, int(fields["id"]), offsets, None if start is None else unpack(str(start), queues))
 
 
-def to_document(topics: Mapping[str, TopicOffsets]) -> dict[str, Any]:
+class Documented(Protocol):
+    """Of a topic: what a document says of it."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+def to_document(topics: Mapping[str, Documented]) -> dict[str, Any]:
     """The offsets of several topics as plain data, in order of name."""
     return {"version": VERSION, "topics": {name: topics[name].to_dict() for name in sorted(topics)}}
 
 
 def from_document(document: Mapping[str, Any]) -> dict[str, TopicOffsets]:
-    """The reverse of :func:`to_document`. Raises ``ValueError`` that says what is wrong."""
+    """What a document says of topics whose queues have numbers. Raises ``ValueError`` that says what is wrong."""
     if document.get("version") != VERSION:
         raise ValueError(f"offsets of version {document.get('version')!r}; this release reads {VERSION}")
     try:
-        return {str(name): TopicOffsets.from_dict(str(name), entry) for name, entry in document["topics"].items()}
+        topics = document["topics"].items()
+        return {str(name): TopicOffsets.from_dict(str(name), entry) for name, entry in topics if "shards" not in entry}
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"not a document of offsets: {error!r}") from error
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from lsmq.errors import InvalidFilter, InvalidQueueName
 from lsmq.filter_expressions import Expression
-from lsmq.queue_names import check_pattern
+from lsmq.queue_names import check_pattern, check_queue_name
 from lsmq_pipeline.errors import InvalidOption
 from lsmq_pipeline.from_kafka import READ_ALIASES, read_remedy, write_remedy
 from lsmq_pipeline.given import (
@@ -91,6 +91,7 @@ class ReadOptions:
     queues: tuple[range, ...] | None
     queue_names: tuple[str, ...] | None
     queue_pattern: str | None
+    queue_prefix: str | None
     start: Edge
     end: Edge
     keys: tuple[str, ...] | None
@@ -148,6 +149,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
         queues=given.parsed("queues", parse_queues, QUEUES),
         queue_names=given.parsed("queueNames", parse_values, VALUES, strip=False),
         queue_pattern=_queue_pattern(given),
+        queue_prefix=_queue_prefix(given),
         start=_start(given, "latest" if streaming else "earliest"),
         end=_end(given),
         keys=given.parsed("keys", parse_values, VALUES, strip=False),
@@ -235,6 +237,14 @@ def _queue_pattern(given: Given) -> str | None:
         raise InvalidOption(f"option queuePattern: {error.message}", option="queuePattern") from error
 
 
+def _queue_prefix(given: Given) -> str | None:
+    text = given.parsed("queuePrefix", str, "what names begin with", strip=False) or None
+    try:
+        return text if text in (None, ".", "..") else check_queue_name(text)
+    except InvalidQueueName as error:
+        raise InvalidOption(f"option queuePrefix: {error.message}", option="queuePrefix") from error
+
+
 def _start(given: Given, default: str) -> Edge:
     times = _times(given, _STARTS)
     strategy = given.choice(_STRATEGY, NO_MESSAGE_SINCE, "latest")
@@ -279,8 +289,9 @@ def _check_together(given: Given, read: ReadOptions, streaming: bool) -> None:
         raise InvalidOption("endingOffsets cannot be earliest: nothing would be read", option="endingOffsets")
     if read.assigned is not None:
         given.refuse(["queues"], "goes with topic or topicPattern; assign names queues itself")
-    if read.queue_names is not None and read.queue_pattern is not None:
-        raise InvalidOption("queueNames and queuePattern both say what to read: give one", option="queuePattern")
+    picking = {"queueNames": read.queue_names, "queuePattern": read.queue_pattern, "queuePrefix": read.queue_prefix}
+    if len(said := [name for name, value in picking.items() if value is not None]) > 1:
+        raise InvalidOption(f"{said[0]} and {said[1]} both say what to read: give one", option=said[1])
     least, most = read.min_messages_per_trigger, read.max_messages_per_trigger
     if least is None:
         given.refuse(["maxTriggerDelay"], "bounds the delay by minMessagesPerTrigger, which is not given")

@@ -16,7 +16,8 @@ from lsmq.topics import Topic, parse_ranges
 from lsmq_pipeline.client import Bounds
 from lsmq_pipeline.errors import DataLoss, InvalidOption
 from lsmq_pipeline.given import json_object
-from lsmq_pipeline.offsets import TopicOffsets, from_document
+from lsmq_pipeline.named_offsets import StreamPlaces
+from lsmq_pipeline.offsets import from_document
 from lsmq_pipeline.options import Edge, ReadOptions
 
 I64 = NDArray[np.int64]
@@ -200,7 +201,7 @@ def admit(start: I64, end: I64, limit: int) -> I64:
     return share
 
 
-def same_topic(topic: Topic, known: TopicOffsets, *, fail_on_data_loss: bool) -> bool:
+def same_topic(topic: Topic, known: StreamPlaces, *, fail_on_data_loss: bool) -> bool:
     """Whether offsets known of a topic are of this one. Raises :class:`DataLoss` if not, unless told to go on."""
     if known.topic_id == topic.id:
         return True

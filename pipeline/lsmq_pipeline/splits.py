@@ -27,7 +27,7 @@ class Split(InputPartition):
     """Messages of ``queues[i]`` with offsets in ``[starts[i], ends[i])``, all of one shard.
 
     Queues ascend, and none is empty. Travels compressed: a split may hold a hundred thousand queues. ``names`` are
-    theirs, in a named topic.
+    theirs, in a named topic where they are asked for.
     ``mean_bytes`` is about how large a message is, 0 when nobody asked.
     """
 
@@ -145,7 +145,8 @@ def _cut(portion: Portion, shard: int, first: int, end: int, size: int, whole_qu
         ends[-1] -= bounds[stop] - high
         names: tuple[str, ...] = ()
         if named is not None:
-            names, chosen = tuple(named.names[place] for place in chosen.tolist()), named.numbers[chosen]
+            names = tuple(named.names[place] for place in chosen.tolist()) if named.names else ()
+            chosen = named.numbers[chosen]
         splits.append(Split(identity, shard, chosen, starts, ends, portion.mean_bytes, names))
     return splits
 

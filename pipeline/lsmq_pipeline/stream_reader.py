@@ -30,7 +30,10 @@ from lsmq.topics import Topic
 from lsmq_pipeline.client import Bounds, PipelineClient
 from lsmq_pipeline.errors import DataLoss, InvalidOption
 from lsmq_pipeline.fetch import FetchPlan
-from lsmq_pipeline.offsets import TopicOffsets, from_document, to_document
+from lsmq_pipeline.named import BEGINNING, check_names
+from lsmq_pipeline.named_offsets import NamedOffsets, ShardPlace, StreamPlaces, places_from_document
+from lsmq_pipeline.named_stream import NamedStream
+from lsmq_pipeline.offsets import TopicOffsets, to_document
 from lsmq_pipeline.options import ReadOptions
 from lsmq_pipeline.reading import PlannedSplit, edges_of, fetch_plan, planned_splits, read_split
 from lsmq_pipeline.resolve import admit, check_loss, chosen_queues, same_topic
@@ -44,10 +47,10 @@ _log = logging.getLogger("lsmq")
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A topic that is there, and its bounds."""
+    """A topic that is there, and its bounds; where its queues have names, a moment of each shard."""
 
     topic: Topic
-    bounds: Bounds
+    bounds: Bounds | dict[int, ShardPlace]
 
 
 class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -62,9 +65,17 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reported: dict[str, TopicOffsets] = {}
         self._told_gone: set[str] = set()
         self._gate = TriggerGate(options.min_messages_per_trigger, options.max_trigger_delay_ms)
+        self._named = NamedStream(options, self._connected, with_names="queue_name" in schema.names)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cluster": None, "_last": None, "_reported": {}, "_told_gone": set()}
+        left_here: dict[str, Any] = {
+            "_cluster": None,
+            "_last": None,
+            "_reported": {},
+            "_told_gone": set(),
+            "_named": None,
+        }
+        return {**self.__dict__, **left_here}
 
     # On the driver
 
@@ -72,8 +83,11 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a new query starts. Spark keeps it nowhere, and asks again when it repeats the first batch."""
         options = self.options
         topics = self._connected().topics(options.topics, options.topic_pattern)
-        found = {}
-        for topic, _, (offsets,) in edges_of(self._connected(), topics, options, (options.start,)):
+        for topic in topics:
+            check_names(topic, options)
+        found: dict[str, StreamPlaces] = {topic.name: self._named.initial(topic) for topic in topics if topic.named}
+        numbered = [topic for topic in topics if not topic.named]
+        for topic, _, (offsets,) in edges_of(self._connected(), numbered, options, (options.start,)):
             found[topic.name] = TopicOffsets(topic.name, topic.id, offsets, start=offsets)
         return to_document(found)
 
@@ -91,36 +105,39 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Every batch up to ``start`` is done. Where nothing has come, or too little to be a batch, ``start`` is returned
         to the letter: any other text would be a batch.
         """
-        known = from_document(start)
+        known = places_from_document(start)
         self._check_asked_for(known)
         seen = self._last if self._last is not None else self._seen()
         self._check_there(known, seen)
         self._report(known, seen)
         ends = {name: self._end(known.get(name), each) for name, each in seen.items()}
         # What is not there any more stays in the offsets, so that it is noticed when it comes again.
-        gone = known.keys() - ends.keys()
-        ends |= {name: TopicOffsets(name, known[name].topic_id, known[name].offsets) for name in gone}
+        ends |= {name: replace(known[name], start=None) for name in known.keys() - ends.keys()}
         if not _differ(known, ends):
             return start
+        topics = {name: each.topic for name, each in seen.items()}
         may_wait = self._last is None and not isinstance(limit, ReadAllAvailable)
-        if may_wait and not self._gate.lets(_waiting(known, ends)):
+        if may_wait and not self._gate.lets(self._waiting(topics, known, ends)):
             return start
         self._gate.taken()
-        return to_document(_admitted(known, ends, limit.max_rows) if isinstance(limit, ReadMaxRows) else ends)
+        return to_document(
+            self._admitted(topics, known, ends, limit.max_rows) if isinstance(limit, ReadMaxRows) else ends
+        )
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._last = self._seen()
 
     def reportLatestOffset(self) -> StreamOffsets | None:
-        seen = self._seen()
-        return to_document({name: TopicOffsets(name, each.topic.id, each.bounds.latest) for name, each in seen.items()})
+        # Where queues have names, the moment that was noted last will do.
+        seen = [_Seen(topic, self._named.known(topic) or self._bounds(topic)) for topic in self._existing()]
+        return to_document({each.topic.name: _latest(each) for each in seen})
 
     def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
         """Splits between two offsets; the same ones for the same offsets, also after a restart."""
         if start == end:
             return []
         options = self.options
-        before, after = from_document(start), from_document(end)
+        before, after = places_from_document(start), places_from_document(end)
         self._check_asked_for(after)
         topics = {topic.name: topic for topic in self._existing()}
         if self._fetch is None:
@@ -128,11 +145,12 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         portions = []
         for name, until in after.items():
             topic = topics.get(name)
-            begin = _begin(before.get(name), until)
             if topic is None or topic.id != until.topic_id:
-                self._lost(name, begin, until)
-                continue
-            portions.append(self._portion(topic, begin, until))
+                self._lost(name, _has_more(before.get(name), until))
+            elif isinstance(until, NamedOffsets):
+                portions.append(self._named.portion(topic, _begin_named(before.get(name), until), until))
+            else:
+                portions.append(self._portion(topic, _begin(before.get(name), until), until))
         return planned_splits(portions, self._fetch, options)
 
     def stop(self) -> None:
@@ -157,7 +175,14 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._connected().existing(self.options.topics, self.options.topic_pattern)
 
     def _seen(self) -> dict[str, _Seen]:
-        return {topic.name: _Seen(topic, self._connected().bounds(topic)) for topic in self._existing()}
+        found = {}
+        for topic in self._existing():
+            check_names(topic, self.options)
+            found[topic.name] = _Seen(topic, self._bounds(topic))
+        return found
+
+    def _bounds(self, topic: Topic) -> Bounds | dict[int, ShardPlace]:
+        return self._named.now(topic) if topic.named else self._connected().bounds(topic)
 
     def _check_asked_for(self, known: Iterable[str]) -> None:
         """Raises ``InvalidOption`` when the checkpoint is of another query: its topics are not those of the options."""
@@ -169,7 +194,7 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 option="topic",
             )
 
-    def _check_there(self, known: Mapping[str, TopicOffsets], seen: Mapping[str, _Seen]) -> None:
+    def _check_there(self, known: Mapping[str, StreamPlaces], seen: Mapping[str, _Seen]) -> None:
         """Raises, or warns once, when a topic that the query has begun with was deleted."""
         for name in sorted(known.keys() - seen.keys() - self._told_gone):
             message = f"topic {name!r} was deleted: what was not read of it is gone"
@@ -180,7 +205,7 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name in sorted(set(self.options.topics) - known.keys() - seen.keys()):
             raise UnknownTopic(f"there is no topic {name!r}", topic=name)
 
-    def _report(self, done: Mapping[str, TopicOffsets], seen: Mapping[str, _Seen]) -> None:
+    def _report(self, done: Mapping[str, StreamPlaces], seen: Mapping[str, _Seen]) -> None:
         """With option ``group``, tell the broker how far the query is.
 
         Not in ``commit``, which Spark calls when the batch after is planned: never for the last one.
@@ -190,6 +215,11 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name in done.keys() & seen.keys():
             at, before = done[name], self._reported.get(name)
             if at.topic_id != seen[name].topic.id:
+                continue
+            if isinstance(at, NamedOffsets):
+                planned, stand = self._named.planned.pop(name, (None, {}))
+                if planned is not None and planned.places == at.places and stand:
+                    self._commit(self.options.group, name, stand)
                 continue
             reported = np.full(len(at.offsets), -1, np.int64)
             if before is not None and before.topic_id == at.topic_id:
@@ -202,14 +232,19 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if not places:
                 continue
             offsets = dict(zip(places, at.offsets[places].tolist(), strict=True))
-            try:
-                self._connected().commit(self.options.group, name, offsets)
+            if self._commit(self.options.group, name, offsets):
                 self._reported[name] = at
-            except LsmqError as error:
-                # For those who look at the lag only: the checkpoint decides where the query goes on.
-                _log.warning("offsets not committed: group=%s topic=%s error=%s", self.options.group, name, error)
 
-    def _end(self, known: TopicOffsets | None, seen: _Seen) -> TopicOffsets:
+    def _commit(self, group: str, topic: str, offsets: dict[int, int]) -> bool:
+        try:
+            self._connected().commit(group, topic, offsets)
+        except LsmqError as error:
+            # For those who look at the lag only: the checkpoint decides where the query goes on.
+            _log.warning("offsets not committed: group=%s topic=%s error=%s", group, topic, error)
+            return False
+        return True
+
+    def _end(self, known: StreamPlaces | None, seen: _Seen) -> StreamPlaces:
         """All that is there of a topic; of one that is new to the query, and of new queues, from the beginning.
 
         Queues that are not asked for stay where they are: should a query that is started again ask for them, it reads
@@ -217,9 +252,15 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         topic, bounds = seen.topic, seen.bounds
         fail = self.options.fail_on_data_loss
+        same = known is not None and same_topic(topic, known, fail_on_data_loss=fail)
+        if not isinstance(bounds, Bounds):
+            former = known if same and isinstance(known, NamedOffsets) else None
+            places = self._named.beginning(topic, bounds) if former is None else former.places
+            begun = places if former is None or former.is_unread else None
+            return NamedOffsets(topic.name, topic.id, self._named.end(topic, places, bounds), begun)
         begin = bounds.earliest.copy()
         begins = True
-        if known is not None and same_topic(topic, known, fail_on_data_loss=fail):
+        if same and isinstance(known, TopicOffsets):
             begin[: len(known.offsets)] = known.offsets
             begins = known.is_unread or len(known.offsets) < len(begin)
         # Never back: a leader that lost messages it had not replicated is found out where they are read.
@@ -241,9 +282,68 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start = np.maximum(start, bounds.earliest)
         return Portion(topic, start, np.maximum(np.minimum(end, bounds.latest), start))
 
-    def _lost(self, name: str, begin: I64, until: TopicOffsets) -> None:
+    def _waiting(
+        self, topics: Mapping[str, Topic], known: Mapping[str, StreamPlaces], ends: Mapping[str, StreamPlaces]
+    ) -> int:
+        """Messages between what is known to be read and these ends."""
+        total = 0
+        for name, end in ends.items():
+            if isinstance(end, NamedOffsets):
+                total += sum(count for *_, count in self._backlogs(topics.get(name), known.get(name), end))
+            else:
+                total += int((end.offsets - _begin(known.get(name), end)).sum())
+        return total
+
+    def _backlogs(
+        self, topic: Topic | None, known: StreamPlaces | None, end: NamedOffsets
+    ) -> list[tuple[int, ShardPlace, int]]:
+        """Of each shard of a named topic where the batch begins, and how many messages it has; none if that is gone."""
+        if topic is None:
+            return []
+        begin = _begin_named(known, end)
+        return [
+            (shard, begin[shard], self._named.waiting_in(topic, shard, begin[shard], place))
+            for shard, place in end.places.items()
+        ]
+
+    def _admitted(
+        self,
+        topics: Mapping[str, Topic],
+        known: Mapping[str, StreamPlaces],
+        ends: Mapping[str, StreamPlaces],
+        limit: int,
+    ) -> dict[str, StreamPlaces]:
+        """Ends of a batch of at most ``limit`` messages. A shard of a named topic has its share as a queue has."""
+        names = sorted(ends)
+        starts, stops, begins = [], [], {}
+        for name in names:
+            end = ends[name]
+            if isinstance(end, NamedOffsets):
+                begins[name] = backlogs = self._backlogs(topics.get(name), known.get(name), end)
+                starts.append(np.zeros(len(backlogs), np.int64))
+                stops.append(np.array([count for *_, count in backlogs], np.int64))
+            else:
+                starts.append(_begin(known.get(name), end))
+                stops.append(end.offsets)
+        if not names:
+            return {}
+        admitted = admit(np.concatenate(starts), np.concatenate(stops), limit)
+        parts = np.split(admitted, np.cumsum([len(start) for start in starts])[:-1])
+        found: dict[str, StreamPlaces] = {}
+        for name, part in zip(names, parts, strict=True):
+            end = ends[name]
+            if isinstance(end, NamedOffsets):
+                places = dict(end.places)
+                for (shard, begin, _), share in zip(begins[name], part.tolist(), strict=True):
+                    places[shard] = self._named.cut(topics[name], shard, begin, places[shard], share)
+                found[name] = replace(end, places=places)
+            else:
+                found[name] = replace(end, offsets=part)
+        return found
+
+    def _lost(self, name: str, has_more: bool) -> None:
         """A topic of a batch is deleted: a loss if any of its messages were to be read."""
-        if not (until.offsets > begin).any():
+        if not has_more:
             return
         message = f"topic {name!r} was deleted before all of it was read"
         if self.options.fail_on_data_loss:
@@ -251,35 +351,43 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         _log.warning("%s; going on without", message)
 
 
-def _begin(before: TopicOffsets | None, until: TopicOffsets) -> I64:
+def _begin(before: StreamPlaces | None, until: TopicOffsets) -> I64:
     """Where a topic's part of a batch begins: where its end says, else where the one before ended."""
     if until.start is not None:
         return until.start
-    if before is None or before.topic_id != until.topic_id:
+    if not isinstance(before, TopicOffsets) or before.topic_id != until.topic_id:
         return np.zeros(len(until.offsets), np.int64)
     return before.offsets
 
 
-def _waiting(known: Mapping[str, TopicOffsets], ends: Mapping[str, TopicOffsets]) -> int:
-    """Messages between what is known to be read and these ends."""
-    return sum(int((end.offsets - _begin(known.get(name), end)).sum()) for name, end in ends.items())
+def _begin_named(before: StreamPlaces | None, until: NamedOffsets) -> Mapping[int, ShardPlace]:
+    """The same of a topic whose queues have names."""
+    if until.start is not None:
+        return until.start
+    if not isinstance(before, NamedOffsets) or before.topic_id != until.topic_id:
+        return dict.fromkeys(until.places, BEGINNING)
+    return before.places
 
 
-def _admitted(
-    known: Mapping[str, TopicOffsets], ends: Mapping[str, TopicOffsets], limit: int
-) -> dict[str, TopicOffsets]:
-    """Ends of a batch of at most ``limit`` messages."""
-    names = sorted(ends)
-    if not names:
-        return {}
-    starts = [_begin(known.get(name), ends[name]) for name in names]
-    admitted = admit(np.concatenate(starts), np.concatenate([ends[name].offsets for name in names]), limit)
-    parts = np.split(admitted, np.cumsum([len(start) for start in starts])[:-1])
-    return {name: replace(ends[name], offsets=part) for name, part in zip(names, parts, strict=True)}
+def _has_more(before: StreamPlaces | None, until: StreamPlaces) -> bool:
+    if isinstance(until, NamedOffsets):
+        return _begin_named(before, until) != until.places
+    return bool((until.offsets > _begin(before, until)).any())
 
 
-def _differ(known: Mapping[str, TopicOffsets], ends: Mapping[str, TopicOffsets]) -> bool:
-    return known.keys() != ends.keys() or any(
-        known[name].topic_id != end.topic_id or not np.array_equal(known[name].offsets, end.offsets)
-        for name, end in ends.items()
-    )
+def _latest(seen: _Seen) -> StreamPlaces:
+    if isinstance(seen.bounds, Bounds):
+        return TopicOffsets(seen.topic.name, seen.topic.id, seen.bounds.latest)
+    return NamedOffsets(seen.topic.name, seen.topic.id, seen.bounds)
+
+
+def _differ(known: Mapping[str, StreamPlaces], ends: Mapping[str, StreamPlaces]) -> bool:
+    return known.keys() != ends.keys() or any(not _same(known[name], end) for name, end in ends.items())
+
+
+def _same(known: StreamPlaces, end: StreamPlaces) -> bool:
+    if known.topic_id != end.topic_id:
+        return False
+    if isinstance(known, NamedOffsets) or isinstance(end, NamedOffsets):
+        return isinstance(known, NamedOffsets) and isinstance(end, NamedOffsets) and known.places == end.places
+    return np.array_equal(known.offsets, end.offsets)

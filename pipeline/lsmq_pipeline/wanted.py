@@ -1,8 +1,8 @@
 """Options ``keys``, ``tags``, ``types`` and ``filter``: which messages of those in reach are wanted.
 
-Tags, types and the filter are told the broker, which sends no others (``docs/filters.md``). What comes is compared by
-the hashes that stand in the record batch's columns before a single byte of a message is looked at, and keys, tags and
-types by themselves afterwards.
+All of it is told the broker, which sends no others (``docs/filters.md``): keys as a part of the filter, where they are
+not too many for one. What comes is compared by the hashes that stand in the record batch's columns before a single byte
+of a message is looked at, and keys, tags and types by themselves afterwards.
 
 Not supported: filters that Spark hands down (``pushFilters``). Spark 4.3 keeps what came of them with the source of a
 data frame and not with one scan of it, so that a union, a self-join or the next query reads by the filters of another
@@ -18,6 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from lsmq.errors import InvalidFilter
+from lsmq.filter_expressions import Expression
 from lsmq.filters import MAX_FILTER_WORDS
 from lsmq.messages import key_hash, tag_hash, type_hash
 from lsmq.record_batch import Column
@@ -40,9 +42,21 @@ class WantedKeys:
         for name, words in (("tag", self.tags), ("type", self.types)):
             if words is not None and 0 < len(words) <= MAX_FILTER_WORDS and "" not in words:
                 fields[name] = sorted(words)
-        if self.filter is not None:
-            fields["filter"] = self.filter
+        if (condition := self._condition()) is not None:
+            fields["filter"] = condition
         return fields
+
+    def _condition(self) -> str | None:
+        """The filter, and keys in it unless that is more than the broker reads."""
+        if self.keys is None:
+            return self.filter
+        keys = ", ".join("'" + key.replace("'", "''") + "'" for key in sorted(self.keys))
+        wanted = f"key IN ({keys})" if self.filter is None else f"key IN ({keys}) AND ({self.filter})"
+        try:
+            Expression(wanted)
+        except InvalidFilter:
+            return self.filter
+        return wanted
 
     @property
     def _exact(self) -> tuple[tuple[str, frozenset[str]], ...]:

@@ -214,6 +214,8 @@ def test_every_answer_fits_the_document(
     fits("trimQueue", "POST", f"{named}/queues/a/trim", {"before": 1})
     fits("deleteQueue", "DELETE", f"{named}/queues/a", None, 204)
     fits("fetchBatches", "POST", f"{named}/fetch", {"pattern": "**", "start": "latest"})
+    until = fits("noteMoment", "POST", f"{named}/moments", {"shard": 0})
+    fits("readArrivals", "POST", f"{named}/arrivals", {"shard": 0, "until": {"time_ms": until["time_ms"]}})
     producers = f"/v1/producer-groups/{topic_name}"
     fits("producerHeartbeat", "POST", f"{producers}/heartbeat", {"member": "m", "join": True})
     begin = {"member": "m", "messages": [{"topic": topic_name, "body": "x"}]}

@@ -29,6 +29,7 @@ from lsmq_node.node import Node
 from lsmq_node.rights import Audit, ShownCredentials
 
 from . import (
+    arrivals,
     backups,
     batches,
     browser_sessions,
@@ -71,6 +72,7 @@ _PARTS = (
     produce,
     consume,
     batches,
+    arrivals,
     producers,
     find,
     deletes,

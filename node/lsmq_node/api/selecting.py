@@ -47,7 +47,7 @@ def selected_of(document: dict[str, Any], topic: StoredTopic, admission: Admissi
             "start is missing; say 'earliest', 'latest' or 'committed', or give offsets", field="start"
         )
     return Selected(
-        which=_selection(document),
+        which=selection_of(document),
         start=ReadStart(start or ReadStart.EARLIEST),
         group=group,
         reset=ReadStart(document["reset"]),
@@ -72,7 +72,8 @@ def _offsets_of(document: dict[str, Any], start: str | None) -> dict[str, int]:
     return dict(zip(names, offsets, strict=True))
 
 
-def _selection(document: dict[str, Any]) -> Selection:
+def selection_of(document: dict[str, Any]) -> Selection:
+    """By ``names``, ``pattern`` or ``slots``. Raises ``InvalidRequest``, ``InvalidQueueName``."""
     if "names" in document:
         names = [check_queue_name(name) for name in document["names"]]
         return ByName(names, [queue_slot(name) for name in names])

@@ -37,6 +37,7 @@ from lsmq_node.workers import Workers
 
 from .admission import Admission, column_of
 from .allowances import Allowances
+from .arrivals import ArrivalReads
 from .budget import ByteBudget, Hold
 from .fetched import Fetched
 from .forwarding import Forwarder
@@ -114,6 +115,7 @@ class Broker:
         self.own_options = OwnOptions(topology, self.names, self.admission)
         self.queue_lists = QueueLists(topology, self.names, self.own_options, self.admission)
         self.top_queues = QueueRanks(topology, self.names)
+        self.arrivals = ArrivalReads(topology, self.names, self.admission)
         self._next_queue: dict[int, int] = {}
 
     async def retire(self) -> None:

@@ -1,4 +1,4 @@
-"""Which queues of a named topic are meant: some names, all of a pattern, or all in some slots.
+"""Which queues of a named topic are meant: some names, all of a pattern or a prefix, or all in some slots.
 
 A pattern is a name in which ``*`` may stand for one part between dots, and ``**`` at the end for any rest:
 ``agents.*.inbox``, ``agents.**``, ``**``.
@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from lsmq.errors import InvalidRequest
-from lsmq.queue_names import SLOTS, check_pattern
+from lsmq.queue_names import SLOTS, check_pattern, check_queue_name
 from lsmq_node.storage import TopicNames
 from lsmq_node.storage.columns import U32
 
@@ -122,6 +122,18 @@ class ByPattern:
         at = np.fromiter((fit.start() for fit in self._fits.finditer(lines.tobytes())), np.int64)
         at = at[at < len(lines)]
         return known[starts.searchsorted(at)]
+
+
+class ByPrefix(ByPattern):
+    """Queues whose names begin with a text."""
+
+    def __init__(self, prefix: str) -> None:
+        """Raises ``InvalidQueueName`` for a text with which no name begins."""
+        self._fits = re.compile(b"(?m)^" + re.escape(_checked_prefix(prefix).encode()))
+
+
+def _checked_prefix(prefix: str) -> str:
+    return prefix if prefix in (".", "..") else check_queue_name(prefix)
 
 
 def _expression(pattern: str) -> bytes:

@@ -12,6 +12,7 @@ from .key_search import END, KeyFound, KeyQuery, Position
 from .known_names import NamesBehind
 from .line import Appended
 from .lock import DirectoryLock
+from .moments import Moment
 from .options import FlushMode, StoreOptions
 from .queue_store import QueueStore
 from .reader import Slice
@@ -40,6 +41,7 @@ __all__ = [
     "KeyFound",
     "KeyQuery",
     "Position",
+    "Moment",
     "NamesBehind",
     "QueueStore",
     "ReplicaLog",

@@ -1,4 +1,4 @@
-"""The names of all named topics of a store, made when they are first asked for."""
+"""What a store knows of its named topics: their names, made when they are first asked for, and moments of them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from .columns import I64
 from .known_names import NamesBehind
 from .line import Line
+from .moments import Moments
 from .name_listing import NameListing
 from .options import StoreOptions
 from .queries import Queries
+from .shard_time import ShardTime
 from .state import ShardState
 from .topic_names import TopicNames
 
@@ -17,7 +19,8 @@ from .topic_names import TopicNames
 class NamedTopics:
     """Thread-safe."""
 
-    def __init__(self, state: ShardState, line: Line, queries: Queries, options: StoreOptions) -> None:
+    def __init__(self, state: ShardState, line: Line, queries: Queries, options: StoreOptions, time: ShardTime) -> None:
+        self.moments = Moments(state, line, queries, time)
         self._state = state
         self._parts = (line, queries, options)
         self._queries = queries

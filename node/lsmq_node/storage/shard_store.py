@@ -118,7 +118,7 @@ class ShardStore:
         self._merger = Merger(
             path, options, disk, clock, self._tables, self._state, self._counters, self._time.surely_expired
         )
-        self.named = NamedTopics(self._state, self._line, self._queries, options)  # their names, and listings
+        self.named = NamedTopics(self._state, self._line, self._queries, options, self._time)  # what is theirs alone
         #: What has expired and is moved to other topics.
         self.lapses = Lapses(self._state, self._queries, self._line, self._time)
         #: What goes by itself, and what there is.
