@@ -58,9 +58,19 @@ class ShardInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class VoterChange:
+    """``new`` takes the vote of ``old`` in the control plane. ``step``: ``filling`` while it is sent the log,
+    ``joining`` the same when the old one votes no more, ``leaving`` while both vote."""
+
+    old: str
+    new: str
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterInfo:
     """A cluster at one ``version`` of its agreed state. ``name`` is None for a node of its own. While
-    ``moves_paused`` no replica is added anywhere."""
+    ``moves_paused`` no replica is added anywhere. ``voter_change`` is None while nobody takes anybody's vote."""
 
     name: str | None
     version: int
@@ -68,6 +78,7 @@ class ClusterInfo:
     nodes: tuple[NodeInfo, ...]
     shards: tuple[ShardInfo, ...]
     moves_paused: bool = False
+    voter_change: VoterChange | None = None
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> ClusterInfo:
@@ -103,7 +114,9 @@ class ClusterInfo:
             for shard in fields["shards"]
         )
         agreed = fields["cluster"], fields["version"], fields["control_leader"]
-        return cls(*agreed, nodes, shards, fields.get("moves_paused", False))
+        change = fields.get("voter_change")
+        taking = None if change is None else VoterChange(change["old"], change["new"], change["step"])
+        return cls(*agreed, nodes, shards, fields.get("moves_paused", False), taking)
 
     def replicas_on(self, node: str) -> list[ShardInfo]:
         """The shards that have a replica on the node."""
@@ -193,6 +206,15 @@ class ClusterAdmin:
         """Take a drained node out for good; its id is not used again."""
         await self._client.ask("DELETE", _node_path(node))
 
+    async def replace_voter(self, old: str, new: str) -> None:
+        """Have the node ``new`` take the vote of ``old`` in the control plane, which may be gone. The newcomer is sent
+        the control plane's log first; ``voter_change`` of the overview says how far it is."""
+        await self._client.ask("POST", f"{_voter_path(old)}/replace", {"by": new})
+
+    async def keep_voter(self, old: str) -> None:
+        """Call off that another node takes the vote of ``old``, as long as that one does not vote yet."""
+        await self._client.ask("DELETE", f"{_voter_path(old)}/replace")
+
     async def move(self, shard: int, replicas: Sequence[str]) -> None:
         """Have ``shard`` held by these nodes and no others; the first leads when it can. It is pinned there."""
         await self._client.ask("PUT", f"/v1/cluster/shards/{shard}/replicas", {"replicas": list(replicas)})
@@ -222,3 +244,7 @@ class ClusterAdmin:
 
 def _node_path(node: str) -> str:
     return f"/v1/cluster/nodes/{quoted(node)}"
+
+
+def _voter_path(node: str) -> str:
+    return f"/v1/cluster/voters/{quoted(node)}"

@@ -37,6 +37,7 @@ from .command_fields import (
 from .lives import UNCLAIMED, InSyncMember
 from .pieces import Pieces
 from .placement import places_of
+from .raft_membership import Electorate
 from .state import (
     MAX_LABEL_BYTES,
     MAX_NAME_BYTES,
@@ -113,7 +114,7 @@ def _batch(state: ClusterState, command: Command) -> Change:
         raise Refused("limit_reached", f"a batch holds at most {MAX_BATCH} commands")
     results = []
     for entry in entries:
-        if entry.get("op") in ("batch", "bootstrap"):
+        if entry.get("op") in ("batch", "bootstrap", "set_voters"):
             raise Refused("invalid_command", f"{entry['op']} cannot be part of a batch")
         state, result = _run(state, entry)
         results.append(result)
@@ -320,7 +321,7 @@ def _undrain_node(state: ClusterState, command: Command) -> Change:
 
 
 def _remove_node(state: ClusterState, command: Command) -> Change:
-    """``node``: refused while it holds replicas, and for voters, of which the configuration decides."""
+    """``node``: refused while it holds replicas or votes."""
     node = known_node(state, command)
     held = [id for id, shard in sorted(state.shards.items()) if node.id in (*shard.replicas, *shard.target)]
     if held:
@@ -328,8 +329,19 @@ def _remove_node(state: ClusterState, command: Command) -> Change:
             "holds_replicas", f"node {node.id!r} holds replicas of shards {held}; drain it first", shards=held
         )
     if node.voter:
-        raise Refused("is_voter", f"node {node.id!r} is a voter; voters are fixed. Drained, it only votes")
+        raise Refused(
+            "is_voter",
+            f"node {node.id!r} is a voter; have another one take its vote first: lsmq voter replace {node.id} NEW",
+        )
     return _with_node_state(state, command, NodeState.REMOVED)
+
+
+def _set_voters(state: ClusterState, command: Command) -> Change:
+    """``membership``: who votes. Raft has agreed on it with this very entry, so nothing is refused here that can be
+    read: see :mod:`~.raft_membership`."""
+    membership = Electorate.from_dict(command["membership"])
+    nodes = {id: replace(node, voter=id in membership.voters) for id, node in state.nodes.items()}
+    return replace(state, membership=membership, nodes=frozen(nodes)), {"number": membership.number}
 
 
 _OPERATIONS: dict[Any, Callable[[ClusterState, Command], Change]] = {
@@ -358,6 +370,7 @@ _OPERATIONS: dict[Any, Callable[[ClusterState, Command], Change]] = {
     "undrain_node": _undrain_node,
     "remove_node": _remove_node,
     "change_rights": _change_rights,
+    "set_voters": _set_voters,
 }
 
 

@@ -47,6 +47,9 @@ LeaseCallback = Callable[[float, ClusterState], None]
 
 _WAIT_MS = 1_000
 _PAUSE_S = 0.02
+#: A voter that has heard no leader of the control plane for so long asks others, as nodes that do not vote do.
+_UNHEARD_S = 1.0
+_LOOK_S = 0.2
 _FIRST_TRY_S = 0.5
 _SILENCE_S = 1.0
 _MAX_STALE_S = 2.0
@@ -91,7 +94,7 @@ class ControlClient:
     ) -> None:
         if not voters or (raft is None) != (overseer is None):
             raise InvalidRequest("a node needs the voters' addresses, and a voter both its raft and its overseer")
-        self.node, self._voters, self._timing = node, dict(voters), timing
+        self.node, self._configured, self._timing = node, dict(voters), timing
         self._raft, self._overseer, self._progress = raft, overseer, progress
         self._problems, self._sizes, self._parts = problems, sizes, parts or Parts()
         #: Whom sizes were told last, and when.
@@ -102,7 +105,7 @@ class ControlClient:
         self._state = EMPTY
         self._leader: str | None = None
         self._lease = NodeLease()
-        self._unleased_since = runtime.monotonic()
+        self._began = self._unleased_since = runtime.monotonic()
         self._clock_offset = ClockOffset()
         self._told: HeartbeatAnswer | None = None
         self._told_at = float("-inf")
@@ -111,7 +114,7 @@ class ControlClient:
         self._on_lease: list[LeaseCallback] = []
         self._changed = asyncio.Event()
         self._behind = asyncio.Event()
-        self._rotation = itertools.cycle(sorted(voters))
+        self._rotation = itertools.count()
         self._tasks: list[asyncio.Task[None]] = []
         self._ends: list[Callable[[], None]] = []
 
@@ -121,8 +124,7 @@ class ControlClient:
         if self._raft is not None:
             self._ends.append(self._raft.on_change(self._take))
             self._take(self._raft.state)
-        else:
-            self._keep("control-state", self._follow)
+        self._keep("control-state", self._follow)
         self._keep("control-heartbeat", self._beat)
         return self
 
@@ -154,7 +156,24 @@ class ControlClient:
     @property
     def leader(self) -> str | None:
         """Node id of the leader of the control plane, as far as known."""
-        return self._raft.leader if self._raft is not None and self._raft.failure is None else self._leader
+        raft = self._raft
+        return raft.leader if raft is not None and raft.votes and raft.failure is None else self._leader
+
+    @property
+    def voters(self) -> Mapping[str, str]:
+        """The internal URL of each voter: as configured, until the cluster has agreed on others."""
+        raft, agreed = self._raft, self._state.membership
+        if raft is not None and raft.membership.number > (0 if agreed is None else agreed.number):
+            agreed = raft.membership
+        if agreed is None:
+            return self._configured
+        urls = {id: self._url_of(id) for id in agreed.voters}
+        return {id: url for id, url in urls.items() if url is not None} or self._configured
+
+    def _url_of(self, node: str) -> str | None:
+        known = self._state.nodes.get(node)
+        noted = self._raft.urls.get(node) if self._raft is not None else None
+        return self._configured.get(node) or (noted if known is None else known.internal_url)
 
     @property
     def _whom_to_tell(self) -> str | None:
@@ -223,6 +242,9 @@ class ControlClient:
         if state.version <= self._state.version:
             return
         self._state = state
+        if self._raft is not None and state.membership is not None:
+            urls = {id: url for id in state.membership.voters if (url := self._url_of(id)) is not None}
+            self._raft.learned(state.membership, urls)
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         for callback in list(self._on_change):
@@ -285,17 +307,27 @@ class ControlClient:
         return result
 
     def _url(self, voter: str) -> str:
-        url = self._voters.get(voter)
+        url = self.voters.get(voter) or self._url_of(voter)
         if url is None:
-            raise NoControlLeader(f"{voter!r} is none of the voters {sorted(self._voters)}")
+            raise NoControlLeader(f"{voter!r} is none of the voters {sorted(self.voters)}")
         return url
 
     def _next_voter(self, besides: Container[str] = ()) -> str:
         """The voters in turn, those not in ``besides`` if there are others."""
-        for voter in itertools.islice(self._rotation, len(self._voters)):
+        voters = sorted(self.voters)
+        for _ in voters:
+            voter = voters[next(self._rotation) % len(voters)]
             if voter not in besides:
                 return voter
-        return next(self._rotation)
+        return voters[next(self._rotation) % len(voters)]
+
+    def _next_to_follow(self, failed: int) -> str:
+        """Whom to ask for the state: a voter, and now and then, where none of them answers, any other node. It may vote
+        by now, and the voters that are known here may be gone."""
+        others = sorted({id for id, node in self._state.nodes.items() if node.state != "removed"} - {self.node})
+        if failed > len(self.voters) and failed % 2 and others:
+            return others[next(self._rotation) % len(others)]
+        return self._next_voter({self.node})
 
     async def _reach(self, version: int, deadline: float) -> None:
         self._heard_of(version)
@@ -371,11 +403,23 @@ class ControlClient:
             with contextlib.suppress(LsmqError):
                 await self._http.call(self._url(leader), "POST", f"/internal/control/{what}", body, _REPORT_TIMEOUT_S)
 
-    # The state, where this node does not vote
+    # The state, where this node does not vote, or Raft does not bring it
+
+    def _brought(self) -> bool:
+        """Whether the state comes by this node's own voter: it hears a leader, or did a moment ago. What a voter that
+        stopped does not know the node does not follow."""
+        raft = self._raft
+        if raft is None or not raft.votes:
+            return False
+        heard = raft.leader is not None or runtime.monotonic() - max(raft.lease, self._began) < _UNHEARD_S
+        return heard or raft.failure is not None
 
     async def _follow(self) -> None:
-        voter = self._next_voter()
+        failed, voter = 0, self._next_voter()
         while True:
+            if self._brought():
+                await asyncio.sleep(_LOOK_S)
+                continue
             self._behind.clear()
             poll = asyncio.create_task(self._poll(voter))
             behind = asyncio.create_task(self._behind.wait())
@@ -385,8 +429,11 @@ class ControlClient:
                     # That voter holds back what another one told of: it may be paused or cut off.
                     voter = self._leader or self._next_voter()
                 elif not poll.result():
-                    voter = self._next_voter()
-                    await asyncio.sleep(_PAUSE_S)
+                    failed += 1
+                    voter = self._next_to_follow(failed)
+                    await asyncio.sleep(_PAUSE_S if failed < 2 * len(self.voters) else _LOOK_S)
+                else:
+                    failed = 0
             finally:
                 poll.cancel()
                 behind.cancel()
@@ -435,6 +482,7 @@ class ControlClient:
             self.node,
             self.life,
             None if progress is None else {id: ReplicaProgress(*held) for id, held in progress.items()},
+            raft=None if self._raft is None else self._raft.address,
             well=self._raft is None or self._raft.failure is None,
             leased=self.holds_lease(),
             clock_ms=0.0 if leader == self.node else self._clock_offset.ms,

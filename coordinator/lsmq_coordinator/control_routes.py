@@ -30,6 +30,7 @@ from lsmq.errors import InvalidRequest, LsmqError, Unavailable
 
 from . import death
 from .auth import ClusterSecret
+from .errors import NoControlLeader
 from .heartbeats import NodeHeartbeat
 from .http_status import status_of
 from .overseer import Overseer
@@ -45,7 +46,7 @@ RECENT_STATES = 64
 
 
 def control_routes(raft: RaftControl, overseer: Overseer, secret: ClusterSecret) -> list[web.RouteDef]:
-    """The routes of one voter."""
+    """The routes of a node, which answers what only voters can while it votes."""
     handlers = _Handlers(raft, overseer, secret)
     return [
         web.get("/internal/control/state", _answering(handlers.state)),
@@ -100,6 +101,8 @@ class _Handlers:
 
     async def state(self, request: web.Request) -> dict[str, Any]:
         raft, query = self._raft, request.query
+        if not raft.votes:
+            raise NoControlLeader(f"node {raft.config.node!r} does not vote")
         after, leader, topics = int(query.get("after", 0)), query.get("leader", ""), int(query.get("topics", -1))
         wait_ms = min(int(query.get("wait_ms", 0)), MAX_WAIT_MS)
         if wait_ms > 0 and len(self._waiters) >= MAX_WAITERS:

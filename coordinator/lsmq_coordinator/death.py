@@ -26,11 +26,13 @@ import hashlib
 import hmac
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from . import sentinel
@@ -101,18 +103,34 @@ class Sentinel:
             f"Content-Length: {len(content)}",
             f"{HEADER}: {notice.signature(secret)}",
         ]
-        addresses = [urlsplit(url) for voter, url in sorted(voters.items()) if voter != notice.node]
+        self._node = notice.node
         files = [] if tls is None else [path for path in (tls.cert, tls.key, tls.ca) if path is not None]
-        self._order = {
+        self._order: dict[str, Any] = {
             "pid": os.getpid(),
-            "targets": [[address.hostname, address.port or 80] for address in addresses],
+            "targets": self._targets(voters),
             "request": "\r\n".join([*lines, "", content]),
             "patience_s": patience_s,
             "tls": [str(path.absolute()) for path in files],
         }
         self._part = part
+        #: It was ended so that another one takes its place.
+        self._aimed = False
         #: Of the sentinel; None while there is none.
         self.pid: int | None = None
+
+    def _targets(self, voters: Mapping[str, str]) -> list[list[Any]]:
+        addresses = [urlsplit(url) for voter, url in sorted(voters.items()) if voter != self._node]
+        return [[address.hostname, address.port or 80] for address in addresses]
+
+    def aim(self, voters: Mapping[str, str]) -> None:
+        """Others vote now: another sentinel, which tells them, takes the place of the one there is."""
+        targets = self._targets(voters)
+        if targets != self._order["targets"]:
+            self._order["targets"] = targets
+            if self.pid is not None:
+                self._aimed = True
+                with suppress(ProcessLookupError):
+                    os.kill(self.pid, signal.SIGKILL)
 
     async def run(self) -> None:
         """Until cancelled. The sentinel stays then: this process is about to end."""
@@ -132,6 +150,9 @@ class Sentinel:
                 self._part.running()
                 why = f"ended with {await self._ended(self.pid)}"
                 self.pid = None
+            if self._aimed:
+                self._aimed = False
+                continue
             if loop.time() - began > _STEADY_S:
                 pause_s = _FIRST_PAUSE_S
             self._part.retrying(f"{why}; a death of this process would be noticed when its lease is over")

@@ -29,6 +29,7 @@ class NodeHeartbeat:
         clock_ms: By how much its wall clock is ahead of that of the control plane's leader; None: not measured.
         problems: What is wrong with it, in words.
         sizes: Bytes that each of its replicas takes, by shard; told now and then, None in between.
+        raft: ``host:port`` at which it would be reached if it voted; None: of a release that takes no voter's place.
     """
 
     node: str
@@ -39,6 +40,7 @@ class NodeHeartbeat:
     clock_ms: float | None = None
     problems: tuple[str, ...] = ()
     sizes: Mapping[int, int] | None = None
+    raft: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -50,12 +52,14 @@ class NodeHeartbeat:
             "clock_ms": self.clock_ms,
             "problems": list(self.problems),
             "sizes": self.sizes,
+            "raft": self.raft,
         }
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> NodeHeartbeat:
         """Raises ``KeyError``, ``TypeError`` or ``ValueError``."""
         progress, clock_ms, sizes = fields["progress"], fields["clock_ms"], fields.get("sizes")
+        raft = fields.get("raft")
         return cls(
             str(fields["node"]),
             str(fields["life"]),
@@ -65,6 +69,7 @@ class NodeHeartbeat:
             None if clock_ms is None else float(clock_ms),
             told(fields["problems"]),
             None if sizes is None else {int(id): int(size) for id, size in sizes.items()},
+            None if raft is None else str(raft),
         )
 
 

@@ -21,8 +21,17 @@ from typing import Protocol
 from lsmq import runtime
 from lsmq.errors import CorruptFile, DataDirectoryLocked, DataDirectoryUnusable
 
+from .raft_membership import MARK
 from .raft_outbox import SaveEntry, SaveSnapshot, SaveState, Write
-from .raft_records import MAGIC, JournalDamaged, encode_snapshot, encode_synced, encode_write, replay
+from .raft_records import (
+    MAGIC,
+    MAGIC_CHANGED,
+    JournalDamaged,
+    encode_snapshot,
+    encode_synced,
+    encode_write,
+    replay,
+)
 from .raft_terms import MAX_SNAPSHOT_BYTES, HardState, Loaded
 
 
@@ -88,6 +97,7 @@ class Journal:
         self._new_path = directory / "JOURNAL.new"
         self._fd = -1
         self._marked = True
+        self._magic = MAGIC
         self._loaded: Loaded | None = None
         self.snapshot_bytes = 0
         self._lock = _lock(directory)
@@ -120,6 +130,8 @@ class Journal:
         else:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         content = self._path.read_bytes()
+        if content.startswith(MAGIC_CHANGED):
+            self._magic = MAGIC_CHANGED
         try:
             self._loaded, self._end = replay(content)
         except JournalDamaged as damaged:
@@ -145,6 +157,8 @@ class Journal:
                 writes = writes[number + 1 :]
                 break
         with _writing(self._path):
+            if any(_says_who_votes(write) for write in writes):
+                self._change_magic()
             if writes:
                 self._append(b"".join(self._encode(write) for write in writes))
                 self._sync()
@@ -187,8 +201,17 @@ class Journal:
         _write(self._fd, content, self._end)
         self._end += len(content)
 
+    def _change_magic(self) -> None:
+        """From now on, before anything is in the file that releases before would not understand."""
+        if self._magic != MAGIC_CHANGED:
+            _write(self._fd, MAGIC_CHANGED, 0)
+            self._sync()
+            self._magic = MAGIC_CHANGED
+
     def _compact(self, write: SaveSnapshot) -> None:
         content = write.snapshot.encode()
+        if content.startswith(MARK) or any(entry.command.startswith(MARK) for entry in write.entries):
+            self._magic = MAGIC_CHANGED
         if len(content) > MAX_SNAPSHOT_BYTES:
             raise JournalFailed(f"the control state takes {len(content)} bytes; the limit is {MAX_SNAPSHOT_BYTES}")
         parts = [encode_snapshot(write.snapshot.index, write.snapshot.term, content)]
@@ -199,7 +222,7 @@ class Journal:
         self.snapshot_bytes = len(content)
 
     def _replace(self, parts: Sequence[bytes]) -> None:
-        content = MAGIC + b"".join(parts)
+        content = self._magic + b"".join(parts)
         fd = os.open(self._new_path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             _write(fd, content, 0)
@@ -220,6 +243,10 @@ class Journal:
             self._disk.sync(fd)
         finally:
             os.close(fd)
+
+
+def _says_who_votes(write: Write) -> bool:
+    return isinstance(write, SaveEntry) and write.entry.command.startswith(MARK)
 
 
 def _lock(directory: Path) -> int:

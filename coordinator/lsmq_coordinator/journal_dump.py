@@ -10,6 +10,7 @@ import msgpack
 
 from lsmq.errors import CorruptFile
 
+from .raft_membership import Electorate, membership_in, unmarked, unwrapped
 from .raft_records import (
     RECORD_BYTES,
     JournalDamaged,
@@ -44,16 +45,32 @@ def _fields(record: JournalRecord) -> dict[str, Any]:
             return {"term": state.term, "vote": state.vote, "whole": state.whole, "starts": state.life[0]}
         case JournalKind.ENTRY:
             index, term, command = unpack_position(record.content)
-            return {"index": index, "term": term, "op": _op(command), "bytes": RECORD_BYTES + len(record.content)}
+            size = RECORD_BYTES + len(record.content)
+            return {"index": index, "term": term, "op": _op(unmarked(command)), "bytes": size, **_voters(command)}
         case JournalKind.CUT:
             return {"from_index": unpack_index(record.content)}
         case JournalKind.SYNCED:
             return {"durable_bytes": record.durable, "commit_index": unpack_index(record.content)}
         case JournalKind.SNAPSHOT:
-            index, term, state_bytes = unpack_position(record.content)
-            return {"index": index, "term": term, "bytes": len(state_bytes)}
+            index, term, content = unpack_position(record.content)
+            membership, state_bytes = unwrapped(content)
+            return {"index": index, "term": term, "bytes": len(state_bytes), **_shown(membership)}
         case _:
             assert_never(record.kind)
+
+
+def _voters(command: bytes) -> dict[str, Any]:
+    try:
+        return _shown(membership_in(command))
+    except (ValueError, KeyError, TypeError):
+        return {"voters": "?"}
+
+
+def _shown(membership: Electorate | None) -> dict[str, Any]:
+    """Who votes from there on, where it says so."""
+    if membership is None:
+        return {}
+    return {"voters": dict(membership.voters), "learners": dict(membership.learners)}
 
 
 def _op(command: bytes) -> str:

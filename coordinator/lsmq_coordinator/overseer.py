@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lsmq import runtime
-from lsmq.errors import LsmqError
+from lsmq.errors import InvalidRequest, LsmqError, Unavailable
 
 from .balancer import Balancer, BalanceTiming
 from .commands import MAX_BATCH
@@ -26,10 +26,12 @@ from .heartbeats import HeartbeatAnswer, NodeHeartbeat, Told
 from .leaderless import LeaderlessShards
 from .liveness import FailureDetector, LivenessTiming
 from .raft_control import RaftControl
+from .raft_membership import Electorate
 from .reassignment import handover, next_steps
 from .resigning import Resigning, ResignTiming
 from .shard_commands import MAX_EPOCH
 from .state import ClusterState, NodeState
+from .voter_changes import CANCEL, REPLACE, asked, next_step
 from .witness import Witness
 
 _log = logging.getLogger(__name__)
@@ -75,6 +77,8 @@ class Overseer:
         #: The life of each node that is known to have ended last, whoever leads: the next leader may need it at once.
         self._ended: dict[str, str] = {}
         self._reports: dict[str, Mapping[int, ReplicaProgress]] = {}
+        #: Where each node would be reached if it voted.
+        self._raft_addresses: dict[str, str] = {}
         #: Shards whose epochs up to the one given cannot be led.
         self._asked: dict[int, int] = {}
         self._pace = ElectionPace()
@@ -119,6 +123,8 @@ class Overseer:
         agreed = known is not None and known.life == beat.life and self._ended.get(node) != beat.life
         if agreed:
             self._told.heard(beat)
+            if beat.raft is not None:
+                self._raft_addresses[node] = beat.raft
         alive = agreed and self._detector.heartbeat(node, now, well=beat.well)
         if alive and beat.progress is not None:
             self._reports[node] = dict(beat.progress)
@@ -153,6 +159,10 @@ class Overseer:
         for any lease to run out. So a second process under a node's name, by a wrong configuration or with a copy of
         its data, takes nothing from the one that runs.
         """
+        if command.get("op") in (REPLACE, CANCEL):
+            return self._changing_voters(command)
+        if command.get("op") == "set_voters":
+            raise InvalidRequest(f"who votes is changed by {REPLACE}")
         if command.get("op") == "register_start":
             self._hear_first(command)
         if command.get("op") != "register_node":
@@ -172,6 +182,49 @@ class Overseer:
                 url=known.internal_url,
             )
         return {**command, "former": known.life}
+
+    def _changing_voters(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What begins a change of who votes, or calls it off. Raises ``InvalidRequest``, ``Unavailable``."""
+        self._require_leader()
+        raft, status = self._raft, self._raft.status
+        if status.membership is None or not status.settled:
+            raise Unavailable("who votes is being changed at this moment; ask again")
+        if status.old:
+            raise InvalidRequest(
+                f"voters at {', '.join(sorted(status.old))} run a release that would not follow a change of who votes; "
+                "upgrade all voters first",
+                reason="old_release",
+            )
+        self._detector.set_nodes(_members(raft.state), self._clock())
+        if command.get("by") in self._detector.alive - self._detector.heard:
+            raise NoControlLeader(f"the control plane has a new leader, which has not heard node {command['by']!r} yet")
+        at_hand = {raft.config.node, *_named(status.membership, status.heard)}
+        changed = asked(
+            command,
+            status.membership,
+            raft.state,
+            alive=self._detector.heard,
+            at_hand=at_hand,
+            addresses=self._raft_addresses,
+        )
+        _log.warning("node %s takes the vote of node %s: %s", changed.new, changed.old, changed.to_dict())
+        return {"op": "set_voters", "request_id": command["request_id"], "membership": changed.to_dict()}
+
+    async def _change_voters(self) -> None:
+        """Take the next step of a change of who votes, where one is due."""
+        raft, status = self._raft, self._raft.status
+        if status.membership is None or status.membership.old is None or not status.settled:
+            return
+        at_hand = {raft.config.node, *_named(status.membership, status.heard)}
+        step = next_step(status.membership, at_hand, set(_named(status.membership, status.caught_up)))
+        if step is None:
+            return
+        try:
+            await raft.change_voters(step, self._timing.command_timeout_s)
+        except LsmqError as error:
+            _log.info("who votes could not be changed yet: %s", error)
+        else:
+            _log.warning("%s vote now; %s learn to", sorted(step.voters), sorted(step.learners))
 
     def _hear_first(self, command: Mapping[str, Any]) -> None:
         """Raises ``NoControlLeader`` while nobody can tell how far the log of a disk was durable: a new leadership has
@@ -228,13 +281,13 @@ class Overseer:
     # What is done about it
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Until cancelled. Where the node does not vote there is nothing to look at until it does."""
         end = self._raft.on_status(lambda _: self._wake.set())
         try:
             while True:
                 await self.look()
                 try:
-                    async with asyncio.timeout(self._timing.tick_s):
+                    async with asyncio.timeout(self._timing.tick_s if self._raft.seated else None):
                         await self._wake.wait()
                 except TimeoutError:
                     pass
@@ -247,6 +300,7 @@ class Overseer:
         if term != self._term:
             self._term = term
             self._reports, self._asked, self._told = {}, {}, Told()
+            self._raft_addresses = {}
             self._deaf, self._full = DeafLeaders(self._timing.deaf), FullDisks(self._timing.full)
             self._balancer = Balancer(self._timing.balance)
             self._pace, self._leaderless, self._witness = ElectionPace(), LeaderlessShards(), Witness()
@@ -281,13 +335,14 @@ class Overseer:
         alive = self._detector.alive
         if not self._is_reached(state, alive, now):
             return
+        await self._change_voters()
         self._leaderless.look(state, alive, self._reports, now)
         self._full.look(alive, self._reports, now)
         relieved = self._full.successors(state, alive, self._reports, now)
         successors = {**relieved, **self._deaf.successors(state, alive, self._reports, now)}
         commands = failovers(state, alive, self._reports, self._due(state, now), successors)
         commands += departures(state, alive, ended)
-        commands += restored_trust(state, self.heard, self._raft.config.voters.keys())
+        commands += restored_trust(state, self.heard, self._raft.membership.voters.keys())
         noted = self._witness.due(now, lost=bool(verdicts.died))
         commands += [] if noted is None else [noted]
         if not commands:
@@ -312,10 +367,9 @@ class Overseer:
         Raft reaches them, or this voter would not lead: they live, and cannot call it. A leader cut off from them in
         both directions ends by itself.
         """
-        config = self._raft.config
-        voters = set(config.voters) & set(_members(state))
-        unheard = voters - alive - {config.node}
-        if 2 * len(unheard) < len(config.voters):
+        voters = self._raft.membership.voters
+        unheard = voters.keys() & set(_members(state)) - alive - {self._raft.config.node}
+        if 2 * len(unheard) < len(voters):
             self._resigning.reached(now)
             return True
         if self._resigning.is_due(now):
@@ -345,6 +399,12 @@ class Overseer:
             return
         outcomes = zip(commands, result.get("results", ()), strict=False)
         self.elections += sum(command["op"] == "elect" and bool(entry["ok"]) for command, entry in outcomes)
+
+
+def _named(membership: Electorate, addresses: Set[str]) -> list[str]:
+    """The ids of those who are reached at these addresses."""
+    known = {**membership.voters, **membership.learners}
+    return sorted(id for id, address in known.items() if address in addresses)
 
 
 def _members(state: ClusterState) -> list[str]:

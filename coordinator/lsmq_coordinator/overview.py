@@ -7,6 +7,7 @@ from typing import Any
 from .election import leader_counts
 from .heartbeats import HeartbeatAnswer
 from .placement import places_of, problem
+from .raft_membership import Electorate
 from .state import ClusterState, NodeRecord
 
 _SILENCE = (
@@ -25,7 +26,8 @@ def overview(
 
     A node is drained when it is ``draining`` and has no ``replicas``. A shard moves while it has a ``target``; of
     that, ``adding`` are still to catch up. ``problem`` says why nobody leads it and what helps, ``misplaced`` what is
-    wrong with where its replicas are, or are to be; None while all is well.
+    wrong with where its replicas are, or are to be; None while all is well. ``voter_change`` is under way while one
+    node takes another's vote: ``step`` says how far it is.
     """
     places = places_of(state.nodes.values())
     held = dict.fromkeys(state.nodes, 0)
@@ -57,6 +59,7 @@ def overview(
         "version": state.version,
         "control_leader": control_leader,
         "moves_paused": state.moves_paused,
+        "voter_change": _change(state.membership),
         "nodes": [node_entry(state.nodes[id]) for id in sorted(state.nodes)],
         "shards": [
             {
@@ -75,3 +78,11 @@ def overview(
             for shard in (state.shards[id] for id in sorted(state.shards))
         ],
     }
+
+
+def _change(membership: Electorate | None) -> dict[str, Any] | None:
+    if membership is None or membership.old is None:
+        return None
+    learns, gone = membership.new in membership.learners, membership.old not in membership.voters
+    step = ("filling" if not gone else "joining") if learns else "leaving"
+    return {"old": membership.old, "new": membership.new, "step": step}

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgpack
@@ -24,12 +26,18 @@ from .auth import ClusterSecret
 from .commands import apply
 from .errors import ControlStopped, NoControlLeader, NotControlLeader
 from .journal import FULL, OS_DISK, Journal, JournalDisk
+from .known_voters import FILE as KNOWN_VOTERS
+from .known_voters import KnownVoters
 from .parts import Part
 from .raft_following import Diverged
+from .raft_membership import MARK, Electorate, marked
 from .raft_terms import MAX_COMMAND_BYTES, ProposalOutcome, RaftRole, RaftTiming
 from .state import EMPTY, ClusterState
 from .tls import Certificates
 from .voter import RaftStatus, Voter
+from .voter_changes import CANCEL, REPLACE
+
+_log = logging.getLogger(__name__)
 
 StateCallback = Callable[[ClusterState], None]
 StatusCallback = Callable[[RaftStatus], None]
@@ -44,14 +52,17 @@ _ROOM_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class RaftConfig:
-    """How a voter runs. ``voters`` maps node ids to ``host:port`` and must be the same on all of them, for ever."""
+    """How a node votes, once it does. ``voters`` maps node ids to ``host:port`` and must be the same on all of them: it
+    says who votes until that is changed (:mod:`~.raft_membership`)."""
 
     node: str
     voters: Mapping[str, str]
     directory: Path
     secret: ClusterSecret
-    #: Where to listen, when not at the node's own address of ``voters``.
+    #: Where to listen, when not at the node's own address.
     bind: str | None = None
+    #: ``host:port`` at which others reach a node that is none of ``voters``, should it take a voter's place.
+    address: str | None = None
     timing: RaftTiming = RaftTiming()  # noqa: RUF009
     disk: JournalDisk = OS_DISK
     #: What voters show each other; None where nothing is encrypted.
@@ -59,7 +70,7 @@ class RaftConfig:
 
     def validate(self) -> None:
         """Raises ``InvalidRequest`` naming what is wrong."""
-        if self.node not in self.voters:
+        if self.node not in self.voters and self.address is None:
             raise InvalidRequest(f"node {self.node!r} is none of the voters {sorted(self.voters)}")
         if len(self.voters) not in (1, 3, 5):
             raise InvalidRequest(f"there are {len(self.voters)} voters; 1, 3 or 5 make sense")
@@ -68,7 +79,8 @@ class RaftConfig:
 
 
 class RaftControl:
-    """A voter. Used from one event loop; ``state`` and ``status`` may be read from any thread."""
+    """A node's vote: a voter, from when the node has one until another node takes it. Used from one event loop;
+    ``state`` and ``status`` may be read from any thread."""
 
     def __init__(self, config: RaftConfig) -> None:
         config.validate()
@@ -77,11 +89,15 @@ class RaftControl:
         self.testify: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda command: command
         #: The latest state applied here. A new object with each change.
         self.state: ClusterState = EMPTY
-        self._ids = {address: id for id, address in config.voters.items()}
+        #: Who votes, as this node knows it: as configured, as ``voters.json`` says, or as it was told since.
+        self.membership = Electorate(0, MappingProxyType(dict(config.voters)))
+        #: The internal URLs of those, where that was changed.
+        self.urls: Mapping[str, str] = {}
         self._voter: Voter | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: BaseException | None = None
-        self._failed = asyncio.Event()
+        #: It failed, or was given a vote, or lost it.
+        self._moved = asyncio.Event()
         self._on_change: list[StateCallback] = []
         self._on_status: list[StatusCallback] = []
         self._announced = EMPTY
@@ -89,11 +105,24 @@ class RaftControl:
         self._pending: set[asyncio.Future[Any]] = set()
 
     async def start(self) -> None:
-        """Opens the log and listens. Raises ``CorruptFile``, ``DataDirectoryLocked``, ``AddressInUse``.
+        """Opens the log and listens, where this node votes. Raises ``CorruptFile``, ``DataDirectoryLocked``,
+        ``AddressInUse``.
 
         Where the disk has no room the voter begins as one that has stopped: :meth:`keep` opens it.
         """
         self._loop = asyncio.get_running_loop()
+        known = KnownVoters.load(self.config.directory)
+        if known is not None and known.membership.number > self.membership.number:
+            self.membership, self.urls = known.membership, known.urls
+        if known is not None and self.membership.voters != self.config.voters:
+            _log.warning(
+                "cluster.voters of the configuration names %s, and %s vote since that was changed: the "
+                "configuration counts no more, and may be changed to say the same",
+                sorted(self.config.voters),
+                sorted(self.membership.voters),
+            )
+        if not self.seated:
+            return
         try:
             self._voter = await asyncio.to_thread(self._open)
         except Exception as error:
@@ -105,9 +134,11 @@ class RaftControl:
 
     def _open(self) -> Voter:
         config = self.config
-        return Voter(
-            config.voters[config.node],
-            list(config.voters.values()),
+        # A configuration that is known to count no more says nothing: the log will.
+        counts = self.membership.number == 0 and config.node in config.voters
+        voter = Voter(
+            self.address,
+            Electorate(0, MappingProxyType(dict(config.voters if counts else {}))),
             Journal(config.directory / "raft", config.disk),
             config.secret.keys("raft"),
             _Crossing(self),
@@ -115,21 +146,30 @@ class RaftControl:
             bind=config.bind,
             tls=config.tls,
         )
+        voter.meet(self.membership.addresses)
+        return voter
 
     async def keep(self, part: Part) -> None:
-        """Have the voter run, until cancelled: where it stopped for what passes, such as a full disk, it is opened
-        again, with what is durable of it, once its directory takes writes again. Else it has stopped for good.
+        """Have the voter run where the node has a vote, until cancelled: where it stopped for what passes, such as a
+        full disk, it is opened again, with what is durable of it, once its directory takes writes again. Else it has
+        stopped for good.
 
         While it is stopped the node follows no decision, and its heartbeats say so.
         """
         pause_s = _FIRST_PAUSE_S
         while True:
-            self._failed.clear()
+            self._moved.clear()
             began = runtime.monotonic()
-            while (failure := self._failure) is None:
-                part.running()
-                await self._failed.wait()
-                self._failed.clear()
+            while (failure := self._failure) is None and self.seated == (self._voter is not None):
+                part.running() if self.seated else part.gone()
+                await self._moved.wait()
+                self._moved.clear()
+            if not self.seated:
+                await self._leave()
+                continue
+            if failure is None:
+                await self._reopen()
+                continue
             if not _passes(failure):
                 part.stopped(f"{failure}; the node must be restarted when this is repaired")
                 await asyncio.Event().wait()
@@ -139,6 +179,14 @@ class RaftControl:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             await self._reopen()
+
+    async def _leave(self) -> None:
+        """Vote no more. The journal stays: should the node vote again, it has promised what it has."""
+        voter, self._voter, self._failure = self._voter, None, None
+        if voter is not None:
+            await asyncio.to_thread(voter.stop)
+            _log.info("node %s votes no more: %s do", self.config.node, sorted(self.membership.voters))
+        self._announce_status(self.status)
 
     async def _reopen(self) -> None:
         try:
@@ -163,6 +211,43 @@ class RaftControl:
             if not future.done():
                 future.set_exception(_unknown("the node stopped"))
 
+    # Who votes
+
+    @property
+    def address(self) -> str:
+        """``host:port`` at which others reach this node's voter."""
+        config, known = self.config, self.membership
+        found = known.voters.get(config.node) or known.learners.get(config.node) or config.voters.get(config.node)
+        return found or config.address or ""
+
+    @property
+    def seated(self) -> bool:
+        """Whether a voter is to run here: the node votes, or learns to."""
+        return self.membership.has(self.config.node)
+
+    @property
+    def has_voted(self) -> bool:
+        """Whether its directory holds what it promised, or who votes instead of whom its configuration names."""
+        directory = self.config.directory
+        return (directory / "raft" / "JOURNAL").exists() or (directory / KNOWN_VOTERS).exists()
+
+    @property
+    def votes(self) -> bool:
+        return self.config.node in self.membership.voters
+
+    def learned(self, membership: Electorate, urls: Mapping[str, str]) -> None:
+        """The cluster has agreed on who votes, and this is where they are."""
+        if membership.number <= self.membership.number:
+            return
+        self.membership, self.urls = membership, {**urls}
+        try:
+            KnownVoters(membership, self.urls).store(self.config.directory)
+        except OSError as error:
+            _log.warning("who votes since now could not be noted: %s", error)
+        if self._voter is not None:
+            self._voter.meet(membership.addresses)
+        self._moved.set()
+
     # What is known
 
     @property
@@ -182,8 +267,10 @@ class RaftControl:
     @property
     def leader(self) -> str | None:
         """Node id of the leader; None when none was heard lately."""
-        leader = self.status.leader
-        return None if leader is None else self._ids.get(leader)
+        status = self.status
+        named = (status.membership or self.membership, self.membership, Electorate(0, self.config.voters))
+        ids = ((id, address) for known in named for id, address in (*known.voters.items(), *known.learners.items()))
+        return next((id for id, address in ids if address == status.leader), None)
 
     @property
     def lease(self) -> float:
@@ -208,7 +295,19 @@ class RaftControl:
         nothing was done, ``TimedOut`` when the outcome is unknown: the command may still apply; sending it again
         with the same ``request_id`` is safe.
         """
-        packed = pack_command(self.testify(command))
+        earlier = self.state.results.get(command.get("request_id", ""))
+        if earlier is not None and command.get("op") in (REPLACE, CANCEL) and self.is_leader:
+            return {**earlier, "repeated": True}
+        return await self._propose(self.testify(command), timeout)
+
+    async def change_voters(self, membership: Electorate, timeout: float = 5.0) -> dict[str, Any]:
+        """Have the cluster agree on who votes from now on. For the overseer: see :meth:`submit`."""
+        return await self._propose({"op": "set_voters", "membership": membership.to_dict()}, timeout)
+
+    async def _propose(self, command: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        packed = pack_command(command)
+        if command.get("op") == "set_voters":
+            packed = marked(packed)
         voter = self._voter
         if self._failure is not None or voter is None or self._loop is None:
             raise ControlStopped(f"the voter {self.config.node!r} has stopped: {self._failure or 'not running'}")
@@ -232,6 +331,11 @@ class RaftControl:
             case ProposalOutcome.APPLIED:
                 assert isinstance(result, dict)
                 return result
+            case ProposalOutcome.BUSY if packed.startswith(MARK):
+                raise Unavailable(
+                    "who votes cannot be changed at this moment: the last change is not agreed on yet, or fewer than a "
+                    "majority of those who would vote have all of the log; send it again later"
+                )
             case ProposalOutcome.BUSY:
                 raise Unavailable(
                     "too many control commands are waiting, or their disk is too slow; send it again later"
@@ -282,7 +386,7 @@ class RaftControl:
             callback(status)
 
     def _fail(self, error: BaseException) -> None:
-        self._failed.set()
+        self._moved.set()
         for future in list(self._pending):
             if not future.done():
                 future.set_exception(_unknown(str(error)))
@@ -363,6 +467,7 @@ def _wants_room(failure: BaseException | None) -> bool:
 
 def take_room(directory: Path) -> None:
     """Raises ``OSError`` where the directory does not take what a voter needs to go on for a while."""
+    directory.mkdir(parents=True, exist_ok=True)
     probe = directory / "PROBE"
     try:
         with open(probe, "wb", buffering=0) as file:

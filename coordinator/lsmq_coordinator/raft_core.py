@@ -9,24 +9,29 @@ Invariants, asserted where they could break or by the simulation at every step:
 
 - at most one voter leads in a term; a voter votes for one candidate a term, and that is durable before it is told;
 - what a voter acknowledges is durable and equal to the leader's log; what it applied never changes;
-- a leader's log holds all that was committed before; it commits entries of its own term only (figure 8).
+- a leader's log holds all that was committed before; it commits entries of its own term only (figure 8);
+- who votes differs by at most one voter from what was committed before, and is changed by leaders only that have
+  committed an entry of their own term (4.1, and the author's correction of it).
 
 What leaves waits for the disk only where it must: grants of votes and acknowledgements of entries. A sign of life,
 its answer and a pre-vote do not, so neither a living leader nor its lease depends on any disk's speed.
 
-Not supported: changes of membership, leadership transfer to a chosen voter, reads by lease.
+Who votes is what the latest entry of its log says (:mod:`~.raft_membership`). A voter that is none by that, and by what
+is committed, calls no election; it grants its vote like any other: whoever asks may have entries that this one has not.
+
+Not supported: leadership transfer to a chosen voter, reads by lease.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from lsmq import runtime
 
 from .raft_following import Assembly, judge_append
 from .raft_kept import RaftKept
 from .raft_leading import Leading, majority
+from .raft_membership import Electorate, membership_in
 from .raft_messages import (
     AppendAnswer,
     AppendEntries,
@@ -48,13 +53,20 @@ class RaftCore:
     """One voter. All calls come from one thread; ``now`` never falls. Times are seconds."""
 
     def __init__(
-        self, name: str, voters: Sequence[str], loaded: Loaded, timing: RaftTiming, random: runtime.Random, now: float
+        self,
+        name: str,
+        configured: Electorate,
+        loaded: Loaded,
+        timing: RaftTiming,
+        random: runtime.Random,
+        now: float,
     ) -> None:
-        """``loaded.snapshot`` is for the caller: its state machine begins with it."""
-        self.name, self.peers = name, sorted(set(voters) - {name})
+        """``name`` is an address. ``configured``: who votes, where ``loaded`` does not say it. ``loaded.snapshot`` is
+        for the caller: its state machine begins with what is in it."""
+        self.name = name
         self.pace = RaftPace(timing, random)
         self._timing = timing
-        self.kept = RaftKept(loaded, random)
+        self.kept = RaftKept(loaded, random, configured)
         self.log = self.kept.log
         self.role: RaftRole = RaftRole.FOLLOWER
         self.leader: str | None = None
@@ -68,7 +80,7 @@ class RaftCore:
         self._failed_rounds, self._round_began = 0, -math.inf
         #: The last term whose leader said that it resigns.
         self.resigned_term = 0
-        self._deadline = now + (self.pace.election_s() if self.peers else 0.0)
+        self._deadline = now + (self.pace.election_s() if self.peers or not self.stands else 0.0)
         self._ticked = self._judged_from = now
 
     # What comes out
@@ -88,6 +100,32 @@ class RaftCore:
     @property
     def term(self) -> int:
         return self.kept.state.term
+
+    @property
+    def membership(self) -> Electorate:
+        """Who votes, by this voter's log."""
+        return self.kept.memberships.latest
+
+    @property
+    def settled(self) -> bool:
+        """Whether that is known to be committed."""
+        return self.kept.memberships.latest_index <= self.kept.commit
+
+    @property
+    def votes(self) -> bool:
+        return self.name in self.membership.voting
+
+    @property
+    def stands(self) -> bool:
+        """Whether it calls elections. One that is removed does until that is committed: nobody else may have what
+        removes it, and then nobody else can be elected (4.2.2)."""
+        return any(self.name in known.voting for known in self.kept.memberships.since(self.kept.commit))
+
+    @property
+    def peers(self) -> list[str]:
+        """The others that it has to do with, by what is committed and by what may yet be."""
+        known = self.kept.memberships.since(self.kept.commit)
+        return sorted(frozenset().union(*(each.addresses for each in known)) - {self.name})
 
     @property
     def ready(self) -> bool:
@@ -114,8 +152,10 @@ class RaftCore:
             self.pace.ticked(late)
         if self.leading is not None:
             self._lead_on(self.leading, now)
-        elif now >= self._deadline:
+        elif now >= self._deadline and self.stands:
             self._campaign(now)
+        elif now >= self._deadline:
+            self._deadline = now + self.pace.election_s()
 
     def written(self, number: int, took_s: float, now: float) -> None:
         """The writes up to ``number`` are durable; the last of them took so long."""
@@ -130,13 +170,26 @@ class RaftCore:
             self._acknowledge(self.leader)
 
     def propose(self, command: bytes) -> tuple[int, int] | None:
-        """Append a command: index and term of its entry. None when it does not lead, or too much is under way."""
+        """Append a command: index and term of its entry. None when it does not lead, or too much is under way; and of
+        one that says who votes also when that does not follow what is committed."""
         assert 0 < len(command) <= MAX_COMMAND_BYTES, f"a command of {len(command)} bytes"
         if self.leading is None or self.kept.overloaded or self.kept.undecided:
             return None
+        changed = membership_in(command)
+        if changed is not None and not self._may_become(self.leading, changed):
+            return None
         entry = RaftEntry(self.log.last_index + 1, self.term, command)
         self.kept.add(entry)
+        if changed is not None:
+            self.leading.set_membership(changed, self._ticked)
         return entry.index, entry.term
+
+    def _may_become(self, leading: Leading, changed: Electorate) -> bool:
+        """Whether majorities of ``changed`` meet those of whatever may be committed or become it, and one is at hand:
+        a change that cannot be committed could not be taken back."""
+        at_hand = changed.voting & (leading.caught_up(self._ticked - self.patience_s) | {self.name})
+        safe = self.settled and self.kept.commit >= leading.first and changed.follows(self.membership)
+        return safe and len(at_hand) >= majority(len(changed.voting))
 
     def resign(self, now: float) -> None:
         """From a leader become a follower that calls no election for a while."""
@@ -147,8 +200,7 @@ class RaftCore:
             self._deadline = now + self._timing.aside_s
 
     def receive(self, sender: str, message: RaftMessage, now: float) -> None:
-        """A message from another voter. Raises ``Diverged``."""
-        assert sender in self.peers, f"{sender} is none of {self.peers}"
+        """A message from another voter, known here as one or not. Raises ``Diverged``."""
         match message:
             case PreVote():
                 self._pre_vote(sender, message, now)
@@ -180,10 +232,10 @@ class RaftCore:
             case SnapshotPart():
                 self._follow(sender, now)
                 self._take_part(sender, message)
-            case AppendAnswer() if self.leading is not None:
+            case AppendAnswer() if self.leading is not None and self.leading.sends_to(sender):
                 self.leading.appended(sender, message, now)
                 self._commit_on(self.leading)
-            case SnapshotAnswer() if self.leading is not None:
+            case SnapshotAnswer() if self.leading is not None and self.leading.sends_to(sender):
                 self.leading.part_taken(sender, message, now)
             case Resigned(term) if sender == self.leader:
                 self.resigned_term = term
@@ -204,9 +256,14 @@ class RaftCore:
         self.role, self.leader = RaftRole.CANDIDATE, None
         self._asked_term, self._granted = self.term + 1, {self.name}
         self._round_began, self._deadline = now, now + self.pace.question_s(self._failed_rounds)
-        for peer in self.peers:
+        for peer in self._electors:
             self._ask(peer)
         self._count(now)
+
+    @property
+    def _electors(self) -> list[str]:
+        """The others who vote."""
+        return sorted(self.membership.voting - {self.name})
 
     def _ask(self, peer: str) -> None:
         """What a candidate has to ask of a voter at present."""
@@ -219,7 +276,8 @@ class RaftCore:
     def _count(self, now: float) -> None:
         if self._asked_term is None and self.kept.state_written:
             self._granted.add(self.name)
-        if len(self._granted) < majority(1 + len(self.peers)):
+        voting = self.membership.voting
+        if len(self._granted & voting) < majority(len(voting)):
             return
         if self._asked_term is not None:
             self._stand(now)
@@ -231,7 +289,7 @@ class RaftCore:
         self._asked_term, self._granted = None, set()
         self.kept.save(term=self.term + 1, vote=self.name)
         self._deadline = now + self.pace.round_s(self._failed_rounds)
-        for peer in self.peers:
+        for peer in self._electors:
             self._ask(peer)
 
     def _pre_vote(self, sender: str, message: PreVote, now: float) -> None:
@@ -294,7 +352,7 @@ class RaftCore:
 
     def _leader_gone(self, now: float) -> None:
         """An election may begin soon: the voters left take turns, so that they do not split the vote."""
-        left = sorted({self.name, *self.peers} - {self.leader})
+        left = sorted({self.name, *self._electors} - {self.leader})
         self.leader, self.leader_heard = None, -math.inf
         self._deadline = min(self._deadline, now + self.pace.turn_s(left.index(self.name), len(left)))
 
@@ -303,19 +361,26 @@ class RaftCore:
     def _lead(self, now: float) -> None:
         assert self.kept.state.vote == self.name and self.role is RaftRole.CANDIDATE
         self.role, self.leader, self._failed_rounds = RaftRole.LEADER, self.name, 0
-        self.leading = Leading(self.term, self.log, self.peers, self._timing, now)
+        self.leading = Leading(self.name, self.term, self.log, self.membership, self._timing, now)
         self._judged_from = now
         self.kept.add(RaftEntry(self.log.last_index + 1, self.term, b""))
         self._lead_on(self.leading, now)
 
     def _lead_on(self, leading: Leading, now: float) -> None:
-        patience_s = max(self._timing.fallback_s, self.pace.shortest_s)
-        if now >= self._judged_from and not leading.has_majority(now - patience_s):
+        if not self.votes and self.settled:
+            self.resign(now)  # What it had to see to is agreed on.
+            return
+        if now >= self._judged_from and not leading.has_majority(now - self.patience_s):
             self._step_down()
             self._deadline = now + self.pace.election_s()
             return
         for peer, message in leading.messages(now, self.kept.commit, self.kept.state.whole):
             self.kept.outbox.send(peer, message)
+
+    @property
+    def patience_s(self) -> float:
+        """Who is not heard for so long is not counted on."""
+        return max(self._timing.fallback_s, self.pace.shortest_s)
 
     def _commit_on(self, leading: Leading) -> None:
         reached = leading.committed(self.kept.durable)
@@ -389,9 +454,9 @@ class RaftCore:
         new = self.kept.know(peer, life)
         if new is None:
             return False
-        if new and self.leading is not None:
+        if new and self.leading is not None and self.leading.sends_to(peer):
             self.leading.reborn(peer)
-        if self.role is RaftRole.CANDIDATE:
+        if self.role is RaftRole.CANDIDATE and peer in self._electors:
             self._ask(peer)
         self._failed_rounds = 0
         return True
@@ -399,6 +464,7 @@ class RaftCore:
     def lost(self, peer: str, now: float) -> None:
         """The connection to a peer broke, as it does when its process ends."""
         if self.leading is not None:
-            self.leading.lost(peer)
+            if self.leading.sends_to(peer):
+                self.leading.lost(peer)
         elif peer == self.leader:
             self._leader_gone(now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from lsmq import runtime
 
 from .raft_log import RaftLog
+from .raft_membership import Electorate, Electorates, unwrapped, wrapped
 from .raft_outbox import Outbox, SaveCut, SaveEntry, SaveSnapshot, SaveState
 from .raft_terms import Loaded, RaftEntry, Snapshot
 
@@ -18,6 +20,8 @@ KEPT_ENTRIES, KEPT_BYTES = 1_024, 1 << 20
 MAX_UNWRITTEN_BYTES = 8 << 20
 #: Entries not yet committed. Beyond, a leader takes no commands.
 MAX_UNCOMMITTED_BYTES = 8 << 20
+#: Of more voters that ever were no lives are remembered but of those who are.
+MAX_LIVES = 32
 #: More than there can be.
 ALL = 1 << 62
 
@@ -33,8 +37,11 @@ class Restore:
 class RaftKept:
     """Invariant: ``applied <= commit <= log.last_index``; what is at most ``durable`` is on this voter's disk."""
 
-    def __init__(self, loaded: Loaded, random: runtime.Random) -> None:
-        self._random = random
+    def __init__(self, loaded: Loaded, random: runtime.Random, configured: Electorate) -> None:
+        """``configured``: who votes where neither snapshot nor log says it."""
+        self._random, self._configured = random, configured
+        base = unwrapped(loaded.snapshot or b"")[0] or configured
+        self.memberships = Electorates(loaded.snapshot_index, base, loaded.entries)
         self.log = RaftLog(loaded.snapshot_index, loaded.snapshot_term, loaded.entries)
         self.state = replace(loaded.state, term=max(loaded.state.term, self.log.last_term))
         self.durable = self.log.last_index
@@ -68,18 +75,26 @@ class RaftKept:
 
     def add(self, entry: RaftEntry) -> None:
         self.log.append(entry)
+        self.memberships.add(entry)
         self.outbox.write(SaveEntry(entry))
 
     def cut(self, first: int) -> None:
         """Drop the entries from ``first`` on, none of which is committed."""
         assert first > self.commit, f"entry {first} of {self.commit} committed ones is to be cut"
         self.log.cut(first)
+        self.memberships.cut(first)
         self.durable = min(self.durable, first - 1)
         self.outbox.write(SaveCut(first))
 
     def commit_to(self, index: int) -> None:
         self.commit = max(self.commit, index)
         assert self.commit <= self.log.last_index, f"{index} is committed of a log up to {self.log.last_index}"
+
+    def snapshot(self, encode: Callable[[], bytes]) -> Snapshot:
+        """Of what was applied. ``encode`` gives the state machine's state then, and may be called in any thread."""
+        term, membership = self.log.term_at(self.applied), self.memberships.at(self.applied)
+        assert term is not None, f"entry {self.applied} was applied and is not in the log"
+        return Snapshot(self.applied, term, lambda: wrapped(membership, encode()))
 
     def compact(self, snapshot: Snapshot) -> None:
         """The snapshot takes the place of the log up to it: on disk at once, in memory but for the latest entries."""
@@ -90,6 +105,7 @@ class RaftKept:
             index = snapshot.index
         if index > self.log.base_index:
             self.log.compact(index)
+            self.memberships.forget_below(index)
 
     def install(self, index: int, term: int, content: bytes) -> None:
         """A leader's snapshot takes the place of what it covers."""
@@ -100,7 +116,9 @@ class RaftKept:
         number = self.outbox.write(SaveSnapshot(Snapshot(index, term, lambda: content), self.state, entries))
         self.outbox.written_with(number, (RaftEntry(index, term, b""), *entries))
         self.commit = self.applied = index
-        self._restore = Restore(index, content)
+        membership, state = unwrapped(content)
+        self.memberships = Electorates(index, membership or self._configured, entries)
+        self._restore = Restore(index, state)
 
     def take_committed(self) -> list[RaftEntry | Restore]:
         """What is to be applied, in order."""
@@ -147,7 +165,11 @@ class RaftKept:
             return None
         if known == life:
             return False
-        self.save(lives=MappingProxyType({**self.state.lives, peer: life}))
+        lives = {**self.state.lives, peer: life}
+        if len(lives) > MAX_LIVES:  # Voters come and go: who votes no more was never asked for what it promised.
+            there = frozenset((peer,)).union(*(known.addresses for known in self.memberships.since(self.commit)))
+            lives = {known: lives[known] for known in lives if known in there}
+        self.save(lives=MappingProxyType(lives))
         return True
 
     def _begin_life(self, count: int) -> None:

@@ -8,12 +8,14 @@ is behind the log's beginning gets the snapshot, a part at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import crc32c
 
 from .raft_log import RaftLog
+from .raft_membership import Electorate
 from .raft_messages import MAX_ENTRIES, AppendAnswer, AppendEntries, SnapshotAnswer, SnapshotPart
 from .raft_terms import MAX_SNAPSHOT_BYTES, RaftEntry, RaftTiming
 
@@ -22,6 +24,10 @@ MAX_APPEND_BYTES = 1 << 20
 MAX_UNANSWERED_BYTES = 4 << 20
 PART_BYTES = 512 << 10
 _PART_AGAIN_S = 1.0
+#: Who has all but so many entries has caught up: they take a moment.
+MAX_BEHIND = 64
+
+T = TypeVar("T", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,27 +51,48 @@ class FollowerProgress:
     #: Where the next part of the snapshot begins, and when the one before left.
     wanted: int = 0
     part_sent: float = -math.inf
+    #: Since when it is known to have what was committed before this leadership; and that it has answered since.
+    filled: float = math.inf
+    whole: bool = False
 
 
 class Leading:
     """One leadership, from the election on; ``first`` is the entry with which its term begins."""
 
-    def __init__(self, term: int, log: RaftLog, peers: Iterable[str], timing: RaftTiming, now: float) -> None:
+    def __init__(
+        self, name: str, term: int, log: RaftLog, membership: Electorate, timing: RaftTiming, now: float
+    ) -> None:
         self.term, self.first = term, log.last_index + 1
-        self._log, self._timing = log, timing
-        self._peers = {peer: FollowerProgress(self.first, now) for peer in peers}
+        self._name, self._log, self._timing = name, log, timing
+        self._peers: dict[str, FollowerProgress] = {}
+        self.set_membership(membership, now)
         self._beat = -math.inf
         self._offer: Offer | None = None
+        #: Since when followers are told that they have held all that was committed, once they do.
+        self._whole_since = math.inf
 
     @property
     def next_beat(self) -> float:
         return self._beat
+
+    def set_membership(self, membership: Electorate, now: float) -> None:
+        """Who is sent the log from now on, and who counts. A leader that does not vote does not count itself."""
+        self._voting = membership.voting
+        for peer in sorted(membership.addresses - self._peers.keys() - {self._name}):
+            self._peers[peer] = FollowerProgress(self._log.last_index + 1, now)
+        for peer in sorted(self._peers.keys() - membership.addresses):
+            del self._peers[peer]
+
+    def sends_to(self, peer: str) -> bool:
+        return peer in self._peers
 
     # Sending
 
     def messages(self, now: float, commit: int, whole: bool) -> Iterator[tuple[str, AppendEntries | SnapshotPart]]:
         """What should leave: signs of life when it is time, and entries that did not leave yet."""
         beat = now >= self._beat
+        if whole and commit >= self.first:
+            self._whole_since = min(self._whole_since, now)
         if beat:
             self._beat = now + self._timing.heartbeat_s
         for peer, progress in self._peers.items():
@@ -128,6 +155,9 @@ class Leading:
         self._heard(progress, answer.stamp, now)
         if answer.ok:
             progress.matched = max(progress.matched, min(answer.matched, self._log.last_index))
+            if progress.matched >= self.first:
+                progress.filled = min(progress.filled, now)
+            progress.whole |= answer.stamp >= max(progress.filled, self._whole_since)
             progress.next = max(progress.next, progress.matched + 1)
         else:
             progress.next = max(progress.matched, min(answer.hint, self._log.last_index)) + 1
@@ -155,6 +185,7 @@ class Leading:
         """The peer was started anew: what it had acknowledged may be gone with its disk."""
         progress = self._peers[peer]
         progress.matched = progress.wanted = 0
+        progress.filled, progress.whole = math.inf, False
         self.lost(peer)
 
     def forgive(self, now: float) -> None:
@@ -164,23 +195,39 @@ class Leading:
 
     # What follows from them
 
+    def _of_voters(self, own: T, of: Callable[[FollowerProgress], T]) -> list[T]:
+        """Something of each who votes; ``own`` is this leader's."""
+        return [own if voter == self._name else of(self._peers[voter]) for voter in self._voting]
+
     def committed(self, durable: int) -> int:
         """The last entry that a majority, by what is known here, has on disk."""
-        reached = sorted([durable, *(progress.matched for progress in self._peers.values())])
+        reached = sorted(self._of_voters(durable, lambda progress: progress.matched))
         return reached[len(reached) - majority(len(reached))]
 
     def followed_since(self, now: float) -> float:
         """The latest moment at which a majority is known to have followed."""
-        moments = sorted([now, *(progress.stamp for progress in self._peers.values())])
+        moments = sorted(self._of_voters(now, lambda progress: progress.stamp))
         return moments[len(moments) - majority(len(moments))]
 
     def has_majority(self, since: float) -> bool:
-        heard = 1 + sum(progress.heard >= since for progress in self._peers.values())
-        return heard >= majority(1 + len(self._peers))
+        heard = sum(self._of_voters(True, lambda progress: progress.heard >= since))
+        return heard >= majority(len(self._voting))
 
     def all_caught_up(self) -> bool:
         """Whether every voter has what was committed before this leadership."""
-        return all(progress.matched >= self.first for progress in self._peers.values())
+        return all(self._of_voters(True, lambda progress: progress.matched >= self.first))
+
+    def heard_since(self, since: float) -> frozenset[str]:
+        """Who has answered since then."""
+        return frozenset(peer for peer, progress in self._peers.items() if progress.heard >= since)
+
+    def caught_up(self, since: float) -> frozenset[str]:
+        """Of those, who has the log on its disk, but for what is under way, and knows that it is whole where this
+        leader is: who does not know it helps nobody who is to be elected."""
+        end = max(self._log.last_index - MAX_BEHIND, self.first)
+        unknown = self._whole_since == math.inf
+        ready = {peer for peer, progress in self._peers.items() if progress.whole or unknown}
+        return frozenset(peer for peer in self.heard_since(since) & ready if self._peers[peer].matched >= end)
 
 
 def majority(voters: int) -> int:

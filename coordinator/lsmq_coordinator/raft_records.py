@@ -1,6 +1,7 @@
 """The journal's records: what bytes a voter's writes become, and what a file's bytes mean. Pure.
 
-A journal is :data:`MAGIC` and then records, little-endian:
+A journal is :data:`MAGIC`, or :data:`MAGIC_CHANGED` where an entry or the snapshot says who votes, and then records,
+little-endian. Releases that know of no changed voters refuse the second:
 
     ========  =====  =====================================================================
     marker      4    ``RLOG``
@@ -40,6 +41,8 @@ from .raft_outbox import SaveCut, SaveEntry, SaveState
 from .raft_terms import MAX_COMMAND_BYTES, MAX_SNAPSHOT_BYTES, HardState, Loaded, RaftEntry
 
 MAGIC = b"LSMQRFT2"
+#: The same, but that who votes is not what the configuration says.
+MAGIC_CHANGED = b"LSMQRFT3"
 MARKER = b"RLOG"
 _HEADER = struct.Struct("<4sII")
 _FIELDS = struct.Struct("<BQ")
@@ -164,8 +167,8 @@ def records(content: bytes) -> Iterator[tuple[int, JournalRecord]]:
 
 def replay(content: bytes) -> tuple[Loaded, int]:
     """What a journal holds, and where it ends. Raises ``JournalDamaged``."""
-    if not content.startswith(MAGIC):
-        raise JournalDamaged(0, f"it does not begin with {MAGIC.decode()}")
+    if not content.startswith((MAGIC, MAGIC_CHANGED)):
+        raise JournalDamaged(0, f"it begins neither with {MAGIC.decode()} nor with {MAGIC_CHANGED.decode()}")
     state: HardState | None = None
     entries: list[RaftEntry] = []
     snapshot: tuple[int, int, bytes | None] = (0, 0, None)

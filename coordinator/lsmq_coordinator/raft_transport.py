@@ -24,7 +24,7 @@ import functools
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,6 +42,7 @@ from pysyncobj.version import VERSION
 from lsmq import runtime
 
 from .raft_frames import HELLO, BadFrame, FrameSession
+from .raft_membership import Electorate
 from .raft_messages import RaftMessage, pack, unpack
 from .raft_sockets import Lookup, find_dead_peers
 from .raft_tls import TlsSocket
@@ -69,6 +70,9 @@ class RaftListener(Protocol):
 
     def life(self) -> Life:
         """The present life of this voter."""
+
+    def membership(self) -> Electorate:
+        """Who votes, as far as it knows."""
 
     def known(self, peer: str) -> Life | None:
         """The latest life of a peer that is known."""
@@ -212,14 +216,14 @@ class RaftTransport(TCPTransport):  # type: ignore[misc]
     def __init__(
         self,
         address: str,
-        voters: list[str],
+        known: Collection[str],
         bind: str,
         keys: Sequence[bytes],
         reconnect_s: float,
         peers: RaftListener,
         tls: Certificates | None = None,
     ) -> None:
-        """Listens at ``bind``. Of ``keys`` the first signs, all are accepted.
+        """Listens at ``bind``. ``known`` are the others at first. Of ``keys`` the first signs, all are accepted.
 
         Raises ``TransportNotReadyError`` when it cannot listen.
         """
@@ -227,12 +231,13 @@ class RaftTransport(TCPTransport):  # type: ignore[misc]
         self._tls = tls
         self._refusals: dict[str, float] = {}  # why handshakes failed, and when that was logged
         self._keys, self._peers = keys, peers
-        self._voters = sorted(voters)
+        #: Of those connected, who runs a release that takes the voters to be those of the configuration, for ever.
+        self._old: set[TCPNode] = set()
         owner = _Owner(_Settings(bind, reconnect_s))
         self._poller = owner._poller
         self._notifier = PipeNotifier(self._poller)
         self._woken = False
-        super().__init__(owner, TCPNode(address), {_VoterNode(voter) for voter in voters if voter != address})
+        super().__init__(owner, TCPNode(address), {_VoterNode(peer) for peer in known})
         try:
             self.tryGetReady()
         except BaseException:
@@ -253,9 +258,29 @@ class RaftTransport(TCPTransport):  # type: ignore[misc]
 
     def say(self, peer: str, message: RaftMessage) -> None:
         """Send a message; it is dropped while there is no connection."""
-        connection = self._connections.get(self._nodeAddrToNode[peer])
+        connection = self._connections.get(self._nodeAddrToNode.get(peer))
         if connection is not None and connection.state == CONNECTION_STATE.CONNECTED and connection.known:
             connection.send_values(pack(message))
+
+    def set_peers(self, known: Collection[str]) -> None:
+        """Whom to be connected with from now on, by their addresses."""
+        for address in sorted(self._nodeAddrToNode.keys() - set(known)):
+            self._old.discard(self._nodeAddrToNode[address])
+            self.dropNode(self._nodeAddrToNode[address])
+        for address in sorted(set(known) - self._nodeAddrToNode.keys()):
+            self.addNode(_VoterNode(address))
+
+    def part_from_old(self) -> None:
+        """End the connections to releases that would not follow a change of who votes."""
+        for node in sorted(self._old, key=lambda node: node.address):
+            connection = self._connections.get(node)
+            if connection is not None:
+                connection.disconnect()
+
+    @property
+    def old(self) -> frozenset[str]:
+        """The addresses of those connected that run such a release."""
+        return frozenset(node.address for node in self._old)
 
     def close(self) -> None:
         self.destroy()
@@ -297,7 +322,7 @@ class RaftTransport(TCPTransport):  # type: ignore[misc]
         now = runtime.monotonic()
         if now - self._refusals.get(reason, float("-inf")) >= _LOG_EVERY_S and len(self._refusals) < _MAX_REFUSALS:
             self._refusals[reason] = now
-            logging.getLogger(__name__).warning("a handshake between voters failed: %s", reason)
+            logging.getLogger(__name__).warning("voters cannot talk to each other: %s", reason)
 
     def _onNewIncomingConnection(self, conn: _Connection) -> None:
         super()._onNewIncomingConnection(conn)
@@ -349,11 +374,14 @@ class RaftTransport(TCPTransport):  # type: ignore[misc]
             conn.disconnect()
 
     def _introduction(self, node: TCPNode) -> dict[str, Any]:
-        """What this voter says of itself, and what it knows of the peer."""
+        """What this voter says of itself, and what it knows of the peer. Releases before that know of no ``changes``
+        are refused where the ``voters`` are not those of their configuration, and refuse that themselves."""
+        membership = self._peers.membership()
         return {
             "from": self._selfNode.address,
             "to": node.address,
-            "voters": tuple(self._voters),
+            "voters": tuple(sorted(membership.voting)),
+            "changes": membership.number,
             "life": self._peers.life(),
             "yours": self._peers.known(node.address),
         }
@@ -361,9 +389,21 @@ class RaftTransport(TCPTransport):  # type: ignore[misc]
     def _introduced(self, node: TCPNode, message: Any) -> bool:
         if not isinstance(message, dict):
             return False
-        said = {name: message.get(name) for name in ("from", "to", "voters")}
-        if said != {"from": node.address, "to": self._selfNode.address, "voters": tuple(self._voters)}:
+        if (message.get("from"), message.get("to")) != (node.address, self._selfNode.address):
             return False
+        membership, changes = self._peers.membership(), message.get("changes")
+        if not (changes is None or type(changes) is int):
+            return False
+        changed = membership.number > 0 or bool(changes)
+        if message.get("voters") != tuple(sorted(membership.voting)) and (changes is None or not changed):
+            self._tell_refused(f"{node.address} has other voters in its configuration, or is of a release before")
+            return False
+        if changes is None and changed:
+            self._tell_refused(f"{node.address} runs a release that knows of no changed voters")
+            return False
+        self._old.discard(node)
+        if changes is None:
+            self._old.add(node)
         life, yours = message.get("life"), message.get("yours")
         if life is None or not all(_is_life(given) for given in (life, yours) if given is not None):
             return False
@@ -372,6 +412,7 @@ class RaftTransport(TCPTransport):  # type: ignore[misc]
     def _onDisconnected(self, conn: _Connection) -> None:
         node = self._connToNode(conn)
         if node is not None and conn.known:
+            self._old.discard(node)
             self._peers.lost(node.address)
         super()._onDisconnected(conn)
 

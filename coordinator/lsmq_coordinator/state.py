@@ -25,6 +25,7 @@ import msgpack
 
 from .lives import InSyncMember, LifeId, RegisteredStart
 from .pieces import Pieces
+from .raft_membership import Electorate
 
 MAX_NODES = 1_000
 MAX_SHARDS = 1_024
@@ -278,6 +279,8 @@ class ClusterState:
     rights_version: int = 0
     #: No replica is added anywhere until this ends: see :mod:`~.reassignment`.
     moves_paused: bool = False
+    #: Who votes, once that was changed; None: as the configuration says. Encoded where there is one.
+    membership: Electorate | None = None
     #: What the cluster was restored from, and to (:mod:`~.restored`); empty where it was founded. Never changes.
     mark: str = ""
     #: Results of the latest commands by request id, oldest first: a repeated command gets its first answer.
@@ -315,6 +318,8 @@ class ClusterState:
             content["rights"] = [self.rights_version, {key: self.rights[key] for key in sorted(self.rights)}]
         if self.moves_paused:
             content["moves_paused"] = True
+        if self.membership is not None:
+            content["membership"] = self.membership.to_dict()
         if self.mark:
             content["mark"] = self.mark
         packed: bytes = msgpack.packb(content)
@@ -333,6 +338,7 @@ class ClusterState:
         elif topics is None:
             raise ValueError("the cluster state came without its topics")
         rights_version, rights = content.get("rights", (0, {}))
+        membership = content.get("membership")
         return cls(
             content["version"],
             ClusterSettings(**content["settings"]),
@@ -344,6 +350,7 @@ class ClusterState:
             MappingProxyType(rights),
             rights_version,
             content.get("moves_paused", False),
+            None if membership is None else Electorate.from_dict(membership),
             content.get("mark", ""),
             MappingProxyType(dict(content["results"])),
         )

@@ -19,8 +19,9 @@ from .journal import Journal
 from .raft_core import RaftCore
 from .raft_frames import BadFrame
 from .raft_kept import Restore
+from .raft_membership import MARK, Electorate, unmarked, unwrapped
 from .raft_messages import RaftMessage
-from .raft_terms import MAX_COMMAND_BYTES, ProposalOutcome, RaftEntry, RaftRole, RaftTiming, Snapshot
+from .raft_terms import MAX_COMMAND_BYTES, ProposalOutcome, RaftEntry, RaftRole, RaftTiming
 from .raft_transport import Life, RaftTransport
 from .raft_writer import RaftWriter
 from .tls import Certificates
@@ -58,6 +59,14 @@ class RaftStatus:
     resigned_term: int = 0
     #: The longest of the latest writes to this voter's disk, in seconds.
     sync_s: float = 0.0
+    #: Who votes, by this voter's log; None before it runs. ``settled``: that is known to be committed.
+    membership: Electorate | None = None
+    settled: bool = False
+    #: On a leader, addresses: who was heard lately; who of them has the log too, and who cannot follow a change of
+    #: who votes, being of a release before.
+    heard: frozenset[str] = frozenset()
+    caught_up: frozenset[str] = frozenset()
+    old: frozenset[str] = frozenset()
 
 
 class Listener(Protocol):
@@ -80,12 +89,13 @@ class Listener(Protocol):
 
 
 class Voter:
-    """Addresses are ``host:port``; all voters must be given the same ones."""
+    """Addresses are ``host:port``. ``configured``, which must be the same on all voters, counts until the journal says
+    who votes."""
 
     def __init__(
         self,
         address: str,
-        voters: list[str],
+        configured: Electorate,
         journal: Journal,
         keys: Sequence[bytes],
         listener: Listener,
@@ -101,16 +111,18 @@ class Voter:
         self._failure: BaseException | None = None
         self.status = RaftStatus()
         loaded = journal.take_loaded()
-        self._restored = loaded.snapshot
+        self._restored = None if loaded.snapshot is None else unwrapped(loaded.snapshot)[1]
         #: Handed in from any thread, taken by the voter's: :attr:`_lock` guards both.
         self._proposals: deque[tuple[bytes, CommandCallback]] = deque()
         self._closed = False
         self._lock = runtime.Lock()
         self._told_at = float("-inf")
+        #: Addresses of voters that the log need not know of. Replaced as a whole, from any thread.
+        self._met: frozenset[str] = frozenset()
         #: Who waits for the entry at an index, with its term.
         self._waiting: dict[int, tuple[int, CommandCallback]] = {}
         # Its own randomness: it draws in a thread beside programs that count on the sequence of the module's.
-        self._core = RaftCore(address, voters, loaded, timing, runtime.Random(), runtime.monotonic())
+        self._core = RaftCore(address, configured, loaded, timing, runtime.Random(), runtime.monotonic())
         # Its life is durable before anybody is told of it.
         writes, number = self._core.take_writes()
         began = runtime.monotonic()
@@ -121,7 +133,8 @@ class Voter:
             raise
         self._core.written(number, runtime.monotonic() - began, runtime.monotonic())
         try:
-            self._transport = RaftTransport(address, voters, bind or address, keys, timing.reconnect_s, self, tls)
+            known = self._known = frozenset(self._core.peers)
+            self._transport = RaftTransport(address, known, bind or address, keys, timing.reconnect_s, self, tls)
         except Exception as error:
             journal.close()
             raise AddressInUse(
@@ -143,6 +156,11 @@ class Voter:
     def resign(self) -> None:
         """Cease to lead, soon: the voter's thread does it."""
         self._resigning.set()
+        self._wake()
+
+    def meet(self, addresses: frozenset[str]) -> None:
+        """Let these connect too, and connect to them: they vote, or are to, and the log may not know it yet."""
+        self._met = addresses
         self._wake()
 
     def propose(self, command: bytes, callback: CommandCallback) -> None:
@@ -209,6 +227,7 @@ class Voter:
         self._take_proposals()
         core.tick(now)
         self._apply()
+        self._look_round()
         for peer, message in core.take_messages():
             self._transport.say(peer, message)
         self._keep()
@@ -225,7 +244,8 @@ class Voter:
             if self._core.leading is None:
                 callback(None, ProposalOutcome.NOT_LEADER)
                 continue
-            placed = self._core.propose(command)
+            unable = command.startswith(MARK) and self._transport.old
+            placed = None if unable else self._core.propose(command)
             if placed is None:
                 callback(None, ProposalOutcome.BUSY)
             else:
@@ -240,12 +260,22 @@ class Voter:
                     for covered in [waiting for waiting in self._waiting if waiting <= index]:
                         self._waiting.pop(covered)[1](None, ProposalOutcome.UNKNOWN)
                 case RaftEntry(index, term, command):
-                    result = self._listener.apply(command) if command else None
+                    result = self._listener.apply(unmarked(command)) if command else None
                     expected, callback = self._waiting.pop(index, (0, None))
                     if callback is not None and expected == term:
                         callback(result, ProposalOutcome.APPLIED)
                     elif callback is not None:
                         callback(None, ProposalOutcome.DISCARDED)
+
+    def _look_round(self) -> None:
+        """Be connected with whom the log, or somebody, says to vote."""
+        core = self._core
+        known = (frozenset(core.peers) | self._met) - {core.name}
+        if known != self._known:
+            self._known = known
+            self._transport.set_peers(known)
+        if core.membership.number > 0 and self._transport.old:
+            self._transport.part_from_old()
 
     def _keep(self) -> None:
         """Let a snapshot take the place of a journal that has grown, and offer one to a voter that needs it."""
@@ -258,9 +288,7 @@ class Voter:
         grown = self._journal.size_bytes > limit and not self._writer.compacting
         if not grown and not (wanted and not self._writer.encoding):
             return
-        term = core.log.term_at(kept.applied)
-        assert term is not None, f"entry {kept.applied} was applied and is not in the log"
-        snapshot = Snapshot(kept.applied, term, self._listener.capture())
+        snapshot = kept.snapshot(self._listener.capture())
         if wanted and not self._writer.encoding:
             self._writer.encode(snapshot)
         if grown:
@@ -286,6 +314,11 @@ class Voter:
             whole=kept.state.whole,
             resigned_term=core.resigned_term,
             sync_s=core.pace.sync_s,
+            membership=core.membership,
+            settled=core.settled,
+            heard=frozenset() if core.leading is None else core.leading.heard_since(now - core.patience_s),
+            caught_up=frozenset() if core.leading is None else core.leading.caught_up(now - core.patience_s),
+            old=self._transport.old,
         )
         if _belief(former) != _belief(self.status):
             self._listener.status_changed(self.status)
@@ -294,6 +327,9 @@ class Voter:
 
     def life(self) -> Life:
         return self._core.kept.state.life
+
+    def membership(self) -> Electorate:
+        return self._core.membership
 
     def known(self, peer: str) -> Life | None:
         return self._core.kept.state.lives.get(peer)

@@ -1,8 +1,8 @@
 """The configuration of a node's place in a cluster: the table ``[cluster]`` of its TOML file.
 
 Most of it must be the same on all nodes; what differs is ``node`` and the addresses that the node itself listens on.
-``voters`` names the nodes that agree on the control state, with their addresses, and is the same everywhere, for
-ever. A node that is not among them joins as one that does not vote.
+``voters`` names the nodes that agree on the control state from the founding on, with their addresses, and is the same
+everywhere. A node that is not among them joins as one that does not vote, and may take the place of one that does.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from lsmq_coordinator.balancer import BalanceTiming
 from lsmq_coordinator.deaf_leaders import DeafTiming
@@ -125,6 +126,12 @@ class ClusterConfig:
     )
     raft_host: str | None = setting(None, "Address to listen on for Raft, on voters. Left out: `internal_host`.")
     raft_port: int = setting(7602, "Port for Raft, on voters.", range=(1, 65_535))
+    raft_address: str | None = setting(
+        None,
+        "`host:port` by which voters reach this node's Raft port, should it take the place of one that is gone (`lsmq "
+        "voter replace`). Left out: `raft` of its entry in `voters`, else the host of `internal_url` with `raft_port`.",
+        hazard="An address that others cannot reach makes a voter that nobody hears.",
+    )
     raft_heartbeat_ms: int = setting(
         50,
         "Time between two signs of life among the voters.",
@@ -150,8 +157,9 @@ class ClusterConfig:
         metadata={
             "description": "The 1, 3 or 5 nodes that keep the control state: a table `[cluster.voters.ID]` each, with "
             "`url`, `internal_url` and `raft`, and optionally `host`, `rack` and `only_votes` (no replicas are founded "
-            "there). The same on all nodes.",
-            "hazard": "Fixed at founding: two files that differ can make two clusters out of one.",
+            "there). The same on all nodes. For the first start: who votes later is agreed on (`lsmq voter replace`), "
+            "and then this says no more than whom a node asks that knows nothing yet.",
+            "hazard": "At the founding two files that differ can make two clusters out of one.",
             "range": None,
         }
     )
@@ -359,12 +367,13 @@ class ClusterConfig:
             )
         check_nodes(self.voters, where)
         check_nodes({**self.voters, **self.founders}, f"{PREFIX}founders")
-        for id, voter in self.voters.items():
-            match = _ADDRESS.fullmatch(voter.raft)
+        addresses = {f"{where}.{id}.raft": voter.raft for id, voter in self.voters.items()}
+        if self.raft_address is not None:
+            addresses[f"{PREFIX}raft_address"] = self.raft_address
+        for what, address in addresses.items():
+            match = _ADDRESS.fullmatch(address)
             if match is None or not 0 < int(match[1]) <= 65_535:
-                raise InvalidConfig(
-                    f"{where}.{id}.raft is {voter.raft!r}; it must be host:port", setting=f"{where}.{id}.raft"
-                )
+                raise InvalidConfig(f"{what} is {address!r}; it must be host:port", setting=what)
         if len({voter.raft for voter in self.voters.values()}) < len(self.voters):
             raise InvalidConfig("two of cluster.voters have the same raft", setting=where)
         if self.internal_url is not None:
@@ -471,6 +480,15 @@ class ClusterConfig:
         if self._own_entry is not None:
             return self._own_entry.internal_url.rstrip("/")
         return f"{'http' if self.tls_ca is None else 'https'}://{self.internal_host}:{self.internal_port}"
+
+    @property
+    def advertised_raft(self) -> str:
+        """``host:port`` by which voters reach this node's Raft port, whether or not it votes."""
+        if self.raft_address is not None:
+            return self.raft_address
+        if self.node in self.voters:
+            return self.voters[self.node].raft
+        return f"{urlsplit(self.advertised_internal_url).hostname}:{self.raft_port}"
 
     @property
     def raft_bind(self) -> str:

@@ -96,6 +96,8 @@ CLUSTER_CHANGES = (
     ("drainNode", "POST", "nodes/n1/drain", None),
     ("undrainNode", "DELETE", "nodes/n1/drain", None),
     ("removeNode", "DELETE", "nodes/n1", None),
+    ("replaceVoter", "POST", "voters/n1/replace", {"by": "n2"}),
+    ("keepVoter", "DELETE", "voters/n1/replace", None),
     ("moveReplicas", "PUT", "shards/0/replicas", {"replicas": ["n1"]}),
     ("cancelMove", "DELETE", "shards/0/replicas", None),
     ("reviveShard", "POST", "shards/0/revive", {"node": "n1", "accept_loss": True}),

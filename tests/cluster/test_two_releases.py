@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from lsmq import Client, Consumer, DelayedMessages, Producer, TransactionalProducer, WorkQueue
+from lsmq import Client, ClusterAdmin, Consumer, DelayedMessages, Producer, TransactionalProducer, WorkQueue
+from lsmq.errors import InvalidRequest, LsmqError
 from lsmq_lab.local_cluster import LocalCluster
 from support.clusters import running_cluster
 from support.traffic import Traffic
-from support.waiting import PATIENCE_S, eventually
+from support.waiting import PATIENCE_S, comes_true, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -94,6 +95,43 @@ async def test_nodes_go_to_this_release_and_back_while_messages_come_and_go(
         await traffic.finish()
     for node in nodes:
         assert '"level": "critical"' not in cluster.process(node).log.read_text()
+
+
+async def test_no_voter_is_replaced_while_one_of_the_release_before_votes_and_then_none_of_it_votes(
+    cluster: LocalCluster, release_before: str, start_before: Callable[[str], None]
+) -> None:
+    cluster.add_node()
+    for node, start in (("n1", cluster.start), ("n2", cluster.start), ("n3", start_before), ("n4", cluster.start)):
+        await asyncio.to_thread(start, node)
+    await asyncio.to_thread(all_in_sync, cluster)
+    async with Client([cluster.plan.node(node).url for node in ("n1", "n2", "n4")]) as client:
+        admin = ClusterAdmin(client)
+
+        async def refused() -> str:
+            """Of a leader of the release before, by no reason that it would give a name."""
+            try:
+                await admin.replace_voter("n3", "n4")
+            except InvalidRequest as error:
+                return error.message
+            raise AssertionError("a voter of the release before would not follow that")
+
+        assert "upgrade all voters" in (said := await refused()) or "there is no command" in said
+        await asyncio.to_thread(cluster.kill, "n3")
+
+        async def replaced() -> bool:
+            try:
+                info = await admin.overview()
+                if info.voter_change is None and not any(node.id == "n4" and node.voter for node in info.nodes):
+                    await admin.replace_voter("n3", "n4")
+                return info.voter_change is None and any(node.id == "n4" and node.voter for node in info.nodes)
+            except LsmqError:
+                return False
+
+        await comes_true(replaced, "n4 votes in the place of n3")
+        await asyncio.to_thread(start_before, "n3")  # It would vote by its configuration; nobody talks to it.
+        await asyncio.to_thread(cluster.kill, "n1")
+        await client.create_topic("afterwards", queues=1)
+        await asyncio.to_thread(cluster.start, "n1")
 
 
 def _topics(step: int) -> tuple[str, str, str]:

@@ -183,7 +183,7 @@ def test_there_is_no_lease_before_the_node_knows_what_the_leader_knew() -> None:
 def test_the_lease_ends_by_itself_when_nobody_answers() -> None:
     async def run(voter: FakeVoter, client: ControlClient) -> None:
         await until(client.holds_lease)
-        client._voters["v"] = "http://127.0.0.1:1"
+        client._configured["v"] = "http://127.0.0.1:1"
         await until(lambda: not client.holds_lease())
 
     running(run)
@@ -352,7 +352,7 @@ def test_those_who_ask_together_share_a_question_put_after_they_asked() -> None:
 def test_catching_up_fails_in_time_when_nobody_answers() -> None:
     async def run(voter: FakeVoter, client: ControlClient) -> None:
         await until(lambda: client.state.version)
-        client._voters["v"] = "http://127.0.0.1:1"
+        client._configured["v"] = "http://127.0.0.1:1"
         with pytest.raises(TimedOut):
             await client.catch_up(0.1)
         left_over = asyncio.create_task(client.catch_up(30))
@@ -371,7 +371,7 @@ def test_an_election_is_asked_for_at_the_leader() -> None:
         assert voter.asked == [{"shard": 2, "above_epoch": 17}]
         await client.ask_election(2, 17, elsewhere=True)
         assert voter.asked[1:] == [{"shard": 2, "above_epoch": 17, "besides": "n4"}]
-        client._voters["v"] = "http://127.0.0.1:1"
+        client._configured["v"] = "http://127.0.0.1:1"
         await client.ask_election(2, 17)
 
     running(run)

@@ -31,7 +31,7 @@ SWAPPED = ClusterSecret(OTHER.value, SECRET.value)
 NOTICE = DeathNotice("n1", "a life")
 
 _NODE = """
-import asyncio, os, sys
+import asyncio, os, signal, sys
 from lsmq_coordinator.auth import ClusterSecret
 from lsmq_coordinator.death import DeathNotice, Sentinel
 from lsmq_coordinator.parts import Parts
@@ -43,6 +43,8 @@ class Seen:
     def gone(self): pass
 
 async def main():
+    aim = lambda: sentinel.aim({**voters, "n3": sys.argv[-1]})
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, aim)
     await sentinel.run()
 
 voters = {"n1": "http://127.0.0.1:1", "n2": sys.argv[1]}
@@ -81,9 +83,10 @@ async def voter() -> AsyncIterator[Voter]:
 
 
 @contextmanager
-def node(url: str) -> Iterator[subprocess.Popen[str]]:
+def node(*urls: str) -> Iterator[subprocess.Popen[str]]:
+    """``urls`` of a voter, and of one that is told too after a SIGUSR1."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", _NODE, url]
+    command = [sys.executable, "-c", _NODE, *urls]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process
@@ -127,6 +130,21 @@ def test_a_process_that_is_stopped_or_whose_sentinel_dies_is_not_dead() -> None:
                 process.kill()
                 await until(lambda: found.notices)
                 assert found.notices == [NOTICE]
+
+    asyncio.run(main())
+
+
+def test_who_votes_later_hears_of_it_too() -> None:
+    async def main() -> None:
+        async with voter() as former, voter() as later:
+            with node(former.url, later.url) as process:
+                said, sentinel = await line(process)
+                process.send_signal(signal.SIGUSR1)
+                again, another = await line(process)
+                assert (said, again) == ("running", "running") and another != sentinel, "nothing failed"
+                process.kill()
+                await until(lambda: former.notices and later.notices)
+                assert former.notices == later.notices == [NOTICE]
 
     asyncio.run(main())
 

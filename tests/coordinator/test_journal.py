@@ -7,12 +7,16 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
+import msgpack
 import pytest
 
 from lsmq.errors import CorruptFile, DataDirectoryLocked, DataDirectoryUnusable
 from lsmq_coordinator.journal import OS_DISK, Journal, JournalFailed, JournalFull
 from lsmq_coordinator.journal_dump import dump_journal
+from lsmq_coordinator.raft_kept import RaftKept
+from lsmq_coordinator.raft_membership import Electorate, marked, wrapped
 from lsmq_coordinator.raft_outbox import SaveCut, SaveEntry, SaveSnapshot, SaveState, Write
 from lsmq_coordinator.raft_records import MAGIC, JournalKind, records
 from lsmq_coordinator.raft_terms import HardState, Loaded, RaftEntry, Snapshot
@@ -104,6 +108,58 @@ def test_the_dump_of_a_damaged_journal_ends_with_its_name(tmp_path: Path) -> Non
     with pytest.raises(CorruptFile, match="damaged at byte"):
         for _ in dumped:
             pass
+
+
+def who_votes(*nodes: str) -> Electorate:
+    return Electorate(1, {node: f"{node}:7602" for node in nodes})
+
+
+def test_a_journal_that_says_who_votes_is_one_that_releases_before_refuse_and_others_are_as_they_were(
+    tmp_path: Path,
+) -> None:
+    """These look for the first eight bytes."""
+    filled(tmp_path)
+    path = tmp_path / "JOURNAL"
+    assert path.read_bytes().startswith(b"LSMQRFT2")
+    command = marked(msgpack.packb({"op": "set_voters", "membership": who_votes("n2", "n3").to_dict()}))
+    entry = RaftEntry(7, 3, command)
+    journal = Journal(tmp_path)
+    journal.write([SaveEntry(entry)], 6)
+    journal.close()
+    assert path.read_bytes().startswith(b"LSMQRFT3")
+    assert contents(tmp_path).entries == (*entries(6), entry)
+    assert path.read_bytes().startswith(b"LSMQRFT3"), "what was read is written anew as what it was"
+    assert {"voters": {"n2": "n2:7602", "n3": "n3:7602"}, "learners": {}, "op": "set_voters"}.items() <= next(
+        dumped for dumped in dump_journal(path) if dumped.get("index") == 7
+    ).items()
+
+
+def test_so_is_one_whose_snapshot_says_it(tmp_path: Path) -> None:
+    content = wrapped(who_votes("n4"), b"state")
+    journal = Journal(tmp_path)
+    journal.write([SaveSnapshot(Snapshot(6, 3, lambda: content), STATE, tuple(entries(1, 7)))], 6)
+    journal.close()
+    assert (tmp_path / "JOURNAL").read_bytes().startswith(b"LSMQRFT3")
+    kept = RaftKept(contents(tmp_path), Random(1), who_votes("n1"))
+    assert kept.memberships.latest == who_votes("n4")
+    dumped = next(dump_journal(tmp_path / "JOURNAL"))
+    assert (dumped["voters"], dumped["bytes"]) == ({"n4": "n4:7602"}, len(b"state"))
+
+
+def test_no_crash_leaves_who_votes_in_a_journal_that_releases_before_would_read(tmp_path: Path) -> None:
+    """They would take the record for a torn one, or for a command that does nothing."""
+    command = marked(msgpack.packb({"op": "set_voters", "membership": who_votes("n2").to_dict()}))
+    for fails in (1, 2):
+        directory = tmp_path / str(fails)
+        filled(directory)
+        disk = CountingDisk()
+        journal = Journal(directory, disk)
+        disk.syncs, disk.fails = 0, fails
+        with pytest.raises(JournalFailed):
+            journal.write([SaveEntry(RaftEntry(7, 3, command))], 6)
+        journal.close()
+        content = (directory / "JOURNAL").read_bytes()
+        assert content.startswith(b"LSMQRFT3") and (command in content) == (fails == 2)
 
 
 def test_a_batch_takes_one_sync(tmp_path: Path) -> None:

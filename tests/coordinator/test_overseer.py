@@ -18,6 +18,7 @@ from lsmq_coordinator.founding import register_command
 from lsmq_coordinator.heartbeats import HeartbeatAnswer, NodeHeartbeat
 from lsmq_coordinator.liveness import LivenessTiming
 from lsmq_coordinator.overseer import Overseer, OverseerTiming, departures
+from lsmq_coordinator.raft_membership import Electorate
 from lsmq_coordinator.resigning import ResignTiming
 from lsmq_coordinator.state import ClusterState
 
@@ -43,8 +44,9 @@ class FakeRaft:
         self.state = state
         self.is_leader = True
         self.leader = "n0"
-        self.status = SimpleNamespace(term=1, resigned_term=0)
-        self.config = SimpleNamespace(node="n0", voters=dict.fromkeys(NODES[:3], "address"))
+        self.membership = Electorate(0, {node: f"{node}:7602" for node in NODES[:3]})
+        self.status = SimpleNamespace(term=1, resigned_term=0, membership=None)
+        self.config = SimpleNamespace(node="n0")
         self.batches: list[list[dict[str, Any]]] = []
         self.refuse = False
         self.resigned = 0

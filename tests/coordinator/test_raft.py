@@ -26,6 +26,7 @@ from lsmq_coordinator.errors import ControlStopped, NoControlLeader
 from lsmq_coordinator.journal import DelayedDisk, Journal
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
 from lsmq_coordinator.raft_frames import FrameSession
+from lsmq_coordinator.raft_membership import Electorate
 from lsmq_coordinator.raft_records import replay
 from lsmq_coordinator.raft_terms import ProposalOutcome, RaftTiming
 from lsmq_coordinator.raft_transport import RaftTransport
@@ -324,7 +325,7 @@ def test_a_hundred_thousand_commands_leave_a_small_journal_that_is_opened_quickl
     (address,) = config(tmp_path).voters.values()
 
     def voter(listener: Flapping) -> Voter:
-        made = Voter(address, [address], Journal(tmp_path), [b"k" * 32], listener, RaftTiming())
+        made = Voter(address, Electorate(0, {"n1": address}), Journal(tmp_path), [b"k" * 32], listener, RaftTiming())
         made.start()
         return made
 

@@ -9,6 +9,7 @@ import pytest
 from lsmq_coordinator.raft_core import RaftCore
 from lsmq_coordinator.raft_following import Diverged
 from lsmq_coordinator.raft_kept import MAX_UNCOMMITTED_BYTES, MAX_UNWRITTEN_BYTES
+from lsmq_coordinator.raft_membership import Electorate
 from lsmq_coordinator.raft_messages import (
     AppendAnswer,
     AppendEntries,
@@ -35,7 +36,7 @@ class Voter:
         loaded = Loaded(HardState(term, None, whole), entries=entries)
         names = [f"v{number}" for number in range(1, voters + 1)]
         self.now = 100.0
-        self.core = RaftCore("v1", names, loaded, RaftTiming(), Random(1), self.now)
+        self.core = RaftCore("v1", Electorate(0, {n: n for n in names}), loaded, RaftTiming(), Random(1), self.now)
         self.write()
 
     def receive(self, message: RaftMessage, sender: str = "v2") -> list[RaftMessage]:

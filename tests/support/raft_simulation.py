@@ -1,6 +1,9 @@
 """Voters in virtual time: the product's state machine and journal records, a network and disks that misbehave.
 
 Everything follows from the seed. After each event the invariants of Raft are checked (:meth:`Group.check`).
+
+Who votes changes as the entries say it. Voters are connected that know of each other, by their logs or since others
+told them, as nodes do over HTTP (:meth:`Group.tell`).
 """
 
 from __future__ import annotations
@@ -10,15 +13,17 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any
 
 import msgpack
 
 from lsmq_coordinator.raft_core import RaftCore
 from lsmq_coordinator.raft_kept import Restore
+from lsmq_coordinator.raft_membership import Electorate, marked, unwrapped
 from lsmq_coordinator.raft_messages import RaftMessage, pack, unpack
 from lsmq_coordinator.raft_outbox import SaveEntry, SaveSnapshot, SaveState, Write
 from lsmq_coordinator.raft_records import MAGIC, encode_snapshot, encode_synced, encode_write, replay
-from lsmq_coordinator.raft_terms import HardState, RaftEntry, RaftRole, RaftTiming, Snapshot
+from lsmq_coordinator.raft_terms import HardState, RaftEntry, RaftRole, RaftTiming
 
 FIRST = MAGIC + encode_write(SaveState(HardState()), 0)
 
@@ -77,6 +82,10 @@ class SimVoter:
     #: Its thread does nothing before.
     paused_until: float = 0.0
     compact_above: int = 0
+    #: Whom it knows besides its log, and the number of the membership by which it is known to be none of them.
+    hints: frozenset[str] = frozenset()
+    out_at: int = -1
+    peers: frozenset[str] = frozenset()
 
 
 class Group:
@@ -101,6 +110,7 @@ class Group:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
         names = [f"v{number}" for number in range(voters)]
+        self.founded = Electorate(0, {name: name for name in names})
         self.voters = {name: SimVoter(name, SimDisk(sync_s=sync_s)) for name in names}
         self.cut: set[frozenset[str]] = set()
         self.leaders: dict[int, str] = {}
@@ -109,6 +119,11 @@ class Group:
         self.proposed = 0
         for name in names:
             self.start(name)
+
+    def add(self, name: str, sync_s: float = 0.002) -> None:
+        """A node that is none of the voters yet, and knows of none."""
+        self.voters[name] = SimVoter(name, SimDisk(sync_s=sync_s))
+        self.start(name)
 
     # Time
 
@@ -133,8 +148,9 @@ class Group:
         loaded, end = replay(voter.disk.content)
         voter.disk.content = voter.disk.content[:end]
         seed = self.random.getrandbits(32)
-        voter.core = RaftCore(name, list(self.voters), loaded, self.timing, Random(seed), self.now)
-        voter.commands = [] if loaded.snapshot is None else list(msgpack.unpackb(loaded.snapshot))
+        configured = self.founded if self.founded.has(name) else Electorate(0, {})
+        voter.core = RaftCore(name, configured, loaded, self.timing, Random(seed), self.now)
+        voter.commands = [] if loaded.snapshot is None else list(msgpack.unpackb(unwrapped(loaded.snapshot)[1]))
         voter.applied, voter.generation = loaded.snapshot_index, voter.generation + 1
         voter.disk.busy, voter.compact_above = False, self.compact_bytes
         writes, number = voter.core.take_writes()
@@ -142,6 +158,7 @@ class Group:
         voter.disk.end(voter.core.kept.commit)
         voter.disk.busy = False
         voter.core.written(number, voter.disk.sync_s, self.now)
+        voter.peers = self._known_to(voter)
         self._meet(name)
         self._pump(voter)
         self._tick(voter, voter.generation)
@@ -150,12 +167,62 @@ class Group:
         """Connections come up wherever both are there."""
         for other in self.voters.values():
             core, voter = other.core, self.voters[name]
-            if core is None or voter.core is None or other is voter or frozenset((name, other.name)) in self.cut:
+            if core is None or voter.core is None or not self._connected(name, other.name):
                 continue
             one = voter.core.connected(other.name, core.kept.state.life, core.kept.state.lives.get(name))
             core.connected(name, voter.core.kept.state.life, voter.core.kept.state.lives.get(other.name))
             if not one:
                 self.at(0.2, lambda: self._meet(name))
+
+    def _known_to(self, voter: SimVoter) -> frozenset[str]:
+        assert voter.core is not None
+        return frozenset(voter.core.peers) | voter.hints - {voter.name}
+
+    def _connected(self, one: str, two: str) -> bool:
+        return two in self.voters[one].peers and one in self.voters[two].peers and frozenset((one, two)) not in self.cut
+
+    def newest(self) -> Electorate:
+        """What is committed of who votes, by the voters that are there."""
+        known = [self.founded]
+        for voter in self.voters.values():
+            if voter.core is not None:
+                known.append(voter.core.kept.memberships.at(voter.core.kept.commit))
+        return max(known, key=lambda membership: membership.number)
+
+    def tell(self) -> None:
+        """Who hears no leader asks the others, whatever they are to it, and learns who votes."""
+        for voter in list(self.voters.values()):
+            core = voter.core
+            if core is None or self.now - core.leader_heard < 1.0 or core.leading is not None:
+                continue
+            known = core.kept.memberships.at(core.kept.commit)
+            for other in self.voters.values():
+                if other.core is not None and frozenset((voter.name, other.name)) not in self.cut:
+                    told = other.core.kept.memberships.at(other.core.kept.commit)
+                    known = max(known, told, key=lambda membership: membership.number)
+            if known.number > 0 and not known.has(voter.name) and self.founded.has(voter.name):
+                self.crash(voter.name)
+                voter.out_at = known.number
+            elif not known.addresses <= voter.peers | {voter.name}:
+                voter.hints |= known.addresses
+                self._look_round(voter)
+
+    def _look_round(self, voter: SimVoter) -> None:
+        """Connections come and go as it is said who votes."""
+        peers = self._known_to(voter)
+        if peers != voter.peers:
+            voter.peers = peers
+            self._meet(voter.name)
+
+    def change(self, **changes: Any) -> tuple[int, int] | None:
+        """Have the leader say who votes: what is different from now."""
+        leader = self.leader()
+        core = None if leader is None else self.voters[leader].core
+        if core is None:
+            return None
+        now = core.membership.to_dict()
+        membership = {**now, "number": now["number"] + 1, **changes}
+        return self.propose(marked(msgpack.packb({"membership": membership})))
 
     def crash(self, name: str, *, heard: bool = True) -> None:
         voter = self.voters[name]
@@ -196,8 +263,8 @@ class Group:
 
     def agreed(self) -> bool:
         """Whether all voters are there and have applied the same."""
-        cores = [voter.core for voter in self.voters.values()]
-        return all(core is not None for core in cores) and len({voter.applied for voter in self.voters.values()}) == 1
+        voters = [self.voters[name] for name in self.newest().addresses]
+        return all(voter.core is not None for voter in voters) and len({voter.applied for voter in voters}) == 1
 
     # The shell
 
@@ -218,6 +285,7 @@ class Group:
         for item in core.kept.take_committed():
             self._apply(voter, item)
         core.tick(self.now)
+        self._look_round(voter)
         if self.work_s:
             voter.paused_until = max(voter.paused_until, self.now + self.work_s * self.random.uniform(0.2, 1.8))
         for receiver, message in core.take_messages():
@@ -226,13 +294,10 @@ class Group:
         if len(voter.disk.content) > voter.compact_above and voter.applied > core.log.base_index:
             commands = tuple(voter.commands)
             voter.compact_above = len(voter.disk.content) + 3 * self.compact_bytes
-            term = core.log.term_at(voter.applied)
-            assert term is not None
-            core.kept.compact(Snapshot(voter.applied, term, lambda: msgpack.packb(commands)))
+            core.kept.compact(core.kept.snapshot(lambda: msgpack.packb(commands)))
         if core.leading is not None and core.leading.wants_snapshot():
-            term = core.log.term_at(voter.applied)
-            assert term is not None
-            core.leading.offer(voter.applied, term, msgpack.packb(voter.commands))
+            snapshot = core.kept.snapshot(lambda: msgpack.packb(voter.commands))
+            core.leading.offer(snapshot.index, snapshot.term, snapshot.encode())
         self.check(voter)
 
     def _apply(self, voter: SimVoter, item: RaftEntry | Restore) -> None:
@@ -277,7 +342,7 @@ class Group:
         self.at(took, done)
 
     def _send(self, sender: str, receiver: str, message: RaftMessage) -> None:
-        if frozenset((sender, receiver)) in self.cut or self.random.random() < self.drop:
+        if receiver not in self.voters or not self._connected(sender, receiver) or self.random.random() < self.drop:
             return
         content = msgpack.packb(pack(message))
         generation = self.voters[receiver].generation

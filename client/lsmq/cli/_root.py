@@ -36,6 +36,7 @@ _COMMANDS = {
     "whoami": "lsmq.cli.token:whoami",
     "profile": "lsmq.cli.profile:profile",
     "node": "lsmq.cli.node:node",
+    "voter": "lsmq.cli.voter:voter",
     "shard": "lsmq.cli.shard:shard",
     "status": "lsmq.cli.status:status",
     "top": "lsmq.cli.top:top",

@@ -21,6 +21,8 @@ class ClusterAdmin:
     drain = blocking(asynchronous.ClusterAdmin.drain)
     undrain = blocking(asynchronous.ClusterAdmin.undrain)
     remove = blocking(asynchronous.ClusterAdmin.remove)
+    replace_voter = blocking(asynchronous.ClusterAdmin.replace_voter)
+    keep_voter = blocking(asynchronous.ClusterAdmin.keep_voter)
     move = blocking(asynchronous.ClusterAdmin.move)
     cancel_move = blocking(asynchronous.ClusterAdmin.cancel_move)
     transfer = blocking(asynchronous.ClusterAdmin.transfer)

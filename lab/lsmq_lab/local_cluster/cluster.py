@@ -278,7 +278,10 @@ class LocalCluster:
         """Drop a node that does not vote and whose process is stopped, with its files. Remove it from the cluster
         before."""
         if self.plan.node(node).voter:
-            raise InvalidRequest(f"{node} votes, and the voters of a cluster are fixed")
+            raise InvalidRequest(
+                f"{node} is one of the voters that the cluster was founded with, and the configuration of every node "
+                "names it; where another one votes in its place, leave it stopped"
+            )
         if self.process(node).pid is not None:
             raise InvalidRequest(f"{node} runs; stop it first")
         with self._locked():

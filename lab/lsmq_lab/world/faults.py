@@ -186,6 +186,13 @@ class Weather:
         self._order(f"drain {node.id}", lambda admin: admin.drain(node.id))
         return lambda: self._order(f"undrain {node.id}", lambda admin: admin.undrain(node.id))
 
+    def _replace(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
+        """Another node takes its vote."""
+        new = f"n{fault.other}"
+        order = f"{new} takes the vote of {node.id}"
+        self._order(order, lambda admin: admin.replace_voter(node.id, new), tries=100)
+        return None
+
     def _kill(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         node.kill()
         return node.start

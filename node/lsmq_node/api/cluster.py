@@ -85,6 +85,28 @@ async def remove_node(call: Call) -> web.StreamResponse:
     return await _administer(call, {"op": "remove_node", "node": call.path("node")})
 
 
+@ROUTES.post(
+    "/v1/cluster/voters/{node}/replace",
+    _DONE,
+    parameters=(_NODE,),
+    request=Content("The node that is to vote in its place.", schemas.SUCCESSOR),
+)
+async def replace_voter(call: Call) -> web.StreamResponse:
+    """Have another node take a voter's place in the control plane.
+
+    The newcomer is sent the log first, then it votes, then the old one goes; one that is not heard goes before.
+    `voter_change` of the cluster shows how far it is. One change at a time.
+    """
+    document = await call.checked_document()
+    return await _administer(call, {"op": "replace_voter", "node": call.path("node"), "by": document["by"]})
+
+
+@ROUTES.delete("/v1/cluster/voters/{node}/replace", _DONE, parameters=(_NODE,))
+async def keep_voter(call: Call) -> web.StreamResponse:
+    """Call off that another node takes a voter's place, as long as that one does not vote yet."""
+    return await _administer(call, {"op": "keep_voter", "node": call.path("node")})
+
+
 @ROUTES.put(
     "/v1/cluster/shards/{shard}/replicas",
     _DONE,

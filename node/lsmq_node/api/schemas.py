@@ -298,6 +298,21 @@ CLUSTER: Schema = object_of(
         "version": integer(0, description="Of the agreed state."),
         "control_leader": text("Node that leads the control plane.", null=True),
         "moves_paused": flag("Whether no replica is added anywhere."),
+        "voter_change": {
+            **object_of(
+                {
+                    "old": text("Whose vote is taken."),
+                    "new": text("Who takes it."),
+                    "step": text(
+                        "`filling`: the newcomer is sent the log; `joining`: the same, and the old one votes no more; "
+                        "`leaving`: both vote, and the old one goes.",
+                        enum=["filling", "joining", "leaving"],
+                    ),
+                }
+            ),
+            "type": ["object", "null"],
+            "description": "null: nobody takes anybody's vote.",
+        },
         "nodes": list_of(
             object_of(
                 {
@@ -381,6 +396,7 @@ PLAN: Schema = object_of(
 AGREED: Schema = object_of({"version": COUNT}, additionalProperties=True)
 REPLICAS: Schema = object_of({"replicas": list_of(TEXT, minItems=1, maxItems=7)})
 LEADER: Schema = object_of({"node": TEXT})
+SUCCESSOR: Schema = object_of({"by": text("Node that votes from then on.")})
 REVIVAL: Schema = object_of(
     {"node": TEXT, "accept_loss": {"const": True, "description": "Acknowledged messages may be lost."}},
     required=("node", "accept_loss"),

@@ -5,6 +5,7 @@
     DIR/node.json      {"format": 1, "cluster": "lsmq", "node": "n1", "shards": 3}
     DIR/LOCK           held while the node runs
     DIR/raft/          the control plane's log, on voters
+    DIR/voters.json    who votes, once that was changed
     DIR/shard-N/       a replica
 """
 

@@ -29,10 +29,11 @@ from lsmq_coordinator.control import ControlClient, ControlTiming
 from lsmq_coordinator.control_http import MAX_ANSWER_BYTES
 from lsmq_coordinator.control_routes import control_routes
 from lsmq_coordinator.death import DeathNotice, Sentinel
+from lsmq_coordinator.first_look import look_first
 from lsmq_coordinator.joining import displaced, join
 from lsmq_coordinator.journal import OS_DISK, DelayedDisk
 from lsmq_coordinator.overseer import Overseer
-from lsmq_coordinator.parts import UNSEEN, Part, Parts, kept
+from lsmq_coordinator.parts import Part, Parts, kept
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
 from lsmq_coordinator.tls import Certificates, dialling_context
 from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
@@ -89,12 +90,11 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
         )
         proven = auth_middleware(Verifier(secret), unread=API)
         app = web.Application(middlewares=[proven], client_max_size=_MAX_INTERNAL_BODY_BYTES)
-        raft = overseer = None
-        if settings.is_voter:
-            raft, overseer = _voter(config, settings, secret, tls)
-            app.add_routes(control_routes(raft, overseer, secret))
-            await raft.start()
-            scope.push_async_callback(raft.stop)
+        raft, overseer = _voter(config, settings, secret, tls)
+        app.add_routes(control_routes(raft, overseer, secret))
+        await look_first(raft, settings.control_urls, secret, tls)
+        await raft.start()
+        scope.push_async_callback(raft.stop)
         timing = ControlTiming(settings.heartbeat_ms / 1000, settings.lease_ms / 1000, settings.lease_ms / 1000)
         control = ControlClient(
             settings.node,
@@ -182,19 +182,19 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
         sentinel = Sentinel(
             DeathNotice(settings.node, control.life),
             secret,
-            settings.control_urls,
+            control.voters,
             patience_s=2 * settings.node_timeout_ms / 1000,
             part=parts.part("sentinel", essential=False),
             tls=files,
         )
-        membership, voter = parts.part("membership"), parts.part("voter") if raft is not None else UNSEEN
+        scope.callback(control.on_change(lambda _: sentinel.aim(control.voters)))
+        membership, voter = parts.part("membership"), parts.part("voter")
         works: dict[str, Callable[[], Awaitable[None]]] = {
             "replicas": member.replicas.run,
             "housekeeping": member.tidy,
             "watch": member.watch,
+            "overseer": overseer.run,
         }
-        if overseer is not None:
-            works["overseer"] = overseer.run
         async with asyncio.TaskGroup() as tasks:
             background = [tasks.create_task(kept(parts.part(name), work), name=name) for name, work in works.items()]
             background.append(tasks.create_task(sentinel.run(), name="sentinel"))
@@ -202,8 +202,7 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
             if tls is not None:
                 part = parts.part("cluster-certificate", essential=False)
                 background.append(tasks.create_task(tls.watch(part, lambda: _log.info("certificate_reloaded"))))
-            if raft is not None:
-                background.append(tasks.create_task(raft.keep(voter), name="voter"))
+            background.append(tasks.create_task(raft.keep(voter), name="voter"))
             try:
                 yield member
             finally:
@@ -222,6 +221,7 @@ def _voter(
             config.data,
             secret,
             bind=settings.raft_bind,
+            address=settings.advertised_raft,
             timing=settings.raft_timing(),
             disk=disk,
             tls=tls,
@@ -241,7 +241,7 @@ def _leader_url(control: ControlClient, shard: int) -> str | None:
 
 
 def _registry(
-    config: NodeConfig, settings: ClusterConfig, secret: ClusterSecret, raft: RaftControl | None, part: Part
+    config: NodeConfig, settings: ClusterConfig, secret: ClusterSecret, raft: RaftControl, part: Part
 ) -> ZooKeeperRegistry | None:
     if not settings.zookeeper:
         return None
@@ -257,7 +257,7 @@ def _registry(
     loop = asyncio.get_running_loop()
 
     def newest() -> int | None:
-        if raft is None or not raft.is_leader:
+        if not raft.is_leader:
             return None
         asked = asyncio.run_coroutine_threadsafe(raft.confirmed_version(), loop)
         try:
@@ -266,7 +266,7 @@ def _registry(
             asked.cancel()
             return None
 
-    return ZooKeeperRegistry(zookeeper, eager=lambda: raft is not None and raft.is_leader, newest=newest, part=part)
+    return ZooKeeperRegistry(zookeeper, eager=lambda: raft.is_leader, newest=newest, part=part)
 
 
 def _zookeeper_tls(settings: ClusterConfig) -> Callable[[], ssl.SSLContext] | None:

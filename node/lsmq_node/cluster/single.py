@@ -203,7 +203,7 @@ class SingleNode:
             "revived": [],
         }
         shards = [{"id": number, **shard, **still} for number in range(self.shard_count)]
-        alone = {"cluster": None, "version": 0, "control_leader": None, "moves_paused": False}
+        alone = {"cluster": None, "version": 0, "control_leader": None, "moves_paused": False, "voter_change": None}
         return {**alone, "nodes": [node], "shards": shards}
 
     def _problems(self) -> list[str]:
