@@ -13,7 +13,7 @@ import pytest
 
 from api.calls import Api
 from lsmq import batch_builder
-from lsmq_coordinator import state
+from lsmq_coordinator import known_voters, raft_records, state
 from lsmq_node.backups import manifest as backup_manifest
 from lsmq_node.broker import layout
 from lsmq_node.cluster import record
@@ -36,6 +36,8 @@ VERSIONS = {
     "snapshot": snapshot.VERSION,
     "replica's record": record._VERSION,
     "control plane's state": state._FORMAT,
+    "control journal": int(raft_records.MAGIC[-1:]),
+    "known voters (`voters.json`)": known_voters._FORMAT,
     "backup": backup_manifest.VERSION,
 }
 

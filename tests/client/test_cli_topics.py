@@ -59,7 +59,7 @@ def test_where_messages_are_moved_to_is_set_shown_and_taken_away(
     with sync.Client(shared_node.url) as client:
         eventually(lambda: client.topic_usage(topic_name).dropped["overflow"] == 1, "one is moved")
     assert "1 message went at a limit" in run("topic", "describe", topic_name).stdout.decode()
-    assert json.loads(run("dlq", "list", topic_name, "--dead-letter", over, "--json").stdout)["reason"] == "overflow"
+    assert json.loads(run("dlq", "list", topic_name, "--dead-letter", over, "--json").stdout)["kind"] == "overflow"
     taken = run("topic", "alter", topic_name, "--unset", "expired-to", "--unset", "dropped-to").stdout.decode()
     assert "_to=" not in taken
 

@@ -9,7 +9,8 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 from lsmq.sync import Client
-from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
 from support.played_query import NamedSender, PlayedQuery
 from support.waiting import eventually
 
@@ -20,11 +21,9 @@ SETTINGS = {"memtable_bytes": 1 << 20, "max_message_bytes": 256 << 10, "cluster.
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     """Three nodes with three shards, each shard on all of them."""
     directory = tmp_path_factory.mktemp("named") / "cluster"
-    cluster = LocalCluster.found(directory, found_plan(nodes=3, shards=3, replicas=3, settings=SETTINGS))
-    cluster.up()
-    in_sync(cluster)
-    yield cluster
-    cluster.down(delete=True)
+    with running_cluster(__name__, directory, replicas=3, settings=SETTINGS) as cluster:
+        in_sync(cluster)
+        yield cluster
 
 
 def in_sync(cluster: LocalCluster) -> None:

@@ -292,6 +292,7 @@ HEALTH: Schema = object_of(
     },
     required=("status", "reasons"),
 )
+_VOTER_STEPS = "`filling`: the newcomer is sent the log; `joining`: and the old one is out; `leaving`: both vote."
 CLUSTER: Schema = object_of(
     {
         "cluster": text("Name; null for a node of its own.", null=True),
@@ -303,11 +304,7 @@ CLUSTER: Schema = object_of(
                 {
                     "old": text("Whose vote is taken."),
                     "new": text("Who takes it."),
-                    "step": text(
-                        "`filling`: the newcomer is sent the log; `joining`: the same, and the old one votes no more; "
-                        "`leaving`: both vote, and the old one goes.",
-                        enum=["filling", "joining", "leaving"],
-                    ),
+                    "step": text(_VOTER_STEPS, enum=["filling", "joining", "leaving"]),
                 }
             ),
             "type": ["object", "null"],
