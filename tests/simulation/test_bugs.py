@@ -27,9 +27,9 @@ def test_a_plan_that_fails_shrinks_to_what_it_fails_by() -> None:
     plan = [
         Fault(1.0, "hang up", 2),
         Fault(1.05, "reset", 2, 3),
-        Fault(1.2, "isolate", 1, 2, 0.8),
-        Fault(2.5, "kill", 2, 1, 0.1),
-        Fault(3.0, "pause", 3, 1, 0.1),
+        Fault(2.0, "isolate", 1, 2, 0.8),
+        Fault(3.3, "kill", 2, 1, 0.1),
+        Fault(3.8, "pause", 3, 1, 0.1),
     ]
     with pytest.MonkeyPatch.context() as patch:
 
