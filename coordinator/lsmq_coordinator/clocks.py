@@ -1,7 +1,8 @@
-"""Whose wall clock is wrong: measured, told, and nothing decided by it. Pure.
+"""Whose wall clock is wrong: measured and told. Pure.
 
-Nothing here is a reason to act: no lease, no election and no request rests on a wall clock. But stored times, expiry
-and delivery at a time are only as right as the clocks of the nodes, so that who runs them must know.
+No lease, no election and no request rests on a wall clock. But stored times, expiry and delivery at a time are only as
+right as the clocks of the nodes, so that who runs them must know; and a node that is far from most others stamps by
+theirs (:func:`ahead_of_most`).
 
 Each node measures by its heartbeats how far its clock is ahead of the control plane's leader's (Cristian's algorithm:
 the answer's time against the middle between sending and receiving). The leader's own clock may be the wrong one, so
@@ -18,6 +19,8 @@ from statistics import median
 _SAMPLES = 9
 #: A slower exchange measures the network.
 _MAX_ROUND_TRIP_MS = 200.0
+#: Clocks that are no further apart show the same: those kept by NTP are nearer by far.
+SAME_MS = 60_000.0
 
 
 class ClockOffset:
@@ -45,3 +48,16 @@ def deviations(ahead_ms: Mapping[str, float]) -> dict[str, float]:
     """How far each clock is ahead of the median of all."""
     middle = median(ahead_ms.values()) if ahead_ms else 0.0
     return {node: ms - middle for node, ms in ahead_ms.items()}
+
+
+def ahead_of_most(node: str, ahead_ms: Mapping[str, float], nodes: int) -> float | None:
+    """By how much a node's clock is ahead of those of more than half of all ``nodes``, which show the same to within
+    :data:`SAME_MS`; None where no such majority is known, or nothing of the node.
+
+    The median is not enough to act on: of two clocks it lies between, where neither is.
+    """
+    clocks, most = sorted(ahead_ms.values()), nodes // 2 + 1
+    for first, last in zip(clocks, clocks[most - 1 :], strict=False):
+        if last - first <= SAME_MS and node in ahead_ms:
+            return ahead_ms[node] - median(ms for ms in clocks if first <= ms <= first + SAME_MS)
+    return None

@@ -223,7 +223,7 @@ class ClusterConfig:
         1000,
         "A node whose wall clock is further from the middle one of the cluster's says so.",
         range=(10, 3_600_000),
-        hazard="Times of messages, expiry and delays are as wrong as it is; beyond a minute the middle one counts.",
+        hazard="Times of messages, expiry and delays are as wrong as it is; beyond a minute most others count.",
     )
     replica_lag_ms: int = setting(
         1000,

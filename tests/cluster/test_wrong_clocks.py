@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from lsmq.admin import NodeInfo
+from lsmq.errors import LsmqError
+from lsmq.sync import Client, ClusterAdmin, Consumer, Producer
+from lsmq_coordinator.clocks import SAME_MS
 from lsmq_node.broker.topology import Ack
-from lsmq_node.cluster.clock import FAR_MS, ClusterClock
+from lsmq_node.cluster.clock import ClusterClock
 from lsmq_node.storage import TopicOptions
 from lsmq_node.storage.shard_time import SETTLING_SECONDS
 from lsmq_node.storage.state import StoredTopic
 from storage.harness import bodies, read_queue, retain, tiny
 from support.clock import SimClock
+from support.clusters import running_cluster
+from support.waiting import eventually
 
 from .replica_group import Group, group, run, until
 
@@ -28,7 +36,8 @@ class Clocks:
     def __init__(self, nodes: Group, wrong_ms: int, known_ms: float | None) -> None:
         self.right, self.wrong = SimClock(), SimClock(wrong_ms=wrong_ms)
         nodes.sites["a"].clock = self.right
-        nodes.sites["b"].clock = ClusterClock(lambda: known_ms, self.wrong)
+        clock = nodes.sites["b"].clock = ClusterClock(self.wrong)
+        clock.correct(known_ms)
 
     def pass_by(self, milliseconds: int) -> None:
         self.right.time_ms += milliseconds
@@ -87,13 +96,50 @@ def test_a_month_that_nobody_knows_of_counts(tmp_path: Path) -> None:
 
 
 def test_small_differences_are_taken_as_they_are_and_what_was_known_last_counts() -> None:
-    machine = SimClock(wrong_ms=FAR_MS)
-    known: list[float | None] = [float(FAR_MS)]
-    clock = ClusterClock(lambda: known[0], machine)
-    assert clock.now_ms() == machine.now_ms()
-    known[0] = FAR_MS + 1.0
-    assert clock.now_ms() == machine.now_ms() - FAR_MS - 1
-    known[0] = None
-    assert clock.now_ms() == machine.now_ms() - FAR_MS - 1
-    known[0] = 0.0
-    assert clock.now_ms() == machine.now_ms() and clock.monotonic() == machine.monotonic()
+    machine = SimClock()
+    clock = ClusterClock(machine)
+    for ahead_ms, off_ms in (
+        (SAME_MS, 0.0),
+        (SAME_MS + 1, SAME_MS + 1),
+        (None, SAME_MS + 1),
+        (SAME_MS - 1, SAME_MS - 1),  # who goes by the others does not turn back at each little difference
+        (SAME_MS / 2, 0.0),
+        (SAME_MS, 0.0),
+        (-MONTH_MS, -MONTH_MS),
+    ):
+        clock.correct(ahead_ms)
+        assert machine.now_ms() - clock.now_ms() == off_ms
+        assert clock.monotonic() == machine.monotonic()
+
+
+@pytest.mark.slow
+def test_a_node_of_a_cluster_that_is_a_month_ahead_stamps_like_the_others(tmp_path: Path) -> None:
+    with (
+        running_cluster(__name__, tmp_path / "c", replicas=3) as cluster,
+        Client([node.url for node in cluster.status().nodes]) as client,
+    ):
+        client.create_topic("t", queues=3)
+        admin = ClusterAdmin(client)
+        cluster.stop("n3")
+        cluster.start("n3", program=("-m", "lsmq_lab.drills.skewed_clock", str(MONTH_MS // 1000)))
+        eventually(lambda: any("wall clock" in each for each in _node(admin, "n3").problems), "it is named", 60)
+
+        def leads() -> bool:
+            shards = cluster.status().shards
+            for shard in shards:
+                if shard.leader != "n3" and "n3" in shard.in_sync:
+                    with suppress(LsmqError):
+                        admin.transfer(shard.id, "n3")
+            return all(shard.leader == "n3" and shard.serving for shard in shards)
+
+        eventually(leads, "n3 leads all shards", 60)
+        with Producer(client, "t") as producer:
+            for queue in range(3):
+                producer.send_and_wait(b"now", queue=queue)
+        with Consumer(client, "t") as consumer:
+            found = [message.stored_ms for _ in range(3) for message in consumer.poll(1, timeout_ms=10_000)]
+        assert len(found) == 3 and all(abs(stored_ms - time.time() * 1000) < 3_600_000 for stored_ms in found)
+
+
+def _node(admin: ClusterAdmin, name: str) -> NodeInfo:
+    return next(node for node in admin.overview().nodes if node.id == name)

@@ -16,6 +16,7 @@ import structlog
 
 from lsmq import runtime
 from lsmq.errors import InvalidRequest, LsmqError, NotLeader, Unavailable
+from lsmq_coordinator.clocks import ahead_of_most
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.election import Flaw, ReplicaProgress
 from lsmq_coordinator.parts import Parts
@@ -27,6 +28,7 @@ from lsmq_node.broker.waiters import WaiterTable
 from lsmq_node.config import NodeConfig
 from lsmq_node.replication.actions import ProposeInSync, ProposeLeave, RegisterStart
 
+from .clock import ClusterClock
 from .handing_over import DamagedLeaders
 from .hosted import HostedReplicas
 from .replica import Replica
@@ -58,6 +60,8 @@ class ClusterMember:
         self._parts = parts
         self._lease = parts.part("lease")
         self._clock = parts.part("clock", essential=False)
+        #: What is stored here is stamped by it.
+        self.clock = ClusterClock()
         self.topics = ClusterTopics(control)
         self.rights = ClusterRights(control)
         self._commands: dict[tuple[str, int, int], asyncio.Task[None]] = {}
@@ -176,7 +180,7 @@ class ClusterMember:
         return [*self._parts.problems(essential=True), *stopped, *self._parts.problems(essential=False)]
 
     def gauges(self) -> Mapping[str, float]:
-        ahead_ms = self.clock_ahead_ms()
+        ahead_ms = self._clock_ahead_ms()
         return {
             "unleased_seconds": self.control.unleased_s,
             "accepted_secrets": len(self.rights.voucher_keys),  # a key of each
@@ -185,9 +189,16 @@ class ClusterMember:
             **({} if ahead_ms is None else {"clock_ahead_seconds": ahead_ms / 1000}),
         }
 
-    def clock_ahead_ms(self) -> float | None:
+    def _clock_ahead_ms(self) -> float | None:
         told = self.control.told
         return None if told is None else told.clocks_ms.get(self.settings.node)
+
+    def _ahead_of_most_ms(self) -> float | None:
+        told, nodes = self.control.told, self.control.state.nodes.values()
+        if told is None:
+            return None
+        count = sum(node.state is not NodeState.REMOVED for node in nodes)
+        return ahead_of_most(self.settings.node, told.clocks_ms, count)
 
     def _why_unleased(self) -> str:
         known = self.control.state.nodes.get(self.settings.node)
@@ -205,7 +216,8 @@ class ClusterMember:
                 self._lease.retrying(self._why_unleased())
             else:
                 self._lease.running()
-            ahead_ms, limit_ms = self.clock_ahead_ms(), self.settings.clock_limit_ms
+            self.clock.correct(self._ahead_of_most_ms())
+            ahead_ms, limit_ms = self._clock_ahead_ms(), self.settings.clock_limit_ms
             if ahead_ms is not None and abs(ahead_ms) > limit_ms:
                 side = "ahead of" if ahead_ms > 0 else "behind"
                 self._clock.retrying(

@@ -48,7 +48,6 @@ from lsmq_node.replication import ReplicaMessage
 from lsmq_node.storage import StoreOptions
 from lsmq_node.tls_settings import peer_files
 
-from .clock import ClusterClock
 from .founding import founding_of
 from .hosted import HostedReplicas
 from .identity import held_directory
@@ -144,7 +143,7 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
             client_url=member.client_url,
         )
         options, timings = store_options(config), settings.replication_timings()
-        clock, ack_timeout_s = ClusterClock(member.clock_ahead_ms), settings.ack_timeout_ms / 1000
+        ack_timeout_s = settings.ack_timeout_ms / 1000
 
         def agreed() -> StoreOptions:
             founded = control.state.settings.segment_bytes
@@ -153,7 +152,7 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
             return dataclasses.replace(options, segment_bytes=founded)
 
         def make(shard: int, directory: Path) -> Replica:
-            return Replica(shard, settings.node, directory, agreed(), timings, ports, ack_timeout_s, clock=clock)
+            return Replica(shard, settings.node, directory, agreed(), timings, ports, ack_timeout_s, clock=member.clock)
 
         member.replicas = HostedReplicas(settings.node, config.data, control, make)
         peers = member.peers = ClusterPeers(
