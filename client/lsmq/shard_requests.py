@@ -65,13 +65,13 @@ class ShardRequests:
 
     async def note_moment(self, topic: Topic, shard: int) -> dict[str, int]:
         """``time_ms`` and ``messages`` of a moment of a shard, of a topic whose queues have names: ``docs/http.md``."""
-        return await self._ask(topic, shard, "moments", {"shard": shard})  # type: ignore[no-any-return]
+        return await self._ask(topic, shard, "moments", {"shard": shard})
 
     async def arrivals(self, topic: Topic, shard: int, value: Mapping[str, Any]) -> dict[str, Any]:
         """What came to its queues between two places: ``docs/http.md`` says what ``value`` and the answer have."""
-        return await self._ask(topic, shard, "arrivals", {**value, "shard": shard})  # type: ignore[no-any-return]
+        return await self._ask(topic, shard, "arrivals", {**value, "shard": shard})
 
-    async def _ask(self, topic: Topic, shard: int, what: str, value: Mapping[str, Any]) -> Any:
+    async def _ask(self, topic: Topic, shard: int, what: str, value: Mapping[str, Any]) -> dict[str, Any]:
         answer = await self._router.ask_leader(
             topic,
             shard,
@@ -80,7 +80,8 @@ class ShardRequests:
             value=value,
             deadline=Deadline(self._client.deadline_ms),
         )
-        return answer.value()
+        found: dict[str, Any] = answer.value()
+        return found
 
     async def store(self, topic: Topic, shard: int, batch: bytes, ack: str | None = None) -> bool:
         """Send a packed record batch, the same bytes until they are stored; whether they had been stored before.

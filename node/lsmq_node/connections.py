@@ -183,17 +183,14 @@ class Doorkeeper:
             if self.tls is not None:
                 connection.close()
             elif self._may_hear_out():
-                self._hear_out(connection, _answer(self._refusal(own)))
+                self._hear_out(connection, client, _answer(self._refusal(own)))
             else:
                 _refuse(connection, _answer(self._refusal(own)))
             return
         self.count += 1
         self._by_client[client] = own + 1
         connection.on_close = lambda: self._gone(client)
-        connection.setblocking(False)
-        task = self._loop.create_task(self._open(connection, client))
-        self._opening.add(task)
-        task.add_done_callback(self._opening.discard)
+        self._begin(connection, client, self._make)
 
     def _may_hear_out(self) -> bool:
         """Whether one more may be: in place of the one that was heard longest, where there are many."""
@@ -205,18 +202,9 @@ class Doorkeeper:
             oldest.close()
         return oldest is not None
 
-    def _hear_out(self, connection: AcceptedSocket, answer: bytes) -> None:
+    def _hear_out(self, connection: AcceptedSocket, client: str, answer: bytes) -> None:
         def closed() -> None:
             self.heard -= 1
-
-        async def open() -> None:
-            try:
-                await self._loop.connect_accepted_socket(make, connection)
-            except OSError:  # The other side is gone again.
-                connection.close()
-            except BaseException:
-                connection.close()
-                raise
 
         def make() -> RefusedConnection:
             refused = RefusedConnection(answer, lambda: self._refused.pop(refused, None))
@@ -225,18 +213,22 @@ class Doorkeeper:
 
         self.heard += 1
         connection.on_close = closed
+        self._begin(connection, client, make)
+
+    def _begin(self, connection: AcceptedSocket, client: str, make: Callable[[], asyncio.BaseProtocol]) -> None:
+        """Have what is made speak on a connection, once its handshake is done where there is one."""
         connection.setblocking(False)
-        task = self._loop.create_task(open())
+        task = self._loop.create_task(self._open(connection, client, make))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _open(self, connection: AcceptedSocket, client: str) -> None:
+    async def _open(self, connection: AcceptedSocket, client: str, make: Callable[[], asyncio.BaseProtocol]) -> None:
         try:
             if self.tls is None:
-                await self._loop.connect_accepted_socket(self._make, connection)
+                await self._loop.connect_accepted_socket(make, connection)
             else:
                 await self._loop.connect_accepted_socket(
-                    self._make,
+                    make,
                     connection,
                     ssl=self.tls.server,
                     ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,

@@ -86,7 +86,7 @@ class Api:
     def get(self, path: str, status: int | None = 200, **rest: Any) -> Answer:
         return self.call("GET", path, status=status, **rest)
 
-    def create(self, topic: str, queues: int = 4, **options: Any) -> dict[str, Any]:
+    def create(self, topic: str, queues: int | str = 4, **options: Any) -> dict[str, Any]:
         answer = self.call("PUT", f"/v1/topics/{quote(topic, safe='')}", {"queues": queues, **options})
         assert answer.status in (200, 201), answer.body
         created: dict[str, Any] = answer.json()

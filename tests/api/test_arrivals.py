@@ -39,7 +39,7 @@ def arrived(api: Api, topic: str, **asked: Any) -> dict[str, tuple[int, int]]:
 
 
 def test_arrivals_are_what_came_between_two_moments(api: Api, topic_name: str) -> None:
-    api.create(topic_name, queues="named")  # type: ignore[arg-type]
+    api.create(topic_name, queues="named")
     first = moment(api, topic_name)
     assert first["messages"] == 0 and moment(api, topic_name) == first, "nothing came: nothing is written"
     api.send(topic_name, *({"queue": f"a.{at}", "body": "x"} for at in (1, 2, 1)))
@@ -61,7 +61,7 @@ def test_arrivals_are_what_came_between_two_moments(api: Api, topic_name: str) -
 
 
 def test_places_between_two_moments_cut_a_queue(api: Api, topic_name: str) -> None:
-    api.create(topic_name, queues="named")  # type: ignore[arg-type]
+    api.create(topic_name, queues="named")
     start = moment(api, topic_name)
     api.send(topic_name, *({"queue": f"q{at % 3}", "body": "x"} for at in range(12)))
     end = moment(api, topic_name)
@@ -123,7 +123,7 @@ def test_moments_hold_over_restarts_and_for_names_that_come_and_go(make_node: Ca
 
 
 def test_a_time_of_ones_own_is_a_place_too(api: Api, topic_name: str) -> None:
-    api.create(topic_name, queues="named")  # type: ignore[arg-type]
+    api.create(topic_name, queues="named")
     api.send(topic_name, {"queue": "a", "body": "x"})
     (message,) = api.get(f"/v1/topics/{topic_name}/queues/a/messages").json()["messages"]
     clock_passes(message["stored_ms"])
@@ -136,7 +136,7 @@ def test_a_time_of_ones_own_is_a_place_too(api: Api, topic_name: str) -> None:
 
 
 def test_what_cannot_be_says_why(api: Api, topic_name: str) -> None:
-    api.create(topic_name, queues="named")  # type: ignore[arg-type]
+    api.create(topic_name, queues="named")
     other = f"{topic_name}-n"
     api.create(other)
     for path in ("moments", "arrivals"):

@@ -84,7 +84,7 @@ def test_a_group_that_is_not_there_begins_there(api: Api, topic: str) -> None:
 
 
 def test_queues_by_name_are_shown_by_name(api: Api, topic_name: str) -> None:
-    api.create(topic_name, queues="named")  # type: ignore[arg-type]
+    api.create(topic_name, queues="named")
     for name in ("a/1", "b"):
         api.send(topic_name, {"queue": name, "body": "x"}, {"queue": name, "body": "y"})
     assert rows(reset(api, topic_name, topic_name, to="latest")) == {"a/1": (None, 2), "b": (None, 2)}

@@ -463,7 +463,7 @@ def test_refusals_and_administration_are_noted_and_nothing_else(realm: Realm) ->
 def test_what_deletes_much_or_resets_offsets_is_noted_whichever_way_it_is_asked_for(realm: Realm) -> None:
     admin, topic = realm.admin, "wiped.t"
     admin.create(topic, 1)
-    admin.create("wiped.n", queues="named")  # type: ignore[arg-type]
+    admin.create("wiped.n", queues="named")
     for number in range(6):
         admin.send(topic, {"queue": 0, "body": str(number)})
         admin.send("wiped.n", {"queue": "a", "body": str(number)})

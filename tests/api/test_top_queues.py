@@ -31,7 +31,7 @@ def stored_ms(api: Api, topic: str, queue: int | str, offset: int = 0) -> int:
 
 @pytest.mark.parametrize("named", [False, True])
 def test_the_deepest_queues_come_first_by_number_or_by_name(api: Api, topic_name: str, named: bool) -> None:
-    api.create(topic_name, queues="named" if named else 50)  # type: ignore[arg-type]
+    api.create(topic_name, queues="named" if named else 50)
     called = [f"agent.{number}" if named else number for number in range(50)]
     for number in (7, 3, 41):
         api.send(topic_name, *({"queue": called[number], "body": "x"} for _ in range(number)))

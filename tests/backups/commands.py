@@ -6,7 +6,9 @@ import io
 import json
 import os
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +60,24 @@ def held(api: Api, topic: str) -> dict[int, list[tuple[Any, ...]]]:
         queue: [tuple(message.get(name) for name in fields) for message in api.all_messages(topic, queue)]
         for queue in range(QUEUES)
     }
+
+
+@contextmanager
+def load(api: Api) -> Iterator[Callable[[], int]]:
+    """Messages are sent meanwhile; how many rounds were acknowledged."""
+    stop = threading.Event()
+    rounds = 0
+
+    def run() -> None:
+        nonlocal rounds
+        while not stop.is_set():
+            send(api, "orders", range(1000 + 10 * rounds, 1010 + 10 * rounds))
+            rounds += 1
+
+    writer = threading.Thread(target=run)
+    writer.start()
+    try:
+        yield lambda: rounds
+    finally:
+        stop.set()
+        writer.join()

@@ -6,7 +6,6 @@ import contextlib
 import json
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from api.test_start import mounted
 from support.node_process import NodeProcess
 from support.waiting import eventually
 
-from .commands import QUEUES, command, held, lsmq, send
+from .commands import QUEUES, command, held, load, lsmq, send
 
 KIB, MIB = 1024, 1024 * 1024
 SMALL: dict[str, Any] = {"shards": 2, "memtable_bytes": 4 * MIB}
@@ -55,25 +54,11 @@ def test_a_backup_under_load_has_all_that_was_acknowledged_before_it(
     api.call("DELETE", "/v1/topics/gone", status=204)
     before = held(api, "orders")
 
-    stop = threading.Event()
-    rounds = 0
-
-    def load() -> None:
-        nonlocal rounds
-        while not stop.is_set():
-            send(api, "orders", range(1000 + 10 * rounds, 1010 + 10 * rounds))
-            rounds += 1
-
-    writer = threading.Thread(target=load)
-    writer.start()
-    try:
-        eventually(lambda: rounds > 2, "messages are sent")
+    with load(api) as rounds:
+        eventually(lambda: rounds() > 2, "messages are sent")
         made = lsmq(node.url, "backup", "create", "--to", backups, "--json")
-        seen = rounds
-        eventually(lambda: rounds > seen, "messages are sent on")
-    finally:
-        stop.set()
-        writer.join()
+        seen = rounds()
+        eventually(lambda: rounds() > seen, "messages are sent on")
     after = held(api, "orders")
     assert made["topics"] == ["orders"] and [shard["shard"] for shard in made["shards"]] == [0, 1]
 

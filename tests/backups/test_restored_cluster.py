@@ -6,9 +6,8 @@ import fcntl
 import os
 import shutil
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from support.node_process import NodeProcess
 from support.waiting import eventually
 from transactions.test_http import Member, message
 
-from .commands import QUEUES, command, held, lsmq, send
+from .commands import QUEUES, command, held, load, lsmq, send
 
 pytestmark = pytest.mark.slow
 
@@ -144,27 +143,6 @@ def options_of(api: Api) -> dict[str, Any]:
         topic["name"]: (topic["id"], topic["queues"], topic["options"])
         for topic in api.get("/v1/topics").json()["topics"]
     }
-
-
-@contextmanager
-def load(api: Api) -> Iterator[Callable[[], int]]:
-    """Messages are sent meanwhile; how many rounds were acknowledged."""
-    stop = threading.Event()
-    rounds = 0
-
-    def run() -> None:
-        nonlocal rounds
-        while not stop.is_set():
-            send(api, "orders", range(1000 + 10 * rounds, 1010 + 10 * rounds))
-            rounds += 1
-
-    writer = threading.Thread(target=run)
-    writer.start()
-    try:
-        yield lambda: rounds
-    finally:
-        stop.set()
-        writer.join()
 
 
 def check(api: Api, filled: Filled, after: dict[int, list[tuple[Any, ...]]], expected: dict[str, Any]) -> None:

@@ -25,17 +25,12 @@ from lsmq_node.processes.ports import free_block
 from support.node_process import NodeProcess, StartFailed
 from support.waiting import comes_true, eventually
 
+from .two_processes import two_processes
+
+__all__ = ["two_processes"]
+
 TOPIC = "orders"
 QUEUES = 8
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[NodeProcess]:
-    found = NodeProcess(tmp_path / "data", processes=2)
-    found.start()
-    yield found
-    if found.alive:
-        found.kill9()
 
 
 def ask(url: str, path: str) -> dict[str, Any]:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from lsmq import Client
@@ -16,15 +13,9 @@ from lsmq.errors import TimedOut
 from support.node_process import NodeProcess
 from support.waiting import comes_true
 
+from .two_processes import two_processes
 
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[NodeProcess]:
-    """Two processes that hold a shard each, and nobody else who could."""
-    found = NodeProcess(tmp_path / "data", processes=2)
-    found.start()
-    yield found
-    if found.alive:
-        found.kill9()
+__all__ = ["two_processes"]
 
 
 async def _waits(node: NodeProcess, *command: str) -> str:

@@ -107,7 +107,7 @@ async def test_somebody_finds_follows_and_sends_messages_and_what_is_hostile_sta
     node = make_node().start()
     api = Api(node.url)
     api.create("orders", queues=300)
-    api.create("inboxes", queues="named")  # type: ignore[arg-type]
+    api.create("inboxes", queues="named")
     api.send("orders", {"queue": 0, "key": HOSTILE, "tag": HOSTILE, "properties": {HOSTILE: HOSTILE}, "body": HOSTILE})
     api.send("orders", {"queue": 0, "body_b64": "/wD+"})
     api.send("inboxes", {"queue": HOSTILE, "body": "x"})
@@ -153,7 +153,7 @@ async def test_messages_are_sent_again_deleted_and_called_off_when_a_button_is_p
     node = make_node().start()
     api = Api(node.url)
     api.create("orders", queues=2)
-    api.create("inboxes", queues="named")  # type: ignore[arg-type]
+    api.create("inboxes", queues="named")
     api.send("orders", {"queue": 1, "key": "k", "tag": "dead", "properties": {"why": "x"}, "body": "first"})
     api.send("inboxes", {"queue": "agents/7", "body": "letter"}, {"queue": "agents/7", "body": "other"})
     for body in ("soon", "never", "hurried"):

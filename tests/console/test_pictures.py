@@ -59,7 +59,7 @@ def work_on(api: Api) -> None:
     """A day in a restaurant."""
     api.create("orders", 64)
     api.create("orders.dlq", 1)
-    api.create("inboxes", queues="named")  # type: ignore[arg-type]
+    api.create("inboxes", queues="named")
     dishes = ("two pizzas", "soup of the day", "ice cream", "burnt toast")
     for round in range(8):
         api.send("orders", *({"queue": 0, "key": f"table {n}", "tag": "hot", "body": dishes[n]} for n in range(4)))

@@ -38,7 +38,7 @@ async def test_the_deepest_queues_of_a_topic_come_first_and_lead_to_their_messag
     node = make_node().start()
     api = Api(node.url)
     api.create("orders", 100_000)
-    api.create("inboxes", queues="named")  # type: ignore[arg-type]
+    api.create("inboxes", queues="named")
     api.send("orders", *({"queue": 77_777, "body": "a"} for _ in range(30)), {"queue": 5, "body": '{"n": 1}'})
     api.send(
         "inboxes",
@@ -151,7 +151,7 @@ async def test_what_a_queue_keeps_of_its_own_is_seen_and_changed(
     node = make_node().start()
     api = Api(node.url)
     api.create("orders", 2)
-    api.create("inboxes", queues="named")  # type: ignore[arg-type]
+    api.create("inboxes", queues="named")
     api.send("inboxes", {"queue": "agents/7", "body": "x"})
     for path, queue in (("orders/1", "/v1/topics/orders/queues/1"), ("inboxes/agents%2F7", None)):
         own = queue or "/v1/topics/inboxes/queues/agents%2F7"

@@ -19,6 +19,7 @@ from lsmq_node.workqueue.receipts import DeliveryReceipt
 from lsmq_node.workqueue.settings import FairBy, Order, WorkSettings
 from lsmq_node.workqueue.turns import TenantTurns
 from lsmq_node.workqueue.waiting_queues import WaitingQueues, quotas
+from support.counted_lines import counted_lines
 
 TENANTS = st.integers(0, 5)
 MESSAGES = st.lists(st.tuples(TENANTS, st.integers(0, 3)), max_size=60)
@@ -262,21 +263,11 @@ def test_a_million_of_low_priority_cost_a_high_one_nothing() -> None:
         ledger = a_ledger(keys, [1] * count, order=Order.PRIORITY)
         pop(ledger, 10)
         keys += [0, 0]
-        lines = 0
-
-        def trace(frame: object, event: str, argument: object) -> object:
-            nonlocal lines
-            lines += event == "line"
-            return trace
-
-        sys.settrace(trace)  # type: ignore[arg-type]
-        try:
+        with counted_lines() as lines:
             ledger.look_at(0, [count, count + 1], [0, 0], [9, 200], count + 2, 0)
             offsets = [receipt.offset for receipt in pop(ledger, 3)]
-        finally:
-            sys.settrace(None)
         assert offsets == [count + 1, count, 10]
-        costs.append(lines)
+        costs.append(lines.count)
     assert costs[1] <= costs[0] + 20
 
 
@@ -352,20 +343,10 @@ def test_fifty_thousand_ranks_cost_a_pop_no_look_at_each() -> None:
         )
         ledger.look_at(0, range(count), [1] * count, range(count), count, 0, [7] * count)
         pop(ledger, 1)  # which learns of all
-        lines = 0
-
-        def count_lines(frame: object, event: str, argument: object) -> object:
-            nonlocal lines
-            lines += event == "line"
-            return count_lines
-
-        sys.settrace(count_lines)  # type: ignore[arg-type]
-        try:
+        with counted_lines() as lines:
             (found,) = pop(ledger, 1)
-        finally:
-            sys.settrace(None)
         assert found.offset == count - 2
-        costs.append(lines)
+        costs.append(lines.count)
     assert costs[1] <= costs[0] + 20
 
 

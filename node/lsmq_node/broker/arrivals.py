@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -144,7 +145,7 @@ class ArrivalReads:
         while True:
             names = await self._names.current(port, topic)
             try:
-                chosen: U32 = await self._names.in_threads(lambda: choose(names))  # noqa: B023  # it is awaited here
+                chosen: U32 = await self._names.in_threads(partial(choose, names))
             except NamesBehind:
                 continue
             kept = np.isin(numbers, chosen)
