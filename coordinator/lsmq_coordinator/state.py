@@ -235,7 +235,7 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """What a cluster was founded with. ``shards`` is fixed; a topic's queues are spread over all of them.
+    """What a cluster was founded with. Groups are coordinated in these ``shards``; there may be more by now.
 
     ``segment_bytes`` says where the segments of every shard's log end. Replicas hold the same bytes at the same places,
     so it is one for all of them, also for those that are made later.
@@ -438,8 +438,27 @@ def spread_queues(first: int, end: int, shards: int) -> tuple[QueueRange, ...]:
 
 def grown_ranges(ranges: tuple[QueueRange, ...], queues: int, shards: int) -> tuple[QueueRange, ...]:
     """``ranges`` with more queues at the end; what lies on one shard side by side becomes one range."""
+    return _merged((*ranges, *spread_queues(ranges[-1].end if ranges else 0, queues, shards)))
+
+
+def leveled_ranges(ranges: tuple[QueueRange, ...], shards: int) -> tuple[QueueRange, ...]:
+    """``ranges`` with more queues at the end, for shards that hold fewer than those do, on average, that hold any."""
+    held = dict.fromkeys(range(shards), 0)
+    for run in ranges:
+        held[run.shard] += run.end - run.first
+    end = ranges[-1].end
+    wanted = end // sum(count > 0 for count in held.values())
+    added = []
+    for shard, count in held.items():
+        if count < wanted:
+            added.append(QueueRange(end, end + wanted - count, shard))
+            end = added[-1].end
+    return _merged((*ranges, *added))
+
+
+def _merged(runs: tuple[QueueRange, ...]) -> tuple[QueueRange, ...]:
     merged: list[QueueRange] = []
-    for run in (*ranges, *spread_queues(ranges[-1].end if ranges else 0, queues, shards)):
+    for run in runs:
         if merged and merged[-1].shard == run.shard:
             merged[-1] = QueueRange(merged[-1].first, run.end, run.shard)
         else:

@@ -298,6 +298,7 @@ CLUSTER: Schema = object_of(
         "cluster": text("Name; null for a node of its own.", null=True),
         "version": integer(0, description="Of the agreed state."),
         "control_leader": text("Node that leads the control plane.", null=True),
+        "home_shards": integer(1, description="Shards it was made with; groups are coordinated in these."),
         "moves_paused": flag("Whether no replica is added anywhere."),
         "voter_change": {
             **object_of(
@@ -391,6 +392,19 @@ PLAN: Schema = object_of(
     }
 )
 AGREED: Schema = object_of({"version": COUNT}, additionalProperties=True)
+GROWTH: Schema = object_of(
+    {
+        "version": integer(0, description="Of the agreed state."),
+        "expected_shards": integer(1, description="How many there are."),
+        "shards": list_of(
+            object_of(
+                {"id": COUNT, "replicas": list_of(TEXT, description="Nodes; the first is the first leader.")},
+            ),
+            description="Those that would be new.",
+        ),
+    }
+)
+GROW_SHARDS: Schema = object_of({"shards": integer(1, 1_024, "Not fewer than there are.")})
 REPLICAS: Schema = object_of({"replicas": list_of(TEXT, minItems=1, maxItems=7)})
 LEADER: Schema = object_of({"node": TEXT})
 SUCCESSOR: Schema = object_of({"by": text("Node that votes from then on.")})
@@ -441,6 +455,17 @@ ALTER_TOPIC: Schema = object_of(
 )
 GROW_TOPIC: Schema = object_of(
     {"queues": {**_TOPIC_QUEUES, "description": "How many queues it is to have; not fewer than it has."}}
+)
+SPREAD_TOPIC: Schema = object_of(
+    {
+        "keys": text(
+            "`stay`: keys keep their queues, for ever, as in a topic of strict order. `move`: they go to others, as when "
+            "the topic grows; of strict order it stays as it is.",
+            enum=["stay", "move"],
+            default="stay",
+        )
+    },
+    required=(),
 )
 
 MESSAGE_TO_SEND: Schema = object_of(

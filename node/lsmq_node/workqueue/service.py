@@ -198,7 +198,7 @@ class WorkService(MachineService[ShardWork]):
         receipts = [decode_receipt(text, owner, topic.id) for text in texts]
         refusals: list[Refusal | None] = [Refusal.UNKNOWN] * len(texts)
         places: dict[int, list[int]] = {}
-        end = number_end(topic, self.broker.topology.shard_count)
+        end = number_end(topic, self.broker.topology.home_shards)
         for at, receipt in enumerate(receipts):
             if receipt is not None and receipt.queue < end:
                 places.setdefault(self.broker.shard_of(topic, receipt.queue), []).append(at)

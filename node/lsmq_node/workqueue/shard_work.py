@@ -241,7 +241,7 @@ class ShardWork(ShardMachine):
         if not self.topic.named and int(touched[-1]) >= self.topic.queues:
             known = (topic for topic in self._broker.topology.topics.all() if topic.id == self.topic.id)
             self.topic = next(known, self.topic)
-        for shard, places in split_by_shard(touched, self.topic, self._broker.topology.shard_count):
+        for shard, places in split_by_shard(touched, self.topic, self._broker.topology.home_shards):
             if shard == self.port.number:
                 for queue in touched[places].tolist():
                     self._activate(queue)
