@@ -266,7 +266,7 @@ def _grow_topic(state: ClusterState, command: Command) -> Change:
 
 
 def _spread_topic(state: ClusterState, command: Command) -> Change:
-    """``name``, ``expected_queues``, ``expected_shards``, ``keys``: more queues, on shards that hold fewer of the topic.
+    """``name``, ``expected_queues``, ``expected_shards``, ``keys``: more queues, on shards that hold fewer.
 
     ``keys``: ``stay`` has the queue of a key chosen for ever among those there were, ``move`` among all.
     Optional ``expected_topics_version`` as for ``create_topic``.

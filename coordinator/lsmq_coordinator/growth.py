@@ -26,7 +26,7 @@ GROW_SHARDS = "grow_shards"
 
 
 def growth_plan(state: ClusterState, shards: int, alive: Set[str]) -> list[list[str]]:
-    """Replicas of each shard that makes up ``shards`` in all, the first its first leader; empty where there are so many.
+    """Replicas of each shard that is new if there are ``shards`` in all, the first its first leader.
 
     Leaders and then followers go where least is held, among active nodes that live, on different hosts and over the
     racks. Raises ``InvalidRequest`` for fewer shards than there are, too many, or replicas that fit nowhere.
@@ -37,10 +37,17 @@ def growth_plan(state: ClusterState, shards: int, alive: Set[str]) -> list[list[
     held = {node: sum(node in shard.wanted for shard in state.shards.values()) for node in fit}
     led = leader_counts(state, set(fit))
     planned: list[list[str]] = []
+
+    def to_hold(node: str) -> tuple[int, str]:
+        return held[node], node
+
+    def to_lead(node: str) -> tuple[int, int, str]:
+        return led[node], *to_hold(node)
+
     for _ in range(shards - len(state.shards)):
         chosen: list[str] = []
         while len(chosen) < state.settings.replicas:
-            node = choose(places, fit, chosen, lambda node: (held[node], node) if chosen else (led[node], held[node], node))
+            node = choose(places, fit, chosen, to_hold if chosen else to_lead)
             if node is None:
                 raise InvalidRequest(
                     f"{state.settings.replicas} replicas a shard need as many hosts with an active node that is alive, "

@@ -35,7 +35,16 @@ from lsmq_node.settings import (
 from lsmq_node.storage import FlushMode
 from lsmq_node.tls_settings import check_tls, peer_files
 
-__all__ = ["MAX_SHARDS_OF_ONE", "Auth", "CertificateName", "Compression", "Forward", "InvalidConfig", "LogFormat", "NodeConfig"]
+__all__ = [
+    "MAX_SHARDS_OF_ONE",
+    "Auth",
+    "CertificateName",
+    "Compression",
+    "Forward",
+    "InvalidConfig",
+    "LogFormat",
+    "NodeConfig",
+]
 
 ENVIRONMENT_PREFIX = "LSMQ_"
 #: Variables with our prefix that are not the node's: where clients connect to, and which file to read.
@@ -75,8 +84,8 @@ class NodeConfig(BackupConfig):
     )
     shards: int = setting(
         1,
-        "Shards that a node that is in no cluster is made with. Fixed once the data directory exists; `lsmq shard grow` "
-        "adds to them.",
+        "Shards that a node that is in no cluster is made with. Fixed once the data directory exists; `lsmq shard "
+        "grow` adds to them.",
         range=(1, MAX_SHARDS_OF_ONE),
         hazard="Each costs `memtable_bytes` and `cache_bytes`.",
     )

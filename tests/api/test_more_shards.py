@@ -135,7 +135,7 @@ def test_the_directory_says_how_many_shards_it_was_made_with_and_has(
 
 
 def test_growth_that_was_cut_short_is_done_again(make_node: Callable[..., NodeProcess]) -> None:
-    """A crash before ``node.json`` was written leaves stores that nobody has; one after it topics that are not known."""
+    """A crash before ``node.json`` was written leaves stores that nobody has; one after it topics to tell."""
     node = make_node().start()
     api = Api(node.url)
     api.create("t", 2)

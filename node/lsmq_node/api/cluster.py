@@ -12,7 +12,7 @@ from aiohttp import web
 
 from lsmq import runtime
 
-from . import schemas
+from . import cluster_schemas as schemas
 from .codec import answer
 from .routing import Call, Content, Parameter, Routes
 from .schema import integer, text

@@ -136,7 +136,7 @@ async def spread_topic(call: Call) -> web.StreamResponse:
     with all messages and offsets. The same again does nothing.
     """
     document = await call.checked_document()
-    topic = await call.broker.spread_topic(call.path("topic"), KeysAtSpread(document.get("keys", "stay")))
+    topic = await call.broker.spread_topic(call.path("topic"), KeysAtSpread(document["keys"]))
     return answer(call.request, topic_object(call, topic))
 
 

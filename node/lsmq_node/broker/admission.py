@@ -82,8 +82,8 @@ class Admission:
         self.topic_options(queues, options)
         if options.named and self._topology.shard_count > MAX_RANGES:
             raise InvalidRequest(
-                f"there are {self._topology.shard_count} shards; a topic with named queues can lie on {MAX_RANGES}. Make "
-                "one with a number of queues",
+                f"there are {self._topology.shard_count} shards; a topic with named queues can lie on {MAX_RANGES}. "
+                "Make one with a number of queues",
                 field="queues",
                 limit=MAX_RANGES,
             )

@@ -39,9 +39,9 @@ from .admission import Admission, column_of
 from .allowances import Allowances
 from .arrivals import ArrivalReads
 from .budget import ByteBudget, Hold
+from .catalog import stays_on_shards
 from .fetched import Fetched
 from .forwarding import Forwarder
-from .catalog import stays_on_shards
 from .letter_targets import check_moving
 from .own_options import OwnOptions
 from .pacing import LimitPace

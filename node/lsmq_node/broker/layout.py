@@ -7,8 +7,8 @@
 
 Of a node in several processes it has format 2 and their number, and the directories are theirs (``processes``).
 
-The number of shards decides where groups are coordinated, and which queue of a topic lies where unless the topic says so
-itself. So it never changes once the directory exists. That there are more by now is said beside it, in format 3, which
+The number of shards decides where groups are coordinated, and which queue of a topic lies where unless the topic says
+so itself. So it never changes once the directory exists. That there are more by now is said beside it, in format 3, which
 earlier releases refuse.
 """
 
@@ -144,12 +144,14 @@ class NodeFile:
         try:
             stored = json.loads(text)
             found_format, found_shards = int(stored["format"]), int(stored["shards"])
-            found = cls(found_shards, stored.get("cluster"), stored.get("node"), stored.get("processes"), stored.get("grown"))
+            found = cls(
+                found_shards, stored.get("cluster"), stored.get("node"), stored.get("processes"), stored.get("grown")
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptFile(
-                f"{file} is damaged; restore it as {{'format': 1, 'shards': n}} with n the number of shards it was made "
-                f"with, in a cluster its 'cluster' and 'node' as well, and where shards were added on a node of its own "
-                f"'format': 3 and 'grown', the number of shard-* directories beside it",
+                f"{file} is damaged; restore it as {{'format': 1, 'shards': n}} with n the number of shards it was "
+                "made with, in a cluster its 'cluster' and 'node' as well, and where shards were added to a node of "
+                "its own 'format': 3 and 'grown', the number of shard-* directories beside it",
                 file=str(file),
                 position=0,
             ) from error
