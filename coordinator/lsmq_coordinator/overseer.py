@@ -129,7 +129,7 @@ class Overseer:
             if beat.raft is not None:
                 self._raft_addresses[node] = beat.raft
             (self._growing.add if beat.grows else self._growing.discard)(node)
-        agreed = agreed and (beat.grows or not self._has_grown)
+        agreed = agreed and (beat.grows or not self._raft.state.has_grown)
         alive = agreed and self._detector.heartbeat(node, now, well=beat.well)
         if alive and beat.progress is not None:
             self._reports[node] = dict(beat.progress)
@@ -294,10 +294,6 @@ class Overseer:
                 "start all nodes, or remove those that are gone for good, and then grow",
                 reason="old_release",
             )
-
-    @property
-    def _has_grown(self) -> bool:
-        return len(self._raft.state.shards) > self._raft.state.settings.shards
 
     def _require_leader(self) -> None:
         raft = self._raft

@@ -47,7 +47,9 @@ MAX_RIGHTS_BYTES = 1024 * 1024
 MAX_REVIVALS = 8
 
 
-_FORMAT = 3
+_FORMAT = 4
+#: Until shards come that the cluster was not founded with, which earlier releases know nothing of.
+_FORMAT_AS_FOUNDED = 3
 
 
 class NodeState(StrEnum):
@@ -290,6 +292,11 @@ class ClusterState:
     def bootstrapped(self) -> bool:
         return self.version > 0
 
+    @property
+    def has_grown(self) -> bool:
+        """Whether there are shards that it was not founded with."""
+        return len(self.shards) > self.settings.shards
+
     def active_nodes(self) -> list[str]:
         """Ids of the nodes that may be given replicas, sorted."""
         return sorted(node.id for node in self.nodes.values() if node.state is NodeState.ACTIVE)
@@ -304,7 +311,7 @@ class ClusterState:
         Topics are most of it and change least: without them, :meth:`decode` must be given them.
         """
         content = {
-            "format": _FORMAT,
+            "format": _FORMAT if self.has_grown else _FORMAT_AS_FOUNDED,
             "version": self.version,
             "settings": self.settings.to_dict(),
             "nodes": {id: self.nodes[id].to_dict() for id in sorted(self.nodes)},
@@ -329,8 +336,10 @@ class ClusterState:
     def decode(cls, packed: bytes, topics: MappingProxyType[str, TopicRecord] | None = None) -> ClusterState:
         """The inverse of :meth:`encode`. Raises ``ValueError`` for another format, or when topics are missing."""
         content = msgpack.unpackb(packed, strict_map_key=False)
-        if content["format"] != _FORMAT:
-            raise ValueError(f"the cluster state has format {content['format']}; this version reads {_FORMAT}")
+        if content["format"] not in (_FORMAT_AS_FOUNDED, _FORMAT):
+            raise ValueError(
+                f"the cluster state has format {content['format']}; this release reads {_FORMAT_AS_FOUNDED}, {_FORMAT}"
+            )
         if content["topics"] is not None:
             topics = MappingProxyType(
                 {name: TopicRecord.from_dict(name, entry) for name, entry in content["topics"].items()}

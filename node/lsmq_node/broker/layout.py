@@ -8,8 +8,8 @@
 Of a node in several processes it has format 2 and their number, and the directories are theirs (``processes``).
 
 The number of shards decides where groups are coordinated, and which queue of a topic lies where unless the topic says
-so itself. So it never changes once the directory exists. That there are more by now is said beside it, in format 3, which
-earlier releases refuse.
+so itself. So it never changes once the directory exists. That there are more by now is said beside it, in format 3,
+which earlier releases refuse.
 """
 
 from __future__ import annotations

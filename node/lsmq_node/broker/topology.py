@@ -180,10 +180,12 @@ class RightsDocuments(Protocol):
 class Topology(Protocol):
     """Owned by the broker that is given it."""
 
-    #: Shards there were at first. Groups are coordinated in these, and topics without ranges of their own lie on them.
-    home_shards: int
     #: How the leaders of shards that are not led here are asked.
     peers: Peers
+
+    @property
+    def home_shards(self) -> int:
+        """Shards there were at first: groups are coordinated in these, and topics without ranges lie on them."""
 
     @property
     def shard_count(self) -> int:

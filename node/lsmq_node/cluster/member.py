@@ -57,7 +57,6 @@ class ClusterMember:
         self.config = config
         self.settings = config.cluster
         self.control = control
-        self.home_shards = config.cluster.shards
         self._noted_shards = config.cluster.shards
         self._waiters = waiters
         self._parts = parts
@@ -75,6 +74,10 @@ class ClusterMember:
         self.replicas: HostedReplicas  # set by whoever can make replicas, before anything is asked
 
     # Shards, as the broker asks for them
+
+    @property
+    def home_shards(self) -> int:
+        return self.control.state.settings.shards or self.settings.shards
 
     @property
     def shard_count(self) -> int:
