@@ -35,7 +35,16 @@ from lsmq_node.settings import (
 from lsmq_node.storage import FlushMode
 from lsmq_node.tls_settings import check_tls, peer_files
 
-__all__ = ["Auth", "CertificateName", "Compression", "Forward", "InvalidConfig", "LogFormat", "NodeConfig"]
+__all__ = [
+    "MAX_SHARDS_OF_ONE",
+    "Auth",
+    "CertificateName",
+    "Compression",
+    "Forward",
+    "InvalidConfig",
+    "LogFormat",
+    "NodeConfig",
+]
 
 ENVIRONMENT_PREFIX = "LSMQ_"
 #: Variables with our prefix that are not the node's: where clients connect to, and which file to read.
@@ -55,6 +64,10 @@ FOREIGN_VARIABLES = frozenset(
 )
 
 
+#: Of a node that is in no cluster.
+MAX_SHARDS_OF_ONE = 256
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig(BackupConfig):
     """Everything a node can be told, after what :class:`BackupConfig` has. Field names end in their unit.
@@ -71,8 +84,9 @@ class NodeConfig(BackupConfig):
     )
     shards: int = setting(
         1,
-        "Shards of a node that is in no cluster. Fixed once the data directory exists.",
-        range=(1, 256),
+        "Shards that a node that is in no cluster is made with. Fixed once the data directory exists; `lsmq shard "
+        "grow` adds to them.",
+        range=(1, MAX_SHARDS_OF_ONE),
         hazard="Each costs `memtable_bytes` and `cache_bytes`.",
     )
 
