@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lsmq_node.client_port_config import ClientPortConfig
+from lsmq_node.data_config import nested
 from lsmq_node.settings import KIB, MIB, InvalidConfig, setting
 
 _SCHEME = "s3://"
@@ -45,10 +46,10 @@ class BackupConfig(ClientPortConfig):
                 "s3://BUCKET/PREFIX",
                 setting="backup_to",
             )
-        directory, data = Path(place).resolve(), self.data.resolve()
-        if data == directory or data in directory.parents or directory in data.parents:
-            raise InvalidConfig(
-                f"backup_to is {place}, and the node's data are in {self.data}: one must not lie in the other; choose "
-                "a directory beside it, best on another disk",
-                setting="backup_to",
-            )
+        for data in self.disks:
+            if nested(Path(place), data):
+                raise InvalidConfig(
+                    f"backup_to is {place}, and the node's data are in {data}: one must not lie in the other; choose "
+                    "a directory beside it, best on another disk",
+                    setting="backup_to",
+                )

@@ -10,18 +10,14 @@ from urllib.parse import urlsplit
 
 from lsmq_coordinator.tls import ClientAuth
 from lsmq_node.choices import Auth, CertificateName
+from lsmq_node.data_config import DataConfig
 from lsmq_node.settings import MIB, InvalidConfig, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientPortConfig:
-    """The first part of :class:`lsmq_node.config.NodeConfig`, which checks what must hold between settings."""
+class ClientPortConfig(DataConfig):
+    """A part of :class:`lsmq_node.config.NodeConfig`, which checks what must hold between settings."""
 
-    data: Path = setting(
-        ...,
-        "Directory of the node's files. Created when missing.",
-        hazard="A local disk: on a network file system fsync may not mean what it says.",
-    )
     host: str = setting(
         "127.0.0.1",
         "Address to listen on for clients. `0.0.0.0` is every IPv4 interface.",
@@ -189,6 +185,29 @@ class ClientPortConfig:
         range=(0, 100),
         hazard="Time and traffic, for each request that is traced.",
     )
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether others than this machine reach it, and are asked nothing."""
+        return self.auth is Auth.NONE and not is_loopback(self.exposed_host)
+
+    @property
+    def exposed_host(self) -> str:
+        """Of the addresses it listens on for clients one that others reach, where there is any."""
+        is_second = self.admin_port is not None and is_loopback(self.host)
+        return self.admin_host if is_second else self.host
+
+    def check_exposure(self) -> None:
+        """Raises :class:`InvalidConfig` for a node that would be open to a network without anybody having said so."""
+        if self.is_exposed and not self.insecure:
+            setting = "admin_host" if is_loopback(self.host) else "host"
+            raise InvalidConfig(
+                f"{setting} is {self.exposed_host}, so that others than this machine reach the node, and auth is "
+                "'none': they may read, send and delete everything. Set auth = 'token' (--auth token, see "
+                "docs/security.md); listen on 127.0.0.1; or, on a network that you trust, say insecure = true "
+                "(--insecure)",
+                setting=setting,
+            )
 
 
 def is_safe_url(url: str) -> bool:

@@ -18,9 +18,10 @@ from typing import Any
 
 from lsmq_node.backup_config import BackupConfig
 from lsmq_node.choices import Auth, CertificateName, Compression, Forward, LogFormat
-from lsmq_node.client_port_config import check_naming, is_loopback
+from lsmq_node.client_port_config import check_naming
 from lsmq_node.cluster_config import ENVIRONMENT_PREFIX as CLUSTER_PREFIX
 from lsmq_node.cluster_config import ClusterConfig
+from lsmq_node.data_config import data_directories
 from lsmq_node.settings import (
     KIB,
     MIB,
@@ -446,7 +447,10 @@ class NodeConfig(BackupConfig):
         def take(name: str, value: Any, source: str) -> None:
             if name not in _TYPES:
                 raise unknown_setting(source, name, _TYPES)
-            if name == "cluster" and not isinstance(value, ClusterConfig):
+            if name == "data":
+                values["data"], *further = data_directories(value, f"{source}: {name}")
+                values["further_data"] = tuple(further)
+            elif name == "cluster" and not isinstance(value, ClusterConfig):
                 if not isinstance(value, Mapping):
                     raise InvalidConfig(f"{source}: cluster is {value!r}; it must be a table", setting=name)
                 cluster[source] = value
@@ -502,6 +506,7 @@ class NodeConfig(BackupConfig):
                 setting="advertised_url",
             )
 
+        self.check_disks()
         check_tls(self)
         check_naming(self)
         self.check_backups()
@@ -521,29 +526,6 @@ class NodeConfig(BackupConfig):
                 f"node {cluster.node!r} is none of the voters, so nobody knows its address: set advertised_url and "
                 "cluster.internal_url",
                 setting="advertised_url",
-            )
-
-    @property
-    def is_exposed(self) -> bool:
-        """Whether others than this machine reach it, and are asked nothing."""
-        return self.auth is Auth.NONE and not is_loopback(self.exposed_host)
-
-    @property
-    def exposed_host(self) -> str:
-        """Of the addresses it listens on for clients one that others reach, where there is any."""
-        is_second = self.admin_port is not None and is_loopback(self.host)
-        return self.admin_host if is_second else self.host
-
-    def check_exposure(self) -> None:
-        """Raises :class:`InvalidConfig` for a node that would be open to a network without anybody having said so."""
-        if self.is_exposed and not self.insecure:
-            setting = "admin_host" if is_loopback(self.host) else "host"
-            raise InvalidConfig(
-                f"{setting} is {self.exposed_host}, so that others than this machine reach the node, and auth is "
-                "'none': they may read, send and delete everything. Set auth = 'token' (--auth token, see "
-                "docs/security.md); listen on 127.0.0.1; or, on a network that you trust, say insecure = true "
-                "(--insecure)",
-                setting=setting,
             )
 
     @property
@@ -575,11 +557,12 @@ class NodeConfig(BackupConfig):
     def to_dict(self) -> dict[str, Any]:
         """The effective values in plain types, for the log and the status page."""
         values = {name: plain(getattr(self, name)) for name in known_fields(type(self))}
+        values["data"] = self.data_text
         values["cluster"] = self.cluster.to_dict() if self.cluster is not None else None
         return values
 
 
-_TYPES: dict[str, Any] = typing.get_type_hints(NodeConfig)
+_TYPES: dict[str, Any] = {name: typing.get_type_hints(NodeConfig)[name] for name in known_fields(NodeConfig)}
 
 
 _LOG_BLOCK_BYTES = 32 * KIB

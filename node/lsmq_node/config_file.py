@@ -15,7 +15,7 @@ from typing import Any
 from lsmq_node.cluster_config import ClusterConfig
 from lsmq_node.cluster_nodes import VoterAddresses
 from lsmq_node.config import NodeConfig
-from lsmq_node.settings import KIB, MIB, plain
+from lsmq_node.settings import KIB, MIB, known_fields, plain
 
 _WIDTH = 110
 _UNITS = (
@@ -60,17 +60,17 @@ def write(path: Path, config: NodeConfig) -> None:
 def reference_table(kind: type[NodeConfig] | type[ClusterConfig], prefix: str = "") -> str:
     """The Markdown table of all settings of ``kind``, as the page on configuration has it."""
     rows = ["| setting | default | range | | hazard |", "|---|---|---|---|---|"]
-    for entry in fields(kind):
+    for entry in known_fields(kind).values():
         description, hazard = entry.metadata["description"], entry.metadata["hazard"]
         rows.append(f"| `{prefix}{entry.name}` | {_default(entry)} | {_range(entry)} | {description} | {hazard} |")
     return "\n".join(rows) + "\n"
 
 
 def _entries(config: Any, kind: type[NodeConfig] | type[ClusterConfig], skip: tuple[str, ...]) -> Iterator[str]:
-    for entry in fields(kind):
+    for entry in known_fields(kind).values():
         if entry.name in skip:
             continue
-        value = getattr(config, entry.name)
+        value = config.data_text if entry.name == "data" else getattr(config, entry.name)
         yield _comments(entry)
         if value is None:
             yield f"#{entry.name} ="

@@ -25,9 +25,9 @@ from prometheus_client.registry import Collector
 import lsmq
 from lsmq_coordinator.parts import PartState
 from lsmq_node.broker import Broker
-from lsmq_node.broker.layout import FORMAT
 from lsmq_node.broker.scrubber import ScrubCounts
 from lsmq_node.connections import Doorkeeper
+from lsmq_node.disks import FORMAT
 
 #: Upper bounds in seconds of the request histogram.
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
@@ -197,6 +197,7 @@ class _BrokerCollector(Collector):
         yield from self._commit_metrics()
         yield from self._replica_metrics()
         yield from self._part_metrics()
+        yield from self._disk_metrics()
         yield from self._store_metrics()
 
     def _broker_metrics(self) -> Iterable[Metric]:
@@ -281,6 +282,22 @@ class _BrokerCollector(Collector):
         known = self._broker.topology.gauges()
         for name, text in _NODE_GAUGES.items():
             yield GaugeMetricFamily(f"lsmq_node_{name}", text, known.get(name))
+
+    def _disk_metrics(self) -> Iterable[Metric]:
+        usable, size, free = (
+            GaugeMetricFamily(f"lsmq_disk_{name}", text, labels=["disk"])
+            for name, text in (
+                ("usable", "1 while a disk of the node can be used."),
+                ("size_bytes", "Size of its file system."),
+                ("free_bytes", "Of that, what the node may still write."),
+            )
+        )
+        for disk in self._broker.topology.disks.all:
+            usable.add_metric([str(disk.path)], float(disk.problem is None))
+            if disk.problem is None:
+                size.add_metric([str(disk.path)], disk.size_bytes)
+                free.add_metric([str(disk.path)], disk.free_bytes)
+        yield from (usable, size, free)
 
     def _store_metrics(self) -> Iterable[Metric]:
         """Every number of ``StoreStats``, by its name."""

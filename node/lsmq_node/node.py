@@ -21,6 +21,7 @@ from lsmq_node.backups.service import NodeBackups
 from lsmq_node.broker import Broker, Topology, Trims, WaiterTable
 from lsmq_node.broker.backup_source import BackupSource
 from lsmq_node.broker.disk_watch import DiskWatch
+from lsmq_node.broker.layout import own_disks
 from lsmq_node.broker.limit_sharing import LimitSharing
 from lsmq_node.broker.name_cleaner import NameCleaner
 from lsmq_node.broker.scrubber import Scrubber
@@ -203,4 +204,5 @@ def _topology(config: NodeConfig, waiters: WaiterTable, parts: Parts) -> Abstrac
 
 @asynccontextmanager
 async def _single(config: NodeConfig, waiters: WaiterTable, parts: Parts) -> AsyncIterator[Topology]:
-    yield await SingleNode.open(config, waiters.wake, parts)
+    with own_disks(config) as disks:
+        yield await SingleNode.open(config, disks, waiters.wake, parts)

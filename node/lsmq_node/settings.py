@@ -34,8 +34,8 @@ def setting(default: Any, description: str, *, range: tuple[int, int] | None = N
 
 
 def known_fields(kind: Any) -> Mapping[str, Field[Any]]:
-    """The settings of a configuration dataclass by name."""
-    return {entry.name: entry for entry in fields(kind)}
+    """The settings of a configuration dataclass by name. A field without a description is a part of another one."""
+    return {entry.name: entry for entry in fields(kind) if "description" in entry.metadata}
 
 
 def unknown_setting(source: str, name: str, known: typing.Iterable[str]) -> InvalidConfig:

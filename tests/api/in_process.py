@@ -14,6 +14,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from lsmq_coordinator.parts import Parts
 from lsmq_node.api.app import NODE, make_app
 from lsmq_node.broker import Broker, WaiterTable
+from lsmq_node.broker.layout import OpenShards, own_disks
 from lsmq_node.cluster.single import SingleNode
 from lsmq_node.config import NodeConfig
 from lsmq_node.node import Node
@@ -50,14 +51,15 @@ def with_node(
     """Run the test against a node of this process, whose insides can be reached."""
 
     async def run() -> None:
-        store = ShardStore.open(tmp_path / "shard-0", SMALL, disk=disk)
         config = NodeConfig(data=tmp_path, slow_write_delay_ms=1, **settings)
-        waiters = WaiterTable(config.max_waiters)
-        parts = Parts()
-        broker = Broker(config, SingleNode(config, [store], waiters.wake, parts), waiters, parts)
-        async with serving(Node(broker)) as client:
-            await client.put("/v1/topics/t", json={"queues": 2})
-            await test(client, broker)
-        await broker.close()
+        with own_disks(config) as disks:
+            shards = OpenShards({0: ShardStore.open(tmp_path / "shard-0", SMALL, disk=disk)}, {})
+            waiters = WaiterTable(config.max_waiters)
+            parts = Parts()
+            broker = Broker(config, SingleNode(config, disks, shards, waiters.wake, parts), waiters, parts)
+            async with serving(Node(broker)) as client:
+                await client.put("/v1/topics/t", json={"queues": 2})
+                await test(client, broker)
+            await broker.close()
 
     asyncio.run(run())

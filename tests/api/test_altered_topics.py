@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from lsmq_node.broker.catalog import NodeCatalog
-from lsmq_node.broker.layout import open_shards
+from lsmq_node.broker.layout import open_shards, own_disks
 from lsmq_node.config import NodeConfig
 from lsmq_node.node import running_node
-from lsmq_node.storage import StoredTopic, TopicOptions
+from lsmq_node.storage import ShardStore, StoredTopic, TopicOptions
 
 
 def config(path: Path) -> NodeConfig:
     return NodeConfig(data=path, shards=3)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[dict[int, ShardStore]]:
+    """The shards of a node that does not run."""
+    with own_disks(config(path)) as disks, ExitStack() as closing:
+        stores = open_shards(config(path), disks).stores
+        for store in stores.values():
+            closing.callback(store.close)
+        yield stores
 
 
 def test_a_change_holds_in_all_shards_and_after_a_restart(tmp_path: Path) -> None:
@@ -32,21 +44,18 @@ def test_a_change_holds_in_all_shards_and_after_a_restart(tmp_path: Path) -> Non
 
 
 def test_what_a_crash_left_undone_is_done_at_the_next_start(tmp_path: Path) -> None:
-    stores = open_shards(config(tmp_path))
-    NodeCatalog(stores, len(stores)).create("t", 7, TopicOptions())
-    stores[0].alter_topic("t", TopicOptions(retention_ms=5, revision=1))
-    for store in stores:
-        store.close()
+    with opened(tmp_path) as stores:
+        NodeCatalog(stores, 3, 3).create("t", 7, TopicOptions())
+        stores[0].alter_topic("t", TopicOptions(retention_ms=5, revision=1))
 
     def allow(topic: StoredTopic, options: TopicOptions) -> None:
         pass
 
-    stores = open_shards(config(tmp_path))
-    catalog = NodeCatalog(stores, len(stores))
-    catalog.complete()
-    assert [store.topic("t").options for store in stores] == [TopicOptions(retention_ms=5, revision=1)] * 3
-    assert catalog.alter("t", {"ack": "leader"}, allow).options == TopicOptions(
-        retention_ms=5, ack="leader", revision=2
-    )
-    for store in stores:
-        store.close()
+    with opened(tmp_path) as stores:
+        catalog = NodeCatalog(stores, 3, 3)
+        catalog.complete()
+        wanted = TopicOptions(retention_ms=5, revision=1)
+        assert [store.topic("t").options for store in stores.values()] == [wanted] * 3
+        assert catalog.alter("t", {"ack": "leader"}, allow).options == TopicOptions(
+            retention_ms=5, ack="leader", revision=2
+        )

@@ -74,7 +74,7 @@ def test_what_is_no_manifest_is_told_as_damage(tmp_path: Path, change: Callable[
         (place / folder).mkdir(parents=True)
     (place / "backups" / ID).write_bytes(_framed(fields))
     with pytest.raises(CorruptFile):
-        restore_backup(Repository.at(str(place)), tmp_path / "new")
+        restore_backup(Repository.at(str(place)), [tmp_path / "new"])
     assert [each.name for each in tmp_path.iterdir()] == ["backups"]
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq.errors import LsmqError
-from lsmq_node.broker.layout import NodeFile
 from lsmq_node.config import InvalidConfig, NodeConfig
+from lsmq_node.disks import NodeFile
 from lsmq_node.processes.directory import fitting, held
 from lsmq_node.processes.plan import CONTROL, Founded, PlannedProcess, cores, planned, shifted
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.calls import Api
 from lsmq.sync import Client, Consumer
-from lsmq_node.broker.layout import FORMAT
+from lsmq_node.disks import FORMAT
 from support.node_process import NodeProcess
 from support.waiting import eventually
 

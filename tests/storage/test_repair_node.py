@@ -14,9 +14,9 @@ from lsmq.errors import DataDirectoryLocked
 from lsmq.queue_names import SLOTS, queue_slot
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.broker.catalog import NodeCatalog
-from lsmq_node.broker.layout import NodeFile, shard_directory
 from lsmq_node.broker.placement import slots_of
 from lsmq_node.broker.repair import repair_directory
+from lsmq_node.disks import NodeFile, shard_directory
 from lsmq_node.storage import ShardStore, Slots, TopicOptions
 from lsmq_node.storage.repair import Damage, Finding, Loss, Remark, Renamed, Unknown
 
@@ -34,7 +34,7 @@ def opened(data: Path) -> Iterator[tuple[NodeCatalog, list[ShardStore]]]:
         found = [
             stores.enter_context(open_stepped(shard_directory(data, number), options())) for number in range(SHARDS)
         ]
-        catalog = NodeCatalog(found, len(found))
+        catalog = NodeCatalog(dict(enumerate(found)), len(found), len(found))
         catalog.complete()
         yield catalog, found
 

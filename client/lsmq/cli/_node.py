@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from lsmq.errors import LsmqError
 
@@ -35,3 +36,9 @@ def need_node(command: str) -> Iterator[None]:
             f'{command} needs the node, and {error.name} is not installed; run: pip install "lsmq[node]"',
             missing=error.name,
         ) from error
+
+
+def disks_of(place: str) -> list[Path]:
+    """The directories that an argument names: one, or several with commas between."""
+    whole = Path(place)
+    return [whole] if whole.exists() else [Path(text.strip()) for text in place.split(",")]

@@ -38,6 +38,7 @@ _COMMANDS = {
     "node": "lsmq.cli.node:node",
     "voter": "lsmq.cli.voter:voter",
     "shard": "lsmq.cli.shard:shard",
+    "disk": "lsmq.cli.disk:disk",
     "status": "lsmq.cli.status:status",
     "top": "lsmq.cli.top:top",
     "dump": "lsmq.cli.dump:dump",

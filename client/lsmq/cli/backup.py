@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from lsmq import Client, runtime
-from lsmq.cli._node import need_node, private_files
+from lsmq.cli._node import disks_of, need_node, private_files
 from lsmq.cli.options import TIME, asks_a_node, json_option
 from lsmq.cli.render import counted, print_json, print_table, progress, size_text, time_text
 from lsmq.errors import CorruptFile, InvalidRequest, UnsupportedFormat
@@ -233,7 +233,7 @@ def prune(place: str, keep: int) -> None:
 
 @backup.command()
 @_there
-@click.option("--data", metavar="NEWDIR", type=_DIRECTORY, help="The data directory to make.")
+@click.option("--data", metavar="NEWDIR[,...]", help="The data directory to make; one a disk, where there are more.")
 @click.option("--cluster", "of_cluster", is_flag=True, help="Of a node of a new cluster, on each of them.")
 @click.option(
     "--config",
@@ -243,7 +243,7 @@ def prune(place: str, keep: int) -> None:
     help="With --cluster: the node's configuration, as lsmq serve takes it.",
 )
 @_which
-def restore(place: str, data: Path | None, of_cluster: bool, config: Path | None, id: str | None) -> None:
+def restore(place: str, data: str | None, of_cluster: bool, config: Path | None, id: str | None) -> None:
     """Make NEWDIR, which is new or empty, the data directory of a node with what a backup has.
 
     Everything that is copied is verified. Without --cluster it becomes a node of its own, with as many shards. With it,
@@ -262,13 +262,13 @@ def restore(place: str, data: Path | None, of_cluster: bool, config: Path | None
         raise click.UsageError("say where: --data NEWDIR, or --cluster with the configuration of a cluster's node")
     repository = _repository(place)
     with private_files(), ExitStack() as shown:
-        found = _module("restore").restore_backup(repository, data, id, begin=_shown(shown, "restoring"))
+        found = _module("restore").restore_backup(repository, disks_of(data), id, begin=_shown(shown, "restoring"))
     count = len(found.shards)
     also = f" LSMQ_SHARDS={count}" if count > 1 else ""
     click.echo(f"{data} holds the backup {found.id}; start a node with{also} lsmq serve --data {data}", err=True)
 
 
-def _restore_member(place: str, data: Path | None, file: Path | None, id: str | None) -> None:
+def _restore_member(place: str, data: str | None, file: Path | None, id: str | None) -> None:
     with need_node("lsmq backup"):
         node_config = importlib.import_module("lsmq_node.config").NodeConfig
     try:

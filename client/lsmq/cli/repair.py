@@ -11,20 +11,21 @@ from typing import Any
 import click
 
 from lsmq.cli._findings import FindingsReport
-from lsmq.cli._node import need_node, private_files
+from lsmq.cli._node import disks_of, need_node, private_files
 from lsmq.cli.options import json_option
 from lsmq.cli.render import counted, print_json, progress, size_text
 
 
 @click.command()
-@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("directory", metavar="DIR")
 @click.option("--out", metavar="DIR2", type=click.Path(path_type=Path), help="Save what is whole here: new or empty.")
 @json_option
 @click.pass_context
-def repair(context: click.Context, directory: Path, out: Path | None, as_json: bool) -> None:
+def repair(context: click.Context, directory: str, out: Path | None, as_json: bool) -> None:
     """Say what is damaged in DIR, and with --out save what is whole into a new store.
 
     DIR is the directory of a QueueStore, of one shard, or of a node; nothing may have it open. It is never written to.
+    Of a node with several disks it is the first directory, or all with commas between; DIR2 has all shards then.
     A member of a cluster is better filled again from the others.
 
     Exits with 0 when nothing is damaged, with 1 when something is.
@@ -33,6 +34,10 @@ def repair(context: click.Context, directory: Path, out: Path | None, as_json: b
         module: Any = importlib.import_module("lsmq_node.broker.repair")
         findings: Any = importlib.import_module("lsmq_node.storage.repair")
     report = FindingsReport(print_json if as_json else None)
+    disks = disks_of(directory)
+    for disk in disks:
+        if not disk.is_dir():
+            raise click.UsageError(f"Invalid value for 'DIR': Directory '{disk}' does not exist.")
     with private_files(), ExitStack() as shown:
 
         def begin(total: int) -> Callable[[int], None]:
@@ -40,7 +45,7 @@ def repair(context: click.Context, directory: Path, out: Path | None, as_json: b
             return shown.enter_context(progress(label, total, of_bytes=True)).advance
 
         summary = module.repair_directory(
-            directory, out, tell=lambda found: report.add(findings.as_dict(found)), begin=begin
+            disks[0], out, *disks[1:], tell=lambda found: report.add(findings.as_dict(found)), begin=begin
         )
     if as_json:
         print_json({**findings.as_dict(summary), "damaged": summary.damaged})

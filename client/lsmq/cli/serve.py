@@ -17,7 +17,9 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command()
-@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Directory of the node's files.")
+@click.option(
+    "--data", metavar="DIR[,DIR2...]", help="Directory of the node's files; one a disk, where there are more."
+)
 @click.option("--host", help="Address to listen on; 0.0.0.0 for every interface.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port to listen on; 0 takes any free one.  [default: 7600]")
 @click.option("--advertised-url", metavar="URL", help="How clients reach this node, when not by host and port.")
@@ -75,6 +77,7 @@ def serve(config: Path | None, **settings: Any) -> None:
       lsmq serve --data /var/lib/lsmq --host 0.0.0.0 --auth token
       lsmq serve --data ./data --flush-mode async --flush-interval 50ms
       lsmq serve --data ./data --processes auto
+      lsmq serve --data /disk1/lsmq,/disk2/lsmq --shards 4
       lsmq serve --config /etc/lsmq.toml
     """
     with need_node("lsmq serve"):

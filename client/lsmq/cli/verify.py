@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from lsmq.cli._findings import FindingsReport
-from lsmq.cli._node import need_node
+from lsmq.cli._node import disks_of, need_node
 from lsmq.cli.options import json_option, url_option, with_client
 from lsmq.cli.render import counted, print_json, progress
 
@@ -28,7 +28,8 @@ def verify(
     """Read everything in PLACE, hold it against its checksums, and say what is whole.
 
     PLACE has backups (a directory, or s3://BUCKET/PREFIX), or is the data of a node, of one shard or of a QueueStore
-    that nothing has open. It is never written to. Without it, the nodes that run read their files: of each shard those
+    that nothing has open. Of a node with several disks its first directory will do, or all of them with commas between.
+    It is never written to. Without it, the nodes that run read their files: of each shard those
     of its leader.
 
     Exits with 0 when nothing is damaged, with 1 when something is.
@@ -37,6 +38,7 @@ def verify(
         module: Any = importlib.import_module("lsmq_node.backups.check")
         findings: Any = importlib.import_module("lsmq_node.storage.repair")
     of_data = place is not None and "://" not in place and not module.is_repository(Path(place))
+    disks = disks_of(place) if place is not None and of_data else []
     report = FindingsReport(print_json if as_json else None)
 
     def tell(found: Any) -> None:
@@ -50,7 +52,7 @@ def verify(
         if place is None:
             summary = with_client(url, deadline_ms, lambda client: module.verify_nodes(client, tell=tell, begin=begin))
         elif of_data:
-            summary = module.verify_directory(Path(place), tell=tell, begin=begin)
+            summary = module.verify_directory(*disks, tell=tell, begin=begin)
         else:
             repository = importlib.import_module("lsmq_node.backups.repository").Repository.at(place)
             summary = module.verify_repository(repository, backup=id, tell=tell, begin=begin)

@@ -291,11 +291,21 @@ HEALTH: Schema = object_of(
     },
     required=("status", "reasons"),
 )
+_DISK: Schema = object_of(
+    {
+        "path": TEXT,
+        "problem": text("Why it cannot be used.", null=True),
+        "size_bytes": COUNT,
+        "free_bytes": COUNT,
+        "shards": list_of(COUNT, "That lie there; none while that cannot be seen."),
+    }
+)
 STATUS: Schema = object_of(
     {
         "version": TEXT,
         "uptime_s": {"type": "number", "minimum": 0},
-        "data_dir": TEXT,
+        "data_dir": text("The first of `disks`, which has what is the node's and not a shard's."),
+        "disks": list_of(_DISK),
         "pid": COUNT,
         "shards": list_of({"type": "object"}),
         "waiters": COUNT,

@@ -101,7 +101,7 @@ async def _serve(config: NodeConfig, beside: Beside | None = None) -> None:
         gc.collect()
         gc.freeze()
         if beside is None:
-            announce(node.broker.config, config.data)
+            announce(node.broker.config, config)
             await stopping.wait()
         else:
             await _accompanied(beside, node, stopping)
@@ -196,10 +196,13 @@ def client_limits(config: NodeConfig) -> Limits:
     return Limits.of(min(config.max_connections, connections - inside), config.address_share_percent)
 
 
-def announce(config: NodeConfig, data: Path) -> None:
-    """The ready line: scripts wait for it. Where nobody can be told, the node serves all the same."""
+def announce(config: NodeConfig, given: NodeConfig) -> None:
+    """The ready line: scripts wait for it. Where nobody can be told, the node serves all the same.
+
+    ``config`` is as it serves, ``given`` as it was started.
+    """
     try:
-        print(f"lsmq node ready on {url_of(config)} (data {data})", flush=True)
+        print(f"lsmq node ready on {url_of(config)} (data {given.data_text})", flush=True)
     except OSError as error:
         _log.warning("ready_line_lost", url=url_of(config), reason=str(error))
 
@@ -221,7 +224,7 @@ def _leaves(group: BaseExceptionGroup[LsmqError]) -> list[LsmqError]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """A thin command line: ``--data``, ``--config`` and ``--set NAME=VALUE`` for everything else."""
     parser = argparse.ArgumentParser(prog="lsmq_node", description="Run one LSMQ node.")
-    parser.add_argument("--data", type=Path, help="directory of the node's files")
+    parser.add_argument("--data", help="directory of the node's files; several with commas between")
     parser.add_argument("--host", help="address to listen on")
     parser.add_argument("--port", type=int, help="port to listen on, 0 for any")
     parser.add_argument("--config", type=Path, help="TOML file with settings")

@@ -11,6 +11,7 @@ from aiohttp import web
 
 import lsmq
 from lsmq import runtime
+from lsmq_node.disks import NodeDisks
 
 from . import schemas
 from .codec import answer
@@ -58,6 +59,7 @@ async def status(call: Call) -> web.StreamResponse:
     shards = [
         {
             "shard": port.number,
+            "disk": str(port.store.path.parent.absolute()),
             **port.figures(),
             **dataclasses.asdict(port.store.stats()),
             "pressure": port.store.pressure,
@@ -71,6 +73,7 @@ async def status(call: Call) -> web.StreamResponse:
             "version": lsmq.__version__,
             "uptime_s": round(runtime.monotonic() - broker.started_at, 3),
             "data_dir": str(broker.config.data.absolute()),
+            "disks": _disks(broker.topology.disks),
             "pid": os.getpid(),
             "shards": shards,
             "waiters": broker.waiters.count,
@@ -78,6 +81,19 @@ async def status(call: Call) -> web.StreamResponse:
             "config": broker.config.to_dict(),
         },
     )
+
+
+def _disks(disks: NodeDisks) -> list[dict[str, Any]]:
+    return [
+        {
+            "path": str(disk.path),
+            "problem": disk.problem,
+            "size_bytes": disk.size_bytes,
+            "free_bytes": disk.free_bytes,
+            "shards": shards,
+        }
+        for disk, shards in zip(disks.all, disks.shards_by_disk(), strict=True)
+    ]
 
 
 @ROUTES.get("/v1/openapi.json", Content("OpenAPI 3.1.", {"type": "object"}))

@@ -14,8 +14,8 @@ from lsmq import runtime
 from lsmq.client import Client
 from lsmq.errors import CorruptFile, LsmqError, UnsupportedFormat
 from lsmq.shard_snapshots import ShardSnapshots
-from lsmq_node.broker.layout import NODE_FILE
 from lsmq_node.broker.repair import repair_directory
+from lsmq_node.disks import NODE_FILE
 from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.repair import Advance, Damage, FindingsBook, Remark, Summary, Tell
 from lsmq_node.storage.snapshot_target import FileVerifier
@@ -34,13 +34,15 @@ def is_repository(path: Path) -> bool:
 
 def verify_directory(
     path: Path,
-    *,
+    *further: Path,
     tell: Tell = lambda finding: None,
     begin: BeginProgress = lambda total: lambda size: None,
 ) -> Summary:
-    """Read all of data that nobody has open. Raises ``InvalidRequest`` where there are none, ``DataDirectoryLocked``,
-    ``UnsupportedFormat``."""
-    return repair_directory(path, tell=tell, begin=begin)
+    """Read all of data that nobody has open; ``further`` as of :func:`repair_directory`.
+
+    Raises ``InvalidRequest`` where there are none, ``DataDirectoryLocked``, ``UnsupportedFormat``.
+    """
+    return repair_directory(path, None, *further, tell=tell, begin=begin)
 
 
 def verify_repository(

@@ -102,10 +102,10 @@ async def extract_topic(
     with tempfile.TemporaryDirectory(prefix="lsmq-extract-", dir=work) as directory:
         async with Producer(client, name) as producer:
             for shard in shards:
-                placed = Path(directory)
-                await asyncio.to_thread(place_shard, repository, shard, placed / f"shard-{shard.shard}", advance)
+                placed = Path(directory) / f"shard-{shard.shard}"
+                await asyncio.to_thread(place_shard, repository, shard, placed, advance)
                 await _send_shard(client, name, producer, backup, shard, placed, topic, wanted, groups, done)
-                await asyncio.to_thread(shutil.rmtree, placed / f"shard-{shard.shard}")
+                await asyncio.to_thread(shutil.rmtree, placed)
     return done
 
 

@@ -15,26 +15,26 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from lsmq.errors import InvalidRequest
 from lsmq_coordinator.restored import RestoredShard, restored_state, write_restored
 from lsmq_coordinator.state import ClusterState, TopicRecord
-from lsmq_node.broker.layout import NodeFile, shard_directory
 from lsmq_node.broker.placement import queue_ranges
 from lsmq_node.cluster.founding import founding_of
 from lsmq_node.cluster.record import save_record
 from lsmq_node.cluster_config import ClusterConfig
 from lsmq_node.config import NodeConfig
+from lsmq_node.disks import NodeFile
 from lsmq_node.replication import ReplicaRecord
 from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.repair import Advance
 
 from .manifest import BackupManifest
+from .new_directories import new_directories
 from .repository import Repository
-from .restore import new_directory, next_topic_id, place_shard
+from .restore import next_topic_id, place_shard
 
 _INCARNATION_BITS = 52
 
@@ -46,7 +46,7 @@ class RestoredNode:
 
     backup: BackupManifest
     node: str
-    data: Path
+    data: str
     voter: bool
     shards: tuple[int, ...]
     state: ClusterState
@@ -72,20 +72,21 @@ def restore_member(
     state = _state(repository, backup, founding)
     own = [shard for shard in backup.shards if settings.node in state.shards[shard.shard].replicas]
     size_bytes = sum(file.size_bytes for shard in own for file in shard.files)
-    with new_directory(config.data, size_bytes) as building:
+    with new_directories(config.disks) as building:
+        places = building.place(own, first_on_first=False)
         advance = begin(size_bytes)
         for shard in own:
-            path = shard_directory(building, shard.shard)
+            path = places[shard.shard]
             place_shard(repository, shard, path, advance)
             incarnation = state.shards[shard.shard].listed(settings.node)
             assert incarnation is not None, "replicas are in sync when a cluster begins"
             save_record(OsDisk(), path, ReplicaRecord(incarnation, floor_lsn=shard.lsn))
         if settings.is_voter:
-            write_restored(building / "raft", state)
+            write_restored(building.building[0] / "raft", state)
         grown = None if backup.grown_from is None else len(backup.shards)
-        NodeFile(settings.shards, settings.name, settings.node, grown=grown).store(building)
+        building.finish(NodeFile(settings.shards, settings.name, settings.node, grown=grown))
     numbers = tuple(shard.shard for shard in own)
-    return RestoredNode(backup, settings.node, config.data, settings.is_voter, numbers, state)
+    return RestoredNode(backup, settings.node, config.data_text, settings.is_voter, numbers, state)
 
 
 def _settings(config: NodeConfig) -> ClusterConfig:

@@ -29,9 +29,11 @@ ShardRanges = tuple[tuple[int, int, int], ...]
 class NodeCatalog:
     """Creates and deletes topics in all shards of a node alike."""
 
-    def __init__(self, stores: Sequence[ShardStore], home_shards: int) -> None:
-        """``home_shards``: how many there were at first."""
-        self._stores = list(stores)
+    def __init__(self, stores: Mapping[int, ShardStore], shards: int, home_shards: int) -> None:
+        """``stores`` by number, the first among them, of the ``shards`` that there are. One that is missing learns at a
+        later start what has become of the topics. ``home_shards``: how many shards there were at first."""
+        self._stores = dict(sorted(stores.items()))
+        self._shards = shards
         self._home_shards = home_shards
         self._first = stores[0]
         self._ranges: dict[int, ShardRanges] = {}
@@ -64,7 +66,8 @@ class NodeCatalog:
 
     def add(self, stores: Sequence[ShardStore]) -> None:
         """There are these shards as well from here on. They know the topics on return."""
-        self._stores += stores
+        self._stores |= dict(enumerate(stores, self._shards))
+        self._shards += len(stores)
         self.complete()
 
     def complete(self) -> None:
@@ -80,7 +83,7 @@ class NodeCatalog:
 
     def _complete_topics(self, ranges: Mapping[int, ShardRanges]) -> None:
         wanted = {topic.name: topic for topic in self._first.topics()}
-        for store in self._stores[1:]:
+        for store in list(self._stores.values())[1:]:
             for extra in store.topics():
                 topic = wanted.get(extra.name)
                 if topic is None or topic.id != extra.id:
@@ -94,14 +97,14 @@ class NodeCatalog:
 
     def create(self, name: str, queues: int, options: TopicOptions) -> StoredTopic:
         """Create the topic everywhere; durable on return. The same again is the same topic."""
-        if len(self._stores) == 1:
+        if self._shards == 1:
             return self._first.create_topic(name, queues, options)
         self.complete()
         if self.find(name) is not None:
             return self._placed(self._first.create_topic(name, queues, options))
         topic = StoredTopic(self._first.next_topic_id(), name, queues, options)
-        if len(self._stores) > self._home_shards:
-            topic = replace(topic, ranges=grown_ranges((), queues, len(self._stores)))
+        if self._shards > self._home_shards:
+            topic = replace(topic, ranges=grown_ranges((), queues, self._shards))
             self._put_ranges(topic.id, topic.ranges)
             self._ranges[topic.id] = topic.ranges  # Whoever sees the topic knows where it lies.
         first, end = stored_range(topic, 0, self._home_shards)
@@ -114,7 +117,7 @@ class NodeCatalog:
         self._first.wait(self._first.put_documents({f"{RANGES}{topic_id}": packed}))
 
     def _create_rest(self, topic: StoredTopic) -> None:
-        for shard, store in enumerate(self._stores[1:], 1):
+        for shard, store in list(self._stores.items())[1:]:
             first, end = stored_range(topic, shard, self._home_shards)
             store.create_topic(topic.name, topic.queues, topic.options, topic_id=topic.id, first=first, end=end)
 
@@ -127,10 +130,10 @@ class NodeCatalog:
             raise can_only_grow(topic, queues)
         if queues == topic.queues:
             return topic
-        if len(self._stores) == 1:
+        if self._shards == 1:
             return self._first.grow_topic(name, queues)
         self.complete()
-        ranges = grown_ranges(queue_ranges(topic, self._home_shards), queues, len(self._stores))
+        ranges = grown_ranges(queue_ranges(topic, self._home_shards), queues, self._shards)
         self._put_ranges(topic.id, ranges)
         self._grow(topic, ranges)
         return self.topic(name)
@@ -150,21 +153,21 @@ class NodeCatalog:
         if ranges[-1].end > topic.queues:
             if pins_keys and topic.options.key_queues is None:
                 options = topic.options.altered({"key_queues": topic.queues})
-                for store in self._stores:
+                for store in self._stores.values():
                     store.alter_topic(name, options)
             self._put_ranges(topic.id, ranges)
             self._grow(topic, ranges)
         return self.topic(name)
 
     def _spread(self, topic: StoredTopic) -> tuple[QueueRange, ...]:
-        return leveled_ranges(queue_ranges(topic, self._home_shards), len(self._stores))
+        return leveled_ranges(queue_ranges(topic, self._home_shards), self._shards)
 
     def _grow(self, topic: StoredTopic, ranges: ShardRanges) -> None:
         """The first shard last: from then on the new queues are there."""
         if topic.named:
             self._ranges[topic.id] = ranges
             return
-        for shard, store in reversed(list(enumerate(self._stores))):
+        for shard, store in reversed(self._stores.items()):
             end = max((end for _, end, holder in ranges if holder == shard), default=0)
             if shard == 0:
                 self._ranges[topic.id] = ranges
@@ -181,16 +184,16 @@ class NodeCatalog:
         topic = self.topic(name)
         options = topic.options.altered(changes)
         check(topic, options)
-        for store in self._stores:
+        for store in self._stores.values():
             store.alter_topic(name, options)
         return self.topic(name)
 
     def delete(self, name: str) -> StoredTopic:
         """Delete the topic everywhere. Raises ``UnknownTopic``."""
-        if len(self._stores) > 1:
+        if self._shards > 1:
             self.complete()
         topic = self._first.topic(name)
-        for store in self._stores:
+        for store in self._stores.values():
             store.delete_topic(name)
         if self._ranges.pop(topic.id, None) is not None:
             self._put_ranges(topic.id, None)

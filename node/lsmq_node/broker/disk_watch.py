@@ -1,29 +1,61 @@
-"""Whether the disk of a node takes writes: said like everything that works by itself in it."""
+"""Whether the disks of a node are there, and take writes: said like everything that works by itself in it."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
-from lsmq_coordinator.parts import kept
+from lsmq_coordinator.parts import Part, kept
 
 from .background import Background
 from .broker import Broker
 
 _LOOK_S = 0.25
+_CHECK_S = 2.0
 #: A disk at its limit fills and empties by turns; it has room again when it had some for so long.
 _CALM_S = 5.0
 
 
 class DiskWatch:
-    """The part ``disk`` of a node, without which clients may still come: reads go on. Loop thread only."""
+    """The part ``disk`` of a node, without which clients may still come: reads go on, and so do shards on other disks.
+
+    Where there are several, each is a part of its own as well. Loop thread only.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._background = Background("disk")
+        self._disks: dict[Path, Part] = {}
 
     def start(self) -> None:
         self._part = self._broker.parts.part("disk", essential=False)
         self._background.start(kept(self._part, self._look))
+        self._say()
+        self._background.start(self._check())
+
+    async def _check(self) -> None:
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            await asyncio.to_thread(self._broker.topology.disks.check)
+            self._say()
+
+    def _say(self) -> None:
+        """Each disk of several, whether it can be used; and what is not served without it."""
+        topology = self._broker.topology
+        disks, shards = topology.disks.all, topology.lost_shards()
+        for path in self._disks.keys() - {disk.path for disk in disks}:
+            self._disks.pop(path).gone()
+        for disk in disks if len(disks) > 1 or self._disks else ():
+            part = self._disks.get(disk.path)
+            if part is None:
+                part = self._disks[disk.path] = self._broker.parts.part(f"disk {disk.path}", essential=False)
+            if disk.lost is not None:
+                without = f"; without it are the shards {', '.join(map(str, shards))}" if shards else ""
+                part.stopped(f"{disk.lost}{without}")
+            elif disk.failing is not None:
+                part.retrying(disk.failing)
+            else:
+                part.running()
 
     def begin_stop(self) -> None:
         """Nobody waits for it."""
@@ -36,12 +68,13 @@ class DiskWatch:
         full_at = float("-inf")
         while True:
             await asyncio.sleep(_LOOK_S)
-            if any(port.store.disk_full for port in self._broker.topology.ports()):
+            full = {port.store.path.parent for port in self._broker.topology.ports() if port.store.disk_full}
+            if full:
                 full_at = loop.time()
                 # Without figures that change: what is said is said once.
                 self._part.retrying(
-                    f"the disk of {config.data.absolute()} has no room: writes are refused, reads go on. Free some "
-                    f"space: {config.min_free_bytes >> 20} MiB (min_free_bytes) are kept for flushing"
+                    f"the disk of {' and of '.join(sorted(map(str, full)))} has no room: writes are refused, reads go "
+                    f"on. Free some space: {config.min_free_bytes >> 20} MiB (min_free_bytes) are kept for flushing"
                 )
             elif loop.time() - full_at >= _CALM_S:
                 self._part.running()

@@ -54,16 +54,22 @@ class Peers(Protocol):
 
 
 class NoPeers:
-    """A node of its own leads all shards, and asks nobody."""
+    """A node of its own leads all shards that it has, and asks nobody."""
+
+    def __init__(self, port: Callable[[int], object]) -> None:
+        """``port`` raises what somebody is told who asks for a shard that the node cannot serve."""
+        self._port = port
 
     def answer(self, operation: str, handler: Answering) -> None:
         pass
 
     async def ask(self, shard: int, operation: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        self._port(shard)
         raise AssertionError(f"{operation}: a node of its own asked for the leader of shard {shard}")
 
     def answer_passed_on(self, handler: AnsweringPassed) -> None:
         pass
 
     async def pass_on(self, shard: int, request: PassedOn, timeout_s: float) -> PassedBack:
+        self._port(shard)
         raise AssertionError(f"{request.path}: a node of its own asked for the leader of shard {shard}")

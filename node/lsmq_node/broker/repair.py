@@ -6,7 +6,7 @@ delete in the others what it does not know (:mod:`.catalog`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,9 @@ from pathlib import Path
 import msgpack
 
 from lsmq.errors import CorruptFile
+from lsmq_node.disks import NODE_FILE, NodeFile, shard_directory
+from lsmq_node.disks.looking import Look
+from lsmq_node.disks.mark import MARK_FILE, is_marked
 from lsmq_node.storage import StoredTopic
 from lsmq_node.storage.disk import Disk, OsDisk
 from lsmq_node.storage.lock import unused_directory
@@ -35,10 +38,9 @@ from lsmq_node.storage.repair import (
 )
 
 from .catalog import RANGES
-from .layout import NODE_FILE, NodeFile, shard_directory
 from .placement import stored_range
 
-_OURS = {NODE_FILE, "LOCK"}
+_OURS = {NODE_FILE, MARK_FILE, "LOCK"}
 _REFILL = (
     "this is a member of a cluster, which is repaired by filling it again from the others: stop it, move this "
     "directory away, and start it with an empty one. Save what is here only if no other member has it"
@@ -48,24 +50,23 @@ _REFILL = (
 def repair_directory(
     path: Path,
     out: Path | None = None,
-    *,
+    *further: Path,
     tell: Tell = lambda finding: None,
     begin: Callable[[int], Advance] = lambda total: lambda size: None,
 ) -> Summary:
-    """:func:`repair_store` for a node's data directory as well, which has several."""
-    if (path / NODE_FILE).exists() or (not is_shard(path) and any(_shards(path))):
-        return _NodeRepair(path, out, tell).run(begin)
+    """:func:`repair_store` for the data of a node as well, which has several.
+
+    Its ``further`` disks are found where they were seen last if none is given.
+    """
+    if further or (path / NODE_FILE).exists() or (path.is_dir() and not is_shard(path) and Look([path]).shards()):
+        return _NodeRepair(path, further, out, tell).run(begin)
     return repair_store(path, out, tell=tell, begin=begin)
 
 
-def _shards(path: Path) -> Iterator[int]:
-    """Numbers of the shards there are."""
-    return (int(child.name[6:]) for child in path.glob("shard-*") if child.is_dir() and is_shard(child))
-
-
 class _NodeRepair:
-    def __init__(self, path: Path, out: Path | None, tell: Tell) -> None:
+    def __init__(self, path: Path, further: Sequence[Path], out: Path | None, tell: Tell) -> None:
         self._path = path
+        self._disks = [path, *further]
         self._out = out
         self._tell = tell
         self._disk: Disk = OsDisk()
@@ -74,11 +75,15 @@ class _NodeRepair:
         self._read: dict[int, ShardRepair] = {}
 
     def run(self, begin: Callable[[int], Advance]) -> Summary:
-        present = sorted(_shards(self._path))
+        self._find_disks()
+        self._look = Look(self._disks)
+        present = self._look.shards()
+        places = [self._place(number) for number in present]
         with ExitStack() as held:
-            for directory in (self._path, *(shard_directory(self._path, number) for number in present)):
+            for directory in (*self._disks, *places):
                 held.enter_context(unused_directory(directory))
-            held.enter_context(empty_directory(self._path, self._out))
+            for disk in self._disks:
+                held.enter_context(empty_directory(disk, self._out))
             spool_directory = held.enter_context(spool(self._out))
             node = self._node(present)
             self._tell_left_out(node)
@@ -95,8 +100,26 @@ class _NodeRepair:
             except OSError as error:
                 raise unusable(self._path, self._out, error) from error
             if self._out is not None and node.cluster is None:
-                node.store(self._out)
+                NodeFile(node.shards, processes=node.processes, grown=node.grown).store(self._out)
         return self.summary
+
+    def _find_disks(self) -> None:
+        """Those that ``node.json`` names, where no others were given."""
+        try:
+            found = None if len(self._disks) > 1 else NodeFile.load(self._path)
+        except CorruptFile:
+            found = None
+        for id, place in sorted({} if found is None else found.disks.items(), key=lambda item: item[1]):
+            assert found is not None
+            if is_marked(Path(place), found.token, id):
+                self._disks.append(Path(place))
+            else:
+                self._book.add(Remark(f"the disk {place} is not there: name all directories where it is elsewhere"))
+
+    def _place(self, number: int) -> Path:
+        """Where a shard lies. Raises ``DataDirectoryUnusable`` for one that lies on two disks."""
+        found = self._look.directory(number)
+        return shard_directory(self._path, number) if found is None else found
 
     def _node(self, present: list[int]) -> NodeFile:
         file = self._path / NODE_FILE
@@ -114,18 +137,19 @@ class _NodeRepair:
     def _tell_left_out(self, node: NodeFile) -> None:
         if node.cluster is not None:
             self._book.add(Remark(_REFILL))
-        for child in sorted(self._path.iterdir()):
-            if child.name not in _OURS and not (child.is_dir() and is_shard(child)):
+        places = [self._place(number) for number in self._look.shards()]
+        for child in (child for disk in self._disks for child in sorted(disk.iterdir())):
+            if child.name not in _OURS and child not in places:
                 why = "the control plane's promises, which no copy may repeat" if child.name == "raft" else "no store"
                 self._book.add(Remark(f"{child.name} is left out: {why}"))
 
     # -- shards ------------------------------------------------------------------------------------------
 
     def _read_shard(self, number: int, spool_directory: Path, shards: int) -> None:
-        path = shard_directory(self._path, number)
+        path = self._place(number)
         own = spool_directory / path.name
         own.mkdir()
-        book = FindingsBook(self._path, self._tell, self.summary, path.name)
+        book = FindingsBook(path.parent, self._tell, self.summary, path.name)
         out = None if self._out is None else shard_directory(self._out, number)
         shard = ShardRepair(self._disk, path, out, own, book, queue_store=False)
         shard.read({topic.id: self._hint(topic, number, shards) for topic in self._topics()})

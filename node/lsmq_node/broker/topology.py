@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from lsmq.errors import LsmqError
+from lsmq_node.disks import NodeDisks
 from lsmq_node.storage import Appended, ShardStore, StoredTopic, TopicOptions
 
 from .peers import Peers
@@ -182,6 +183,8 @@ class Topology(Protocol):
 
     #: How the leaders of shards that are not led here are asked.
     peers: Peers
+    #: Where the shards at this node lie.
+    disks: NodeDisks
 
     @property
     def home_shards(self) -> int:
@@ -201,7 +204,10 @@ class Topology(Protocol):
         """The shards at this node, by number."""
 
     def port(self, shard: int) -> ShardPort:
-        """Raises ``NotLeader`` when the shard is not here."""
+        """Raises ``NotLeader`` when the shard is not here, ``ShardStopped`` where it should be and its disk is lost."""
+
+    def lost_shards(self) -> Sequence[int]:
+        """Shards that should be here, and lie on a disk that cannot be used."""
 
     def leadership(self, shard: int) -> Leadership: ...
 

@@ -2,6 +2,10 @@
 
 A replica is opened when the control state lists this node for its shard, and removed, with its files, when a state
 that is certainly not an old one lists it no more.
+
+One that was here before and is on none of the disks that can be used lies on another one: it is not begun anew beside
+that. Others lead the shard meanwhile. When they have for ``rebuild_after_s`` the node forgets its lost disks, as the
+cluster forgets a node that is gone, and the replicas are made again on its other disks.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import structlog
 from lsmq.errors import LsmqError
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.state import ClusterState, Shard
+from lsmq_node.disks import NodeDisks
 from lsmq_node.replication import ControlView
 
 from .replica import Replica
@@ -46,16 +51,27 @@ def view_of(state: ClusterState, shard: Shard) -> ControlView:
 class HostedReplicas:
     """Loop thread only. :meth:`run` is a task of the node's task group."""
 
-    def __init__(self, node: str, data: Path, control: ControlClient, make: Callable[[int, Path], Replica]) -> None:
-        """``make(shard, directory)`` gives a replica that is not open yet."""
+    def __init__(
+        self,
+        node: str,
+        disks: NodeDisks,
+        control: ControlClient,
+        make: Callable[[int, Path], Replica],
+        *,
+        rebuild_after_s: float,
+    ) -> None:
+        """``make(shard, directory)`` gives a replica that is not open yet. ``rebuild_after_s``: 0 for never."""
         self._node = node
-        self._data = data
+        self._disks = disks
         self._control = control
         self._make = make
+        self._rebuild_after_s = rebuild_after_s
+        self._lost_since: float | None = None
         self._open: dict[int, Replica] = {}
         self._wake = asyncio.Event()
         self._closing = False
         self.problems: dict[int, str] = {}  # why a shard's replica cannot be opened
+        self.lost: set[int] = set()  # shards whose replica lies on a disk that cannot be used
 
     def get(self, shard: int) -> Replica | None:
         """The replica of a shard, if it is open."""
@@ -92,12 +108,28 @@ class HostedReplicas:
         """Until cancelled."""
         while True:
             complete = await self._converge()
+            again_s = self._rebuild_s() if complete else _RETRY_S
             try:
-                async with asyncio.timeout(None if complete else _RETRY_S):
+                async with asyncio.timeout(again_s):
                     await self._wake.wait()
             except TimeoutError:
                 pass
             self._wake.clear()
+
+    def _rebuild_s(self) -> float | None:
+        """Until what lost disks had may be made again; None for never. Forgets these disks where it is time."""
+        state, now = self._control.state, asyncio.get_running_loop().time()
+        agreed = [state.shards[shard] for shard in self.lost if shard in state.shards]
+        if not agreed or not self._rebuild_after_s or any(each.leader in (None, self._node) for each in agreed):
+            self._lost_since = None
+            return None
+        self._lost_since = now if self._lost_since is None else self._lost_since
+        left_s = self._lost_since + self._rebuild_after_s - now
+        if left_s > 0:
+            return left_s
+        _log.error("disks_forgotten", disks=[str(disk.path) for disk in self._disks.lost()], shards=sorted(self.lost))
+        self._disks.forget_lost()
+        return 0.0
 
     async def _converge(self) -> bool:
         """Open what should be open and remove what should not; whether that was all possible."""
@@ -105,23 +137,41 @@ class HostedReplicas:
         if not state.bootstrapped or self._closing:
             return True
         wanted = {shard.id for shard in state.replicas_on(self._node)}
+        self.lost &= wanted
         opened = await asyncio.gather(*(self._open_one(shard) for shard in sorted(wanted - self._open.keys())))
         extra = [shard for shard in self._present() if shard not in wanted]
         removed = [await self._remove(shard) for shard in extra]
         return all(opened) and all(removed)
 
     def _present(self) -> list[int]:
-        found = {
-            int(path.name.removeprefix("shard-")) for path in self._data.glob("shard-*") if path.name[6:].isdigit()
-        }
-        return sorted(found | self._open.keys())
+        return sorted({*self._disks.shards(), *self._open})
 
-    def _directory(self, shard: int) -> Path:
-        return self._data / f"shard-{shard}"
+    async def _directory(self, shard: int) -> Path | None:
+        """Where the replica lies, or is to; None where that is a disk that cannot be used.
+
+        Raises ``DataDirectoryUnusable``, ``Unavailable``.
+        """
+        found = self._disks.find(shard)
+        if found is not None or not self._disks.unusable():
+            return found or self._disks.place(shard)
+        if not self._was_here(shard):
+            await self._control.catch_up(_CATCH_UP_TIMEOUT_S)  # An old state would not know.
+        return None if self._was_here(shard) else self._disks.find(shard) or self._disks.place(shard)
+
+    def _was_here(self, shard: int) -> bool:
+        agreed = self._control.state.shards.get(shard)
+        return agreed is not None and agreed.start_of(self._node) is not None
 
     async def _open_one(self, shard: int) -> bool:
-        replica = self._make(shard, self._directory(shard))
         try:
+            directory = await self._directory(shard)
+            if directory is None:
+                if shard not in self.lost:
+                    self.lost.add(shard)
+                    _log.error("replica_on_lost_disk", shard=shard)
+                self.problems[shard] = self._disks.on_lost_disk(shard).message
+                return True
+            replica = self._make(shard, directory)
             await replica.open()
         except LsmqError as error:
             self.problems[shard] = error.message
@@ -131,6 +181,7 @@ class HostedReplicas:
             await replica.close()
             return False
         self.problems.pop(shard, None)
+        self.lost.discard(shard)
         self._open[shard] = replica
         state = self._control.state
         if shard in state.shards:
@@ -151,7 +202,8 @@ class HostedReplicas:
         if replica is not None:
             await replica.close()
         _log.info("replica_removed", shard=shard)
-        await asyncio.to_thread(shutil.rmtree, self._directory(shard), True)
+        for directory in self._disks.directories(shard):
+            await asyncio.to_thread(shutil.rmtree, directory, True)
         return True
 
     async def close(self) -> None:

@@ -23,11 +23,11 @@ from lsmq_coordinator.growth import GROW_SHARDS
 from lsmq_coordinator.parts import Parts
 from lsmq_coordinator.placement import objection
 from lsmq_coordinator.state import ClusterState, NodeState, Shard
-from lsmq_node.broker.layout import NodeFile
 from lsmq_node.broker.peers import Peers
 from lsmq_node.broker.topology import Leadership
 from lsmq_node.broker.waiters import WaiterTable
 from lsmq_node.config import NodeConfig
+from lsmq_node.disks import NodeDisks
 from lsmq_node.replication.actions import ProposeInSync, ProposeLeave, RegisterStart
 
 from .clock import ClusterClock
@@ -52,11 +52,14 @@ _UNKNOWN = "the control plane is not known yet: fewer than a majority of the vot
 class ClusterMember:
     """Loop thread only."""
 
-    def __init__(self, config: NodeConfig, control: ControlClient, waiters: WaiterTable, parts: Parts) -> None:
+    def __init__(
+        self, config: NodeConfig, control: ControlClient, disks: NodeDisks, waiters: WaiterTable, parts: Parts
+    ) -> None:
         assert config.cluster is not None
         self.config = config
         self.settings = config.cluster
         self.control = control
+        self.disks = disks
         self._noted_shards = config.cluster.shards
         self._waiters = waiters
         self._parts = parts
@@ -91,6 +94,9 @@ class ClusterMember:
         if replica is None:
             raise self.not_leader(shard)
         return replica
+
+    def lost_shards(self) -> Sequence[int]:
+        return sorted(self.replicas.lost)
 
     def leadership(self, shard: int) -> Leadership:
         agreed = self.control.state.shards.get(shard)
@@ -154,10 +160,9 @@ class ClusterMember:
 
     async def _note_growth(self) -> None:
         """Releases that know nothing of shards that came later are not to start with this directory."""
-        count, cluster = self.shard_count, self.settings
+        count = self.shard_count
         if count > self._noted_shards:
-            noted = NodeFile(cluster.shards, cluster.name, cluster.node, grown=count)
-            await asyncio.to_thread(noted.store, self.config.data)
+            await asyncio.to_thread(self.disks.note_growth, count)
             self._noted_shards = count
 
     async def administer(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,10 +206,11 @@ class ClusterMember:
             return [_UNKNOWN]
         if self.settings.node not in state.nodes:
             return [f"node {self.settings.node!r} is not registered in the cluster yet"]
-        reasons = [
-            self.replicas.problems.get(shard) or f"shard {shard} is being opened" for shard in self.replicas.missing()
+        return [
+            self.replicas.problems.get(shard) or f"shard {shard} is being opened"
+            for shard in self.replicas.missing()
+            if shard not in self.replicas.lost  # Others lead it.
         ]
-        return reasons
 
     def problems(self) -> Sequence[str]:
         """What all nodes are told to be wrong with this one, in words."""

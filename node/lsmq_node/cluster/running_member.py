@@ -50,7 +50,7 @@ from lsmq_node.tls_settings import peer_files
 
 from .founding import founding_of
 from .hosted import HostedReplicas
-from .identity import held_directory
+from .identity import member_disks
 from .links import Links
 from .member import ClusterMember
 from .peers import API, ClusterPeers
@@ -83,7 +83,7 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
         secret = ClusterSecret.load(settings.secret_file)
         files = peer_files(config)
         tls = None if files is None else Certificates(files)
-        scope.enter_context(held_directory(config.data, settings))
+        disks = scope.enter_context(member_disks(config, settings))
         listener = scope.enter_context(
             listening_socket(settings.internal_host, settings.internal_port, "cluster.internal_port")
         )
@@ -108,7 +108,7 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
             parts=parts,
             tls=tls,
         )
-        member = ClusterMember(config, control, waiters, parts)
+        member = ClusterMember(config, control, disks, waiters, parts)
         member.rights.voucher_keys = secret.keys("vouchers")
 
         def received(sender: str, shard: int, message: ReplicaMessage, payload: memoryview) -> None:
@@ -154,7 +154,9 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
         def make(shard: int, directory: Path) -> Replica:
             return Replica(shard, settings.node, directory, agreed(), timings, ports, ack_timeout_s, clock=member.clock)
 
-        member.replicas = HostedReplicas(settings.node, config.data, control, make)
+        member.replicas = HostedReplicas(
+            settings.node, disks, control, make, rebuild_after_s=settings.rebuild_after_ms / 1000
+        )
         peers = member.peers = ClusterPeers(
             secret,
             lambda shard: _leader_url(control, shard),

@@ -12,14 +12,15 @@ from contextlib import nullcontext
 from typing import Any, Never, TypeVar
 
 from lsmq import runtime
-from lsmq.errors import InvalidRequest, LsmqError
+from lsmq.errors import InvalidRequest, LsmqError, ShardStopped
 from lsmq_coordinator.growth import check_growth
 from lsmq_coordinator.parts import Parts
 from lsmq_node.broker.catalog import NodeCatalog
-from lsmq_node.broker.layout import add_shards, open_shards
+from lsmq_node.broker.layout import OpenShards, add_shards, open_shards
 from lsmq_node.broker.peers import NoPeers, Peers
 from lsmq_node.broker.topology import Ack, AdmitTopic, CheckGrowth, CheckOptions, CheckSpread, KeysAtSpread, Leadership
 from lsmq_node.config import MAX_SHARDS_OF_ONE, NodeConfig
+from lsmq_node.disks import NodeDisks
 from lsmq_node.storage import Appended, Committed, ShardStore, StoredTopic, TopicOptions
 
 from .disk_thread import DiskThread, ThreadFailed
@@ -39,7 +40,7 @@ class LocalShard:
     def __init__(self, number: int, store: ShardStore, touched: Touched) -> None:
         self.number = number
         self.store = store
-        self.stopped: LsmqError | None = None
+        self._stopped: LsmqError | None = None
         self._writes = WaitingWrites(number, touched)
         mailbox: Mailbox[Committed | ThreadFailed] = Mailbox(self._heed)
         self._disk: DiskThread[Never] = DiskThread(number, store, mailbox.post)
@@ -50,8 +51,17 @@ class LocalShard:
         if isinstance(item, Committed):
             self._writes.committed(item)
         if item.error is not None and (self.store.stopped or isinstance(item, ThreadFailed)):
-            self.stopped = self.stopped or item.error
-            self._writes.fail(self.stopped)
+            self._stopped = self._stopped or item.error
+            self._writes.fail(self._stopped)
+
+    @property
+    def stopped(self) -> LsmqError | None:
+        if self._stopped is None and self.store.stopped:  # By a thread that nobody waited for.
+            try:
+                self.store.check_open()
+            except LsmqError as error:
+                self._stopped = error
+        return self._stopped
 
     @property
     def waits(self) -> int:
@@ -157,35 +167,46 @@ class LocalTopics:
 class SingleNode:
     """The topology of a node of its own. Make it in the loop's thread."""
 
-    def __init__(self, config: NodeConfig, stores: Sequence[ShardStore], touched: Touched, parts: Parts) -> None:
-        """``stores`` belong to it from here on. ``parts`` are the whole node's."""
+    def __init__(
+        self, config: NodeConfig, disks: NodeDisks, shards: OpenShards, touched: Touched, parts: Parts
+    ) -> None:
+        """``shards`` belong to it from here on. ``parts`` are the whole node's."""
         self._config, self._touched, self._parts = config, touched, parts
         self._growing = asyncio.Lock()
+        self.disks = disks
         self.home_shards = config.shards
-        self.peers: Peers = NoPeers()
-        self._ports = [LocalShard(number, store, touched) for number, store in enumerate(stores)]
-        self.topics = LocalTopics(NodeCatalog(stores, config.shards))
-        self.rights = LocalRights(stores[0])
+        self.peers: Peers = NoPeers(self.port)
+        self._missing = shards.missing
+        self._ports = {number: LocalShard(number, store, touched) for number, store in shards.stores.items()}
+        self.topics = LocalTopics(NodeCatalog(shards.stores, self.shard_count, config.shards))
+        self.rights = LocalRights(shards.stores[0])
 
     @classmethod
-    async def open(cls, config: NodeConfig, touched: Touched, parts: Parts) -> SingleNode:
-        """Open the data directory. Raises what :func:`open_shards` raises."""
-        node = cls(config, await asyncio.to_thread(open_shards, config), touched, parts)
+    async def open(cls, config: NodeConfig, disks: NodeDisks, touched: Touched, parts: Parts) -> SingleNode:
+        """Open the shards. Raises what :func:`open_shards` raises."""
+        node = cls(config, disks, await asyncio.to_thread(open_shards, config, disks), touched, parts)
         await node.topics.complete()
         return node
 
     @property
     def shard_count(self) -> int:
-        return len(self._ports)
+        return len(self._ports) + len(self._missing)
 
     def ports(self) -> Sequence[LocalShard]:
-        return self._ports
+        return list(self._ports.values())
 
     def port(self, shard: int) -> LocalShard:
+        """Raises ``ShardStopped`` for one whose disk cannot be used."""
+        missing = self._missing.get(shard)
+        if missing is not None:
+            raise ShardStopped(missing.message, **missing.details)
         return self._ports[shard]
 
+    def lost_shards(self) -> Sequence[int]:
+        return sorted(self._missing)
+
     def leadership(self, shard: int) -> Leadership:
-        return Leadership(None, 1, here=True)
+        return Leadership(None, 1, here=shard in self._ports)
 
     def followers(self, shard: int) -> Sequence[str]:
         return ()
@@ -204,13 +225,16 @@ class SingleNode:
             "alive": True,
             "problems": self._problems(),
             "clock_ms": None,
-            "shards_led": self.shard_count,
+            "shards_led": len(self._ports),
             "replicas": self.shard_count,
             "host": None,
             "rack": None,
         }
-        shard = {"leader": _ONLY_NODE, "epoch": 1, "in_sync": [_ONLY_NODE], "replicas": [_ONLY_NODE]}
-        still: dict[str, Any] = {
+        shard: dict[str, Any] = {
+            "leader": _ONLY_NODE,
+            "epoch": 1,
+            "in_sync": [_ONLY_NODE],
+            "replicas": [_ONLY_NODE],
             "adding": [],
             "target": [],
             "pinned": False,
@@ -218,12 +242,13 @@ class SingleNode:
             "misplaced": None,
             "revived": [],
         }
-        shards = [{"id": number, **shard, **still} for number in range(self.shard_count)]
+        lost = {number: {"leader": None, "problem": why.message} for number, why in self._missing.items()}
+        shards = [{"id": number, **shard, **lost.get(number, {})} for number in range(self.shard_count)]
         alone = {"cluster": None, "version": 0, "control_leader": None, "moves_paused": False, "voter_change": None}
         return {**alone, "home_shards": self.home_shards, "nodes": [node], "shards": shards}
 
     def _problems(self) -> list[str]:
-        stopped = [f"shard {port.number} stopped: {port.stopped.message}" for port in self._ports if port.stopped]
+        stopped = [f"shard {port.number} stopped: {port.stopped.message}" for port in self.ports() if port.stopped]
         return [*self._parts.problems(essential=True), *stopped, *self._parts.problems(essential=False)]
 
     async def plan(self) -> dict[str, Any]:
@@ -245,8 +270,9 @@ class SingleNode:
             there = self.shard_count
             await self.plan_growth(shards)
             if shards > there:
-                stores = await asyncio.to_thread(add_shards, self._config, there, shards)
-                self._ports += [LocalShard(there + at, store, self._touched) for at, store in enumerate(stores)]
+                stores = await asyncio.to_thread(add_shards, self._config, self.disks, there, shards)
+                for number, store in enumerate(stores, there):
+                    self._ports[number] = LocalShard(number, store, self._touched)
                 await self.topics.add_shards(stores)
 
     async def administer(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,5 +287,5 @@ class SingleNode:
     async def close(self) -> None:
         async with self._growing:
             await self.topics.close()
-        for port in self._ports:
+        for port in self._ports.values():
             await port.close()

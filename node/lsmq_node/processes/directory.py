@@ -18,8 +18,8 @@ import structlog
 
 from lsmq.errors import DataDirectoryUnusable
 from lsmq_coordinator.auth import ClusterSecret
-from lsmq_node.broker.layout import NodeFile
 from lsmq_node.config import InvalidConfig, NodeConfig
+from lsmq_node.disks import NodeFile
 
 from .plan import CONTROL, MAX_PROCESSES, SECRET_FILE, Founded, data_of, names
 
@@ -93,7 +93,7 @@ def _found(config: NodeConfig, count: int) -> Founded:
             ClusterSecret.create(secret)
     except OSError as error:
         raise DataDirectoryUnusable(f"{config.data} cannot be written: {error.strerror}") from error
-    if any(config.data.glob("shard-*")):
+    if _holds_shards(config.data):
         raise InvalidConfig(f"{config.data} holds shards and no node.json; see what it is", setting="data")
     NodeFile(shards, processes=count).store(config.data)
     return Founded(count, shards)
@@ -114,7 +114,7 @@ def _beyond(config: NodeConfig, count: int, founded: Founded | None) -> list[tup
     found = []
     holding = [name for name in names(config, MAX_PROCESSES, founded) if name != CONTROL]
     for place in range(MAX_PROCESSES, max(count, 1), -1):
-        if _holds_shards(data_of(config, holding[place - 1])):
+        if any(map(_holds_shards, data_of(config, holding[place - 1]))):
             found.append((place, holding[place - 1]))
     return found
 

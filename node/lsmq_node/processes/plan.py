@@ -73,9 +73,12 @@ def names(config: NodeConfig, count: int, founded: Founded | None) -> list[str]:
     return found
 
 
-def data_of(config: NodeConfig, name: str) -> Path:
-    """The data directory of a process. The first of a cluster's member is the one it was before there were others."""
-    return config.data if config.cluster is not None and config.cluster.node == name else config.data / name
+def data_of(config: NodeConfig, name: str) -> tuple[Path, ...]:
+    """The disks of a process: a directory on each. The first of a cluster's member has those that it had before there
+    were others."""
+    if config.cluster is not None and config.cluster.node == name:
+        return config.disks
+    return tuple(disk / name for disk in config.disks)
 
 
 def planned(config: NodeConfig, count: int, founded: Founded | None) -> list[PlannedProcess]:
@@ -145,6 +148,7 @@ def _of_its_own(config: NodeConfig, chosen: list[str], founded: Founded) -> list
     found = []
     for place, name in enumerate(chosen):
         step = PORTS_PER_PROCESS * place
+        first, *further = data_of(config, name)
         cluster = ClusterConfig(
             name=OWN_NAME,
             node=name,
@@ -164,7 +168,8 @@ def _of_its_own(config: NodeConfig, chosen: list[str], founded: Founded) -> list
         found.append(
             dataclasses.replace(
                 config,
-                data=data_of(config, name),
+                data=first,
+                further_data=tuple(further),
                 port=config.port + step,
                 advertised_url=nodes[name].url,
                 shards=1,
@@ -187,6 +192,7 @@ def _member(config: NodeConfig, cluster: ClusterConfig, place: int, name: str) -
             f"the ports {PORTS_PER_PROCESS}, {2 * PORTS_PER_PROCESS}, ... above",
             setting="port",
         )
+    first, *further = data_of(config, name)
     entry = cluster.voters.get(cluster.node) or cluster.founders.get(cluster.node)
     own = dataclasses.replace(
         cluster,
@@ -198,7 +204,8 @@ def _member(config: NodeConfig, cluster: ClusterConfig, place: int, name: str) -
     )
     return dataclasses.replace(
         config,
-        data=data_of(config, name),
+        data=first,
+        further_data=tuple(further),
         port=config.port + step,
         advertised_url=_moved(config.public_url, step, cluster, "advertised_url"),
         processes=1,

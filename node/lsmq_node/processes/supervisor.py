@@ -231,7 +231,7 @@ class Supervisor:
         if not self._announced and self._is_ready():
             self._announced = True
             _log.info("ready", processes=len(self._children))
-            serve.announce(self._children[0].process.config, self._config.data)
+            serve.announce(self._children[0].process.config, self._config)
 
     def _is_ready(self) -> bool:
         """A member of a cluster is, as one process of it, when it listens: the others may not be there yet."""

@@ -1,0 +1,353 @@
+"""The disks of a node that runs: taken at its start, told apart by their marks, and looked at meanwhile.
+
+What is asked of a disk at the start:
+
+- the first has ``node.json``, or is a new directory, and then no other disk is anybody's: one of a node whose first
+  directory was emptied, exchanged or named in another place keeps the node from starting;
+- a further one bears this node's mark, or is new: it was never seen in its place, and holds no shards;
+- what was a disk of this node in its place and bears no mark any more, or another node's, cannot be used, nor can one
+  that is not there or cannot be read. The node starts without it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from lsmq import runtime
+from lsmq.errors import CorruptFile, DataDirectoryUnusable, LsmqError, ShardStopped, UnsupportedFormat
+from lsmq_node.settings import InvalidConfig
+from lsmq_node.storage import DirectoryLock
+
+from .choice import DiskRoom, choose
+from .looking import Look, finish_moves, shard_directory, sync_directory
+from .mark import MARK_FILE, DiskMark
+from .node_file import NODE_FILE, RESTORING, NodeFile
+
+_ID_BYTES = 8
+
+
+@dataclass(slots=True)
+class NodeDisk:
+    """One directory. ``id`` is None for the first.
+
+    ``lost``: why it cannot be used, as it was found at the start; it is not looked at again. ``failing``: why it cannot
+    be used now. None where it can. Sizes are those of its file system, as they were seen last.
+    """
+
+    path: Path
+    id: str | None = None
+    lost: str | None = None
+    failing: str | None = None
+    size_bytes: int = 0
+    free_bytes: int = 0
+
+    @property
+    def problem(self) -> str | None:
+        return self.lost or self.failing
+
+    def measure(self) -> None:
+        """Raises ``OSError``."""
+        usage = os.statvfs(self.path)
+        self.size_bytes = usage.f_blocks * usage.f_frsize
+        self.free_bytes = usage.f_bavail * usage.f_frsize
+
+
+class NodeDisks:
+    """Made by :func:`held_disks`, which holds them. Shards are found and placed by the loop thread, or before it runs;
+    :meth:`check` may run in another one."""
+
+    def __init__(self, disks: Sequence[NodeDisk], token: str | None, needed_bytes: int) -> None:
+        self.all = list(disks)
+        self._token = token
+        self._needed_bytes = needed_bytes
+        self._writing = runtime.Lock()  # while node.json is replaced
+        self.check()
+
+    @property
+    def first(self) -> Path:
+        """Where everything lies that is the node's and not a shard's."""
+        return self.all[0].path
+
+    def lost(self) -> list[NodeDisk]:
+        """Those that cannot be used until the node starts again."""
+        return [disk for disk in self.all if disk.lost is not None]
+
+    def unusable(self) -> list[NodeDisk]:
+        """Those that cannot be used now: what is not found may lie there."""
+        return [disk for disk in self.all if disk.problem is not None]
+
+    # Shards
+
+    def _look(self) -> Look:
+        return Look(disk.path for disk in self.all if disk.problem is None)
+
+    def find(self, shard: int) -> Path | None:
+        """The directory of a shard; None where it is on no disk that can be used.
+
+        Raises ``DataDirectoryUnusable`` where it is on two.
+        """
+        with _reported(self):
+            return self._look().directory(shard)
+
+    def directories(self, shard: int) -> list[Path]:
+        """All that there is of a shard that is not to be here any more."""
+        with _reported(self):
+            return [shard_directory(path, shard) for path in self._look().disks_of(shard)]
+
+    def shards(self) -> list[int]:
+        """Shards that are on disks that can be used."""
+        with _reported(self):
+            return self._look().shards()
+
+    def shards_by_disk(self) -> list[list[int]]:
+        """The shards on each disk; none where it cannot be seen."""
+        with _reported(self):
+            look = self._look()
+            return [[shard for shard in look.shards() if disk.path in look.disks_of(shard)] for disk in self.all]
+
+    def place(self, shard: int, *, on_first: bool = False) -> Path:
+        """The directory of a shard that is on no disk: an empty one that :meth:`find` finds from now on.
+
+        Raises ``DataDirectoryUnusable``.
+        """
+        disk = self.all[0] if on_first else self._choose()
+        directory = shard_directory(disk.path, shard)
+        try:
+            directory.mkdir()
+        except OSError as error:
+            raise DataDirectoryUnusable(
+                f"{directory} cannot be made: {error.strerror}", directory=str(directory)
+            ) from error
+        return directory
+
+    def _choose(self) -> NodeDisk:
+        held = zip(self.all, self.shards_by_disk(), strict=True)
+        usable = [(disk, shards) for disk, shards in held if disk.problem is None]
+        if len(usable) == 1:
+            return usable[0][0]
+        for disk, _ in usable:
+            with suppress(OSError):  # What was measured last says it as well.
+                disk.measure()
+        room = [DiskRoom(len(shards), disk.size_bytes, disk.free_bytes) for disk, shards in usable]
+        return usable[choose(room, self._needed_bytes)][0]
+
+    def on_lost_disk(self, shard: int) -> ShardStopped:
+        """What requests for a shard are told that is on none of the disks that can be used."""
+        return ShardStopped(
+            f"shard {shard} lies on a disk of this node that cannot be used: "
+            f"{'; '.join(disk.problem for disk in self.unusable() if disk.problem)}. Bring the disk back and start the "
+            "node again",
+            shard=shard,
+        )
+
+    # Being there
+
+    def check(self) -> None:
+        """See whether each disk is still the one that it was, and how full it is. Blocking."""
+        for disk in self.all:
+            if disk.lost is None:
+                disk.failing = self._failure(disk)
+
+    def _failure(self, disk: NodeDisk) -> str | None:
+        try:
+            disk.measure()
+            if disk.id is None:
+                is_there = (disk.path / NODE_FILE).is_file()
+            else:
+                is_there = DiskMark.load(disk.path) == DiskMark(self._token or "", disk.id)
+        except OSError as error:
+            return f"{disk.path} cannot be read: {error.strerror}"
+        except LsmqError as error:
+            return error.message
+        return None if is_there else f"{disk.path} is not the disk any more that was there when the node started"
+
+    def forget_lost(self) -> None:
+        """What lies on lost disks is given up: the node is not to wait for them. Durable on return.
+
+        A disk that comes back holds what nobody wants, and is refused until it is emptied. Raises
+        ``DataDirectoryUnusable``.
+        """
+        with self._writing:
+            forget(self.first, {disk.id for disk in self.lost() if disk.id is not None})
+        self.all = [disk for disk in self.all if disk.lost is None]
+
+    def note_growth(self, shards: int) -> None:
+        """Releases that know nothing of shards that came later are not to start with these disks. Durable on return.
+
+        Raises ``DataDirectoryUnusable``.
+        """
+        with self._writing:
+            file = NodeFile.load(self.first)
+            assert file is not None, "the disks are held"
+            replace(file, grown=shards).store(self.first)
+
+
+@contextmanager
+def _reported(disks: NodeDisks) -> Iterator[None]:
+    """A disk that cannot be listed is said to fail. Raises ``DataDirectoryUnusable``."""
+    try:
+        yield
+    except OSError as error:
+        disks.check()
+        raise DataDirectoryUnusable(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
+def forget(first: Path, ids: set[str]) -> NodeFile:
+    """Strike disks out of ``node.json``, durably. Raises ``DataDirectoryUnusable``."""
+    file = NodeFile.load(first)
+    assert file is not None, "a node that has further disks has a first one"
+    left = {id: path for id, path in file.disks.items() if id not in ids}
+    return replace(file, disks=MappingProxyType(left)).store(first)
+
+
+# Taking them
+
+
+@contextmanager
+def held_disks(
+    paths: Sequence[Path], wanted: NodeFile, check: Callable[[NodeFile], None], *, needed_bytes: int = 0
+) -> Iterator[NodeDisks]:
+    """The disks of a node, of which nobody else has one meanwhile. ``paths`` are those of its configuration.
+
+    ``wanted`` is whose a new directory becomes; ``check`` raises where it is somebody else's. ``needed_bytes``: a disk
+    gets no new shard with less of them free. What moves that were cut short have left is put in order.
+
+    Raises ``DataDirectoryLocked``, ``DataDirectoryUnusable``, ``CorruptFile``, ``UnsupportedFormat``,
+    :class:`InvalidConfig`, and what ``check`` raises.
+    """
+    first = paths[0].absolute()
+    with ExitStack() as held:
+        known = NodeFile.load(first)
+        if known is not None:
+            check(known)  # Before anything is made in it.
+        else:
+            _check_new(first, paths[1:])
+        held.callback(DirectoryLock(first).release)
+        file = NodeFile.load(first) or wanted.store(first)
+        check(file)
+        further, token = _further(first, [path.absolute() for path in paths[1:]], file, held)
+        disks = [NodeDisk(first), *further]
+        try:
+            finish_moves(disk.path for disk in disks if disk.lost is None)
+        except OSError as error:
+            raise DataDirectoryUnusable(f"{error.filename}: {error.strerror}") from error
+        yield NodeDisks(disks, token, needed_bytes)
+
+
+def _check_new(first: Path, further: Sequence[Path]) -> None:
+    """A node that begins takes no disk of another one."""
+    for path in (first, *further):
+        with suppress(DataDirectoryUnusable):
+            if (path / MARK_FILE).exists() and DiskMark.load(path) is not None:
+                raise InvalidConfig(
+                    f"{path} is a further disk of a node (it has {MARK_FILE}), and {first}, the first directory of "
+                    f"data, has no {NODE_FILE}: name the node's own first directory first, and bring it back where it "
+                    "was emptied or exchanged; or empty the others to begin anew",
+                    setting="data",
+                )
+
+
+def _further(first: Path, paths: Sequence[Path], file: NodeFile, held: ExitStack) -> tuple[list[NodeDisk], str | None]:
+    """The disks beside the first, locked; ``node.json`` names them on return."""
+    if paths and file.token is None:
+        file = replace(file, token=runtime.token_hex(_ID_BYTES)).store(first)
+    token, known = file.token or "", dict(file.disks)
+    marks = {path: _mark(path) for path in paths}
+    ids = [mark.disk for mark in marks.values() if isinstance(mark, DiskMark) and mark.node == token]
+    found: list[NodeDisk] = []
+    for path, mark in marks.items():
+        id = next((id for id, place in known.items() if place == str(path) and id not in ids), None)
+        if isinstance(mark, DiskMark) and mark.node == token:
+            if ids.count(mark.disk) > 1:
+                raise InvalidConfig(
+                    f"{path} and another directory of data are copies of one disk (the id in their {MARK_FILE} is the "
+                    "same); leave out the one that is the older copy",
+                    setting="data",
+                )
+            found.append(_known_disk(path, mark.disk, mark.disk in known))
+        elif mark is None and id is None:
+            found.append(NodeDisk(path, _adopted(path, token)))
+        else:
+            found.append(NodeDisk(path, id, lost=_why_lost(path, mark)))
+            if id is None:
+                raise InvalidConfig(f"{found[-1].lost}; it never was a disk of this node", setting="data")
+    _lock(found, held)
+    there = {disk.id for disk in found}
+    for id, place in known.items():
+        if id not in there:
+            why = f"{place} is a disk of this node, and no directory of data: name it, or 'lsmq disk forget {place}'"
+            found.append(NodeDisk(Path(place), id, lost=why))
+    named = known | {disk.id: str(disk.path) for disk in found if disk.id is not None and disk.lost is None}
+    if named != known:
+        replace(file, disks=MappingProxyType(named)).store(first)
+    return found, file.token
+
+
+def _mark(path: Path) -> DiskMark | str | None:
+    """A directory's mark, or why it cannot be read; None where it has none."""
+    try:
+        return DiskMark.load(path)
+    except (DataDirectoryUnusable, CorruptFile, UnsupportedFormat) as error:
+        return error.message
+
+
+def _why_lost(path: Path, mark: DiskMark | str | None) -> str:
+    if isinstance(mark, str):
+        return mark
+    if mark is not None:
+        return f"{path} is a disk of another node"
+    return (
+        f"{path} has no {MARK_FILE}: it is not mounted, or was emptied or exchanged; bring the disk back, or give up "
+        f"what was on it by 'lsmq disk forget {path}'"
+    )
+
+
+def _known_disk(path: Path, id: str, is_known: bool) -> NodeDisk:
+    """A disk that bears the node's mark: one that the node knows; or was about to take, and so holds nothing."""
+    if is_known or not _shards(path):
+        return NodeDisk(path, id)
+    return NodeDisk(path, None, lost=f"{path} is a disk that this node was told to forget; empty it to use it again")
+
+
+def _shards(path: Path) -> list[int]:
+    try:
+        return Look([path]).shards()
+    except OSError as error:
+        raise DataDirectoryUnusable(f"{path} cannot be read: {error.strerror}", directory=str(path)) from error
+
+
+def _adopted(path: Path, token: str) -> str:
+    """Make a directory a disk of the node, durably; its id."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        strange = [name for name in (NODE_FILE, RESTORING) if (path / name).exists()]
+        strange += [shard_directory(path, shard).name for shard in _shards(path)]
+        if strange:
+            raise InvalidConfig(
+                f"{path} holds {strange[0]} and no {MARK_FILE}: a further disk of a node is empty at first; name "
+                "another directory, or move away what is there",
+                setting="data",
+            )
+        id = runtime.token_hex(_ID_BYTES)
+        DiskMark(token, id).store(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise DataDirectoryUnusable(
+            f"{path} cannot be made a disk of the node: {error.strerror}", directory=str(path)
+        ) from error
+    return id
+
+
+def _lock(disks: Sequence[NodeDisk], held: ExitStack) -> None:
+    """One that cannot be written is lost; raises ``DataDirectoryLocked``."""
+    for disk in disks:
+        if disk.lost is None:
+            try:
+                held.callback(DirectoryLock(disk.path).release)
+            except DataDirectoryUnusable as error:
+                disk.lost = error.message

@@ -1,0 +1,65 @@
+"""What a further disk of a node bears: the file ``disk.json``.
+
+::
+
+    {"format": 1, "node": "6f...", "disk": "c1..."}
+
+``node`` is the token of the node's ``node.json``, which no other node has; ``disk`` is the disk's id there.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from lsmq.errors import CorruptFile, DataDirectoryUnusable, UnsupportedFormat
+
+from .node_file import write_durably
+
+MARK_FILE = "disk.json"
+_FORMAT = 1
+
+
+def is_marked(path: Path, node: str | None, disk: str | None) -> bool:
+    """Whether a directory is there, and is that disk of that node."""
+    try:
+        return DiskMark.load(path) == DiskMark(node or "", disk or "")
+    except (CorruptFile, DataDirectoryUnusable, UnsupportedFormat):
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class DiskMark:
+    """Which node a disk is of, and its id."""
+
+    node: str
+    disk: str
+
+    @classmethod
+    def load(cls, path: Path) -> DiskMark | None:
+        """None where there is none. Raises ``CorruptFile``, ``UnsupportedFormat``, ``DataDirectoryUnusable``."""
+        file = path / MARK_FILE
+        try:
+            stored = json.loads(file.read_text())
+            found_format, found = int(stored["format"]), cls(str(stored["node"]), str(stored["disk"]))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DataDirectoryUnusable(f"{file} cannot be read: {error.strerror}", file=str(file)) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise CorruptFile(
+                f"{file} is damaged; write it anew as {{'format': 1, 'node': ..., 'disk': ...}} with the 'token' of "
+                "node.json of the first directory, and the id that 'disks' has there for this one",
+                file=str(file),
+                position=0,
+            ) from error
+        if found_format > _FORMAT:
+            raise UnsupportedFormat(
+                f"{file} has format {found_format}, this release knows up to {_FORMAT}; upgrade lsmq", file=str(file)
+            )
+        return found
+
+    def store(self, path: Path) -> None:
+        """Write it, durably. Raises ``DataDirectoryUnusable``."""
+        write_durably(path / MARK_FILE, json.dumps({"format": _FORMAT, "node": self.node, "disk": self.disk}) + "\n")
