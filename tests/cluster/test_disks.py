@@ -1,0 +1,152 @@
+"""Members of a cluster on several disks: what a lost one had is led by others, and made again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
+from support.waiting import eventually
+
+from .test_http import ask, overview, send, settled
+
+pytestmark = pytest.mark.slow
+
+SHARDS = 4
+SETTINGS = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20, "cluster.rebuild_after_ms": 3_000}
+#: Which of its disks a shard lies on at n1.
+SECOND = {1, 3}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Of three nodes and four shards; n1 has two disks."""
+    with running_cluster(__name__, tmp_path / "c", up=False, shards=SHARDS, settings=SETTINGS) as cluster:
+        file = cluster.configuration("n1")
+        first = str(cluster.directory / "n1" / "data")
+        text = file.read_text()
+        assert f'"{first}"' in text
+        file.write_text(text.replace(f'"{first}"', f'["{first}", "{tmp_path / "d2"}"]'))
+        cluster.up()
+        settled(cluster)
+        yield cluster
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Path:
+    return tmp_path / "d2"
+
+
+def status_of(cluster: LocalCluster, node: str = "n1") -> dict[str, Any]:
+    status, found = ask(f"{cluster.plan.node(node).url}/v1/status")
+    assert status == 200
+    return dict(found)
+
+
+def shards_by_disk(cluster: LocalCluster) -> list[list[int]]:
+    return [disk["shards"] for disk in status_of(cluster)["disks"]]
+
+
+def problems(cluster: LocalCluster) -> list[str]:
+    status, found = ask(f"{cluster.plan.node('n2').url}/v1/cluster")
+    assert status == 200
+    (node,) = (node for node in found["nodes"] if node["id"] == "n1")
+    return list(node["problems"])
+
+
+def led_by_others(cluster: LocalCluster) -> bool:
+    found = overview(cluster)["shards"]
+    return all(shard["leader"] not in (None, "n1") for shard in found if shard["id"] in SECOND)
+
+
+def written(cluster: LocalCluster, body: str) -> None:
+    for queue in range(SHARDS):
+        send(cluster, "t", queue, body)
+
+
+def read(cluster: LocalCluster, queue: int) -> list[str]:
+    """At its leader."""
+    _, described = ask(f"{cluster.plan.nodes[1].url}/v1/topics/t")
+    leader = next(route["leader"] for route in described["routes"] if route["first"] <= queue < route["end"])
+    _, found = ask(f"{leader}/v1/topics/t/queues/{queue}/messages?offset=0")
+    return [message["body"] for message in found["messages"]]
+
+
+def test_what_a_lost_disk_had_is_led_by_others_and_made_again(cluster: LocalCluster, second: Path) -> None:
+    assert shards_by_disk(cluster) == [[0, 2], [1, 3]]
+    ask(f"{cluster.plan.nodes[0].url}/v1/topics/t", "PUT", {"queues": SHARDS})
+    written(cluster, "before")
+    cluster.stop("n1")
+    away = second.rename(second.with_name("away"))
+    cluster.start("n1")
+    eventually(lambda: any(str(second) in problem for problem in problems(cluster)), "all are told")
+    eventually(lambda: led_by_others(cluster), "others lead its shards")
+    url = cluster.plan.node("n1").url
+    eventually(lambda: ask(f"{url}/readyz")[0] == 200, "clients may come to it")
+    written(cluster, "without")
+    eventually(lambda: shards_by_disk(cluster) == [[0, 1, 2, 3]], "the replicas are made again on its other disk")
+    settled(cluster)
+    assert not second.exists() and not any(str(second) in problem for problem in problems(cluster))
+    written(cluster, "after")
+
+    cluster.stop("n1")
+    away.rename(second)
+    cluster.start("n1")
+    settled(cluster)
+    assert any("was told to forget" in problem for problem in problems(cluster))
+    assert shards_by_disk(cluster)[0] == [0, 1, 2, 3]
+    cluster.stop("n1")
+    shutil.rmtree(second)
+    cluster.start("n1")
+    settled(cluster)
+    assert problems(cluster) == [] and shards_by_disk(cluster) == [[0, 1, 2, 3], []]
+    for queue in range(SHARDS):
+        assert read(cluster, queue) == ["before", "without", "after"]
+
+
+def test_a_disk_that_goes_while_the_node_runs_hands_its_shards_to_others(cluster: LocalCluster, second: Path) -> None:
+    ask(f"{cluster.plan.nodes[0].url}/v1/topics/t", "PUT", {"queues": SHARDS})
+    written(cluster, "before")
+    away = second.rename(second.with_name("away"))
+    eventually(lambda: led_by_others(cluster), "others lead its shards")
+    eventually(lambda: any(str(second) in problem for problem in problems(cluster)), "all are told")
+    written(cluster, "without")
+    assert not second.exists()
+    cluster.kill("n1")
+    away.rename(second)
+    cluster.start("n1")
+    settled(cluster)
+    assert shards_by_disk(cluster) == [[0, 2], [1, 3]]
+    for queue in range(SHARDS):
+        assert read(cluster, queue) == ["before", "without"]
+
+
+def test_the_only_replica_is_waited_for(cluster: LocalCluster, second: Path) -> None:
+    ask(f"{cluster.plan.nodes[0].url}/v1/topics/t", "PUT", {"queues": SHARDS})
+    written(cluster, "before")
+    for shard in SECOND:
+        url = f"{cluster.plan.nodes[0].url}/v1/cluster/shards/{shard}/replicas"
+        eventually(lambda: ask(url, "PUT", {"replicas": ["n1"]})[0] == 200, "it is to be at n1 alone")  # noqa: B023
+    eventually(
+        lambda: all(shard["replicas"] == ["n1"] for shard in overview(cluster)["shards"] if shard["id"] in SECOND),
+        "it is",
+    )
+    cluster.stop("n1")
+    away = second.rename(second.with_name("away"))
+    cluster.start("n1")
+    eventually(lambda: any(str(second) in problem for problem in problems(cluster)), "all are told")
+    leaders = {shard["id"]: shard["leader"] for shard in overview(cluster)["shards"]}
+    assert all(leaders[shard] in (None, "n1") for shard in SECOND)
+    assert "disks_forgotten" not in cluster.process("n1").log.read_text()
+    assert status_of(cluster)["disks"][1]["problem"] is not None
+    cluster.stop("n1")
+    away.rename(second)
+    cluster.start("n1")
+    settled(cluster)
+    for queue in range(SHARDS):
+        assert read(cluster, queue) == ["before"]
