@@ -504,7 +504,7 @@ class CorruptFile(StorageError):
 
 
 class ShardStopped(StorageError):
-    """A write or fsync failed; the shard takes no more writes until the node is restarted."""
+    """A write or fsync failed, or the shard's disk is missing; it takes no writes until the node is restarted."""
 
     code = "shard_stopped"
 

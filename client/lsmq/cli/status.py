@@ -11,7 +11,7 @@ from lsmq import Client
 from lsmq._health import Problem, examine
 from lsmq.admin import ClusterInfo
 from lsmq.cli.options import json_option, url_option, with_client
-from lsmq.cli.render import counted, print_fields, print_json, print_table
+from lsmq.cli.render import counted, print_fields, print_json, print_table, size_text
 
 _SHOWN = ("role", "leader", "epoch", "state", "topics", "queues", "records_written_total", "pressure", "damage")
 _MOST_PROBLEMS = 10
@@ -55,10 +55,12 @@ def print_health(cluster: ClusterInfo, problems: Sequence[Problem]) -> None:
 
 
 def _print_node(found: dict[str, Any], verbose: bool) -> None:
-    shards = found.pop("shards", [])
+    shards, disks = found.pop("shards", []), found.pop("disks", [])
     if not verbose:
         found.pop("config", None)
     print_fields([(name.replace("_", " "), value) for name, value in found.items()])
+    if len(disks) > 1:
+        print_table(["disk", "free", "size", "shards", "problem"], [_disk_row(disk) for disk in disks])
     if not verbose:
         names = [name for name in _SHOWN if any(name in shard for shard in shards)]
         rows = [[shard.get("shard"), *(_shown(shard.get(name)) for name in names)] for shard in shards]
@@ -68,6 +70,11 @@ def _print_node(found: dict[str, Any], verbose: bool) -> None:
         number = shard.pop("shard", shard.pop("id", place))
         click.echo(f"\nshard {number}")
         print_fields([(f"  {name.replace('_', ' ')}", value) for name, value in shard.items()])
+
+
+def _disk_row(disk: dict[str, Any]) -> list[Any]:
+    sizes = [None, None] if disk["problem"] else [size_text(disk["free_bytes"]), size_text(disk["size_bytes"])]
+    return [disk["path"], *sizes, ", ".join(map(str, disk["shards"])), disk["problem"]]
 
 
 def _shown(value: Any) -> Any:

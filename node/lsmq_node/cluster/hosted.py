@@ -120,7 +120,8 @@ class HostedReplicas:
         """Until what lost disks had may be made again; None for never. Forgets these disks where it is time."""
         state, now = self._control.state, asyncio.get_running_loop().time()
         agreed = [state.shards[shard] for shard in self.lost if shard in state.shards]
-        if not agreed or not self._rebuild_after_s or any(each.leader in (None, self._node) for each in agreed):
+        led = all(each.leader not in (None, self._node) for each in agreed)
+        if not (agreed and led and self._rebuild_after_s and self._disks.lost()):
             self._lost_since = None
             return None
         self._lost_since = now if self._lost_since is None else self._lost_since
@@ -129,6 +130,7 @@ class HostedReplicas:
             return left_s
         _log.error("disks_forgotten", disks=[str(disk.path) for disk in self._disks.lost()], shards=sorted(self.lost))
         self._disks.forget_lost()
+        self._lost_since = None
         return 0.0
 
     async def _converge(self) -> bool:

@@ -177,6 +177,9 @@ class SingleNode:
         self.home_shards = config.shards
         self.peers: Peers = NoPeers(self.port)
         self._missing = shards.missing
+        for number, why in shards.missing.items():
+            if disks.find(number) is not None:  # Else its disk says so.
+                parts.part(f"shard {number}", essential=False).stopped(why.message)
         self._ports = {number: LocalShard(number, store, touched) for number, store in shards.stores.items()}
         self.topics = LocalTopics(NodeCatalog(shards.stores, self.shard_count, config.shards))
         self.rights = LocalRights(shards.stores[0])

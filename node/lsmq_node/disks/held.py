@@ -84,31 +84,35 @@ class NodeDisks:
     # Shards
 
     def _look(self) -> Look:
-        return Look(disk.path for disk in self.all if disk.problem is None)
+        """Raises ``DataDirectoryUnusable``."""
+        try:
+            return Look(disk.path for disk in self.all if disk.problem is None)
+        except OSError:
+            self.check()  # One that cannot be listed fails.
+        try:
+            return Look(disk.path for disk in self.all if disk.problem is None)
+        except OSError as error:
+            raise DataDirectoryUnusable(f"{error.filename} cannot be read: {error.strerror}") from error
 
     def find(self, shard: int) -> Path | None:
         """The directory of a shard; None where it is on no disk that can be used.
 
         Raises ``DataDirectoryUnusable`` where it is on two.
         """
-        with _reported(self):
-            return self._look().directory(shard)
+        return self._look().directory(shard)
 
     def directories(self, shard: int) -> list[Path]:
         """All that there is of a shard that is not to be here any more."""
-        with _reported(self):
-            return [shard_directory(path, shard) for path in self._look().disks_of(shard)]
+        return [shard_directory(path, shard) for path in self._look().disks_of(shard)]
 
     def shards(self) -> list[int]:
         """Shards that are on disks that can be used."""
-        with _reported(self):
-            return self._look().shards()
+        return self._look().shards()
 
     def shards_by_disk(self) -> list[list[int]]:
         """The shards on each disk; none where it cannot be seen."""
-        with _reported(self):
-            look = self._look()
-            return [[shard for shard in look.shards() if disk.path in look.disks_of(shard)] for disk in self.all]
+        look = self._look()
+        return [[shard for shard in look.shards() if disk.path in look.disks_of(shard)] for disk in self.all]
 
     def place(self, shard: int, *, on_first: bool = False) -> Path:
         """The directory of a shard that is on no disk: an empty one that :meth:`find` finds from now on.
@@ -185,16 +189,6 @@ class NodeDisks:
             file = NodeFile.load(self.first)
             assert file is not None, "the disks are held"
             replace(file, grown=shards).store(self.first)
-
-
-@contextmanager
-def _reported(disks: NodeDisks) -> Iterator[None]:
-    """A disk that cannot be listed is said to fail. Raises ``DataDirectoryUnusable``."""
-    try:
-        yield
-    except OSError as error:
-        disks.check()
-        raise DataDirectoryUnusable(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
 def forget(first: Path, ids: set[str]) -> NodeFile:
@@ -344,10 +338,11 @@ def _adopted(path: Path, token: str) -> str:
 
 
 def _lock(disks: Sequence[NodeDisk], held: ExitStack) -> None:
-    """One that cannot be written is lost; raises ``DataDirectoryLocked``."""
+    """One that cannot be listed or written is lost. Raises ``DataDirectoryLocked``."""
     for disk in disks:
         if disk.lost is None:
             try:
+                _shards(disk.path)
                 held.callback(DirectoryLock(disk.path).release)
             except DataDirectoryUnusable as error:
                 disk.lost = error.message
