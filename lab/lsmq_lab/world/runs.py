@@ -156,8 +156,9 @@ def _play(cluster: SimulatedCluster, report: SeedReport) -> None:
 
     if not cluster.problems:
         made.run_async(read_back, process=reader, limit_s=120.0)
-        _until(made, cluster.whole, 10.0)
         _until(made, lambda: False, 0.3)
+        if not _until(made, cluster.settled, _HEAL_LIMIT_S):
+            cluster.problems.append(f"replicas do not come to the same in {_HEAL_LIMIT_S:.0f} s: {_state(cluster)}")
         checks.end()
         cluster.problems += clients.verdict()
         expiring = [topic for use in clients.uses if use.expires for topic in use.topics]

@@ -60,7 +60,7 @@ class Ring(Use):
         while not self.load.stopping:
             floor = list(self._trimmed)
             try:
-                async with Consumer(client, "ring", wait_ms=100) as consumer:
+                async with Consumer(client, "ring", wait_ms=100, read_from="leader") as consumer:
                     for message in await consumer.poll(20, timeout_ms=300):
                         if message.offset < floor[message.queue]:
                             self.wrong(f"{message.queue, message.offset} is shown after a trim to {floor}")
