@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import asyncio
+import os
 import stat
 import time
 from collections.abc import Awaitable, Callable
