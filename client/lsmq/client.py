@@ -235,6 +235,16 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         answer, _ = await self._router.ask_any("PUT", path, value={"queues": queues}, deadline=self._deadline())
         return self._router.table.learn_topic(Topic.from_dict(answer.value()))
 
+    async def spread_topic(self, name: str, *, keys: Literal["stay", "move"] = "stay") -> Topic:
+        """Have a topic use shards that came after it: with new queues there, durably; those there are stay as they are.
+
+        ``keys`` stay in their queues, for ever, as in a topic of strict order, or move to others, as when it grows.
+        Nothing happens where it uses all. Raises ``UnknownTopic``, and ``InvalidRequest`` for named queues.
+        """
+        path = f"{topic_path(name)}/spread"
+        answer, _ = await self._router.ask_any("POST", path, value={"keys": keys}, deadline=self._deadline())
+        return self._router.table.learn_topic(Topic.from_dict(answer.value()))
+
     async def alter_topic(self, name: str, **changes: Unpack[TopicChanges]) -> Topic:
         """Change options of a topic, such as :class:`lsmq.TopicChanges` names: None takes one away.
 

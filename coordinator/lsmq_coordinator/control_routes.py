@@ -7,6 +7,7 @@
 - ``POST /internal/control/heartbeat`` and ``/internal/control/ask_election``: what nodes report; only to the leader.
 - ``GET /internal/control/version``: a version that holds all that was committed before; only from the leader.
 - ``GET /internal/control/plan``: what the cluster is about to move by itself; only from the leader.
+- ``GET /internal/control/growth?shards=N``: where new shards would lie; likewise.
 
 - ``POST /death``: a node's process has ended (:mod:`~.death`); to any voter.
 
@@ -55,6 +56,7 @@ def control_routes(raft: RaftControl, overseer: Overseer, secret: ClusterSecret)
         web.post("/internal/control/ask_election", _answering(handlers.ask_election)),
         web.get("/internal/control/version", _answering(handlers.version)),
         web.get("/internal/control/plan", _answering(handlers.plan)),
+        web.get("/internal/control/growth", _answering(handlers.growth)),
         web.post(death.PATH, _answering(handlers.died)),
     ]
 
@@ -81,7 +83,7 @@ def _packed(content: dict[str, Any], status: int = 200) -> web.Response:
 class _Handlers:
     def __init__(self, raft: RaftControl, overseer: Overseer, secret: ClusterSecret) -> None:
         self._raft, self._overseer, self._secret = raft, overseer, secret
-        self._waiters: set[asyncio.Event] = set()
+        self._waiters: dict[asyncio.Event, None] = {}  # the longest waiting first
         self._packed: dict[bool, tuple[ClusterState, bytes]] = {}
         self._recent: dict[int, ClusterState] = {}  # The latest states, without topics and results, by version.
         self._changes: dict[tuple[int, int, bool], bytes] = {}  # Of the latest state, encoded once for all who ask.
@@ -109,7 +111,7 @@ class _Handlers:
             raise Unavailable(f"{MAX_WAITERS} nodes are waiting for the state, the most there may be")
         deadline = asyncio.get_running_loop().time() + wait_ms / 1000
         changed = asyncio.Event()
-        self._waiters.add(changed)
+        self._waiters[changed] = None
         try:
             async with asyncio.timeout_at(deadline):
                 while raft.state.version <= after and (raft.leader or "") == leader:
@@ -118,7 +120,7 @@ class _Handlers:
         except TimeoutError:
             pass
         finally:
-            self._waiters.discard(changed)
+            del self._waiters[changed]
         state, with_topics = raft.state, topics != raft.state.topics_version
         asked = state.version > after
         changes = self._pack_changes(state, after, with_topics) if asked and query.get("changes") == "1" else None
@@ -174,6 +176,9 @@ class _Handlers:
 
     async def plan(self, request: web.Request) -> dict[str, Any]:
         return {"plan": self._overseer.plan()}
+
+    async def growth(self, request: web.Request) -> dict[str, Any]:
+        return {"growth": self._overseer.growth(int(request.query["shards"]))}
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

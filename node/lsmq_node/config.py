@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lsmq_node.backup_config import BackupConfig
-from lsmq_node.choices import Auth, CertificateName, Compression, Forward, LogFormat
+from lsmq_node.choices import MAX_SHARDS_OF_ONE, Auth, CertificateName, Compression, Forward, LogFormat
 from lsmq_node.client_port_config import check_naming, is_loopback
 from lsmq_node.cluster_config import ENVIRONMENT_PREFIX as CLUSTER_PREFIX
 from lsmq_node.cluster_config import ClusterConfig
@@ -71,8 +71,9 @@ class NodeConfig(BackupConfig):
     )
     shards: int = setting(
         1,
-        "Shards of a node that is in no cluster. Fixed once the data directory exists.",
-        range=(1, 256),
+        "Shards that a node that is in no cluster is made with. Fixed once the data directory exists; `lsmq shard "
+        "grow` adds to them.",
+        range=(1, MAX_SHARDS_OF_ONE),
         hazard="Each costs `memtable_bytes` and `cache_bytes`.",
     )
 

@@ -1,4 +1,4 @@
-"""``lsmq topic``: create, grow, alter, list, describe, trim and delete topics."""
+"""``lsmq topic``: create, grow, spread, alter, list, describe, trim and delete topics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHOWN_QUEUES = 100
 
 @click.group()
 def topic() -> None:
-    """Create, grow, alter, list, describe, trim and delete topics."""
+    """Create, grow, spread, alter, list, describe, trim and delete topics."""
 
 
 _COUNT = click.IntRange(min=1)
@@ -145,6 +145,33 @@ async def grow(client: Client, name: str, queues: int, as_json: bool) -> None:
       lsmq topic grow orders --queues 8192
     """
     _show_size(await client.grow_topic(name, queues), as_json)
+
+
+@topic.command()
+@click.argument("name", type=TOPIC)
+@click.option(
+    "--keys",
+    type=click.Choice(["stay", "move"]),
+    default="stay",
+    show_default=True,
+    help="stay: keys keep their queues, for ever; move: they go to others, as when it grows.",
+)
+@json_option
+@asks_a_node
+async def spread(client: Client, name: str, keys: Literal["stay", "move"], as_json: bool) -> None:
+    """Have topic NAME use shards that came after it.
+
+    It gets queues on them, as many on each as on those it lies on. No queue moves, and nothing is copied: messages,
+    offsets and groups stay. Messages without a key use the new queues at once.
+
+    \b
+      lsmq shard grow 6
+      lsmq topic spread orders
+    """
+    found = await client.spread_topic(name, keys=keys)
+    _show_size(found, as_json)
+    if not as_json:
+        _show_routes(found, "queues")
 
 
 @topic.command()

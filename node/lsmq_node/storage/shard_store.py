@@ -242,6 +242,10 @@ class ShardStore:
         """
         return self._catalog.create(name, queues, options or TopicOptions(), topic_id, first, end)
 
+    def next_topic_id(self) -> int:
+        """What the next topic that is made without an id will have."""
+        return self._state.next_topic_id
+
     def grow_topic(self, name: str, queues: int, end: int | None = None) -> StoredTopic:
         """Give a topic more queues, those below ``end`` (by default all) on this shard. Durable on return."""
         return self._catalog.grow(name, queues, end)
@@ -561,10 +565,8 @@ class ShardStore:
 
     def damage(self) -> list[str]:
         """What is known to be damaged on the disk, in words: each file once."""
-        found = [table.damage for table in self._tables.damaged()]
-        found += [one.damage for one in self._tables.checkpoint.damaged()]
-        found += [one.damage for one in self._tables.ids.damaged()]
-        return [damage.message for damage in found if damage is not None]
+        parts = self._tables, self._tables.checkpoint, self._tables.ids
+        return [one.damage.message for part in parts for one in part.damaged() if one.damage is not None]
 
     def stats(self) -> StoreStats:
         """Counters and gauges for ``/metrics``."""
