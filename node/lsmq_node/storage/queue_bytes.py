@@ -11,11 +11,14 @@ Nothing of this is stored, and a topic without the limit has none of it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lsmq import runtime
+from lsmq.errors import CorruptFile
 
 from .columns import I64, group_starts
 from .queue_pieces import QueuePieces, count_pieces
@@ -90,15 +93,18 @@ class QueueBytes:
         with self._lock:
             self._over.update(rows.tolist())
 
-    def read(self, item: TopicState, queries: Queries) -> None:
-        """Count what queues had before they were written to here. Raises ``CorruptFile``."""
+    def read(self, item: TopicState, queries: Queries, stop: Callable[[], bool]) -> None:
+        """Count what queues had before they were written to here, as far as it can be read, or until ``stop`` says."""
         with self._lock:
             unread = list(self._unread.items())
         for row, end in unread:
+            if stop():
+                return
             if item.committed.item(row) < end:
                 continue  # it cannot be read yet
             before = QueuePieces(self.limit, item.first_live(row))
-            count_pieces(queries, item, row, before, end)
+            with suppress(CorruptFile):  # Others are not held up by it, and rather too much stays than too little.
+                count_pieces(queries, item, row, before, end)
             with self._lock:
                 if self._unread.get(row) != end:
                     continue  # another round has begun, or it was forgotten

@@ -171,7 +171,7 @@ class Retention:
         if done:
             done = self._shorten(item, trim)
         if done and queue_bytes is not None:
-            queue_bytes.read(item, self._queries)
+            queue_bytes.read(item, self._queries, lambda: self._tables.closing)
             if options.overflow == "drop_oldest":
                 done = self._move(item, *queue_bytes.over(item), trim, LossReason.OVERFLOW)
         if done and options.overflow == "drop_oldest" and (overflow := self._overflow(item)) is not None:
