@@ -79,7 +79,7 @@ def test_a_queue_holds_no_more_bytes_than_it_may_by_number_and_by_name(api: Api,
         api.send(name, {**place, "body": body})
         assert api.get(f"/v1/topics/{name}/usage").json()["dropped"]["overflow"] == 1
         answer = api.call("PATCH", f"/v1/topics/{name}", {"queue_max_bytes": 0}, status=400)
-        assert "queue_max_bytes must be a whole number above 0" in answer.error["message"]
+        assert "queue_max_bytes is 0; the least it may be is 1" in answer.error["message"]
 
 
 def test_what_is_new_is_dropped_and_said_to_be(api: Api, topic_name: str) -> None:
