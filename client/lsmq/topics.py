@@ -34,6 +34,7 @@ class TopicChanges(TypedDict, total=False):
     max_messages: int | None
     max_bytes: int | None
     queue_max_messages: int | None
+    queue_max_bytes: int | None
     overflow: Overflow | None
     on_disk_full: OnDiskFull | None
     delete_consumed: bool | None
@@ -203,7 +204,7 @@ def most_at_once(topic: Topic, messages: int, size_bytes: int) -> tuple[int, int
     options = topic.options
     limits = [topic.max_batch_bytes]
     if options.get("overflow", "refuse") == "refuse":
-        limits.append(options.get("max_bytes"))
+        limits += [options.get("max_bytes"), options.get("queue_max_bytes")]
         messages = min(messages, *(options.get(name) or messages for name in ("max_messages", "queue_max_messages")))
     return messages, min(size_bytes, *(limit or size_bytes for limit in limits))
 

@@ -50,12 +50,11 @@ TOPIC_OPTIONS: dict[str, Any] = {
     "retention_messages": integer(1, 2**63 - 1, "Of each queue the newest so many are kept; null: all.", null=True),
     "max_messages": integer(1, 2**63 - 1, "The topic holds no more messages, see `overflow`; null: any.", null=True),
     "max_bytes": integer(1, 2**63 - 1, "The topic holds no more bytes, see `overflow`; null: any.", null=True),
-    "queue_max_messages": integer(
-        1, 2**63 - 1, "No queue holds more messages, see `overflow`; null: any number.", null=True
-    ),
+    "queue_max_messages": integer(1, 2**63 - 1, "No queue holds more messages, see `overflow`; null: any.", null=True),
+    "queue_max_bytes": integer(1, 2**63 - 1, "No queue holds more bytes, see `overflow`; null: any.", null=True),
     "overflow": {
         "enum": ["refuse", "drop_oldest", "drop_newest", "drop_lowest_priority", "drop_nearest_deadline"],
-        "description": "At `max_messages`, `max_bytes` or `queue_max_messages`: refuse new messages (507 "
+        "description": "At these limits of a topic and of its queues: refuse new messages (507 "
         "`quota_exceeded`), drop the oldest, or take new ones and drop them; at `queue_max_messages` alone also those "
         "of the lowest priority, or those that expire next.",
     },

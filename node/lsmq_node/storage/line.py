@@ -236,7 +236,7 @@ class Line:
         limited = [state for state, _ in items if state.quota is not None]
         for state in {id(state): state for state in limited}.values() if limited else ():
             fresh = [
-                (batch, parsed.queues)
+                (batch, parsed)
                 for (owner, batch), parsed, verdict in zip(items, columns, verdicts, strict=True)
                 if owner is state and verdict is SequenceVerdict.NEXT
             ]
@@ -353,8 +353,7 @@ class Line:
             return appended, taken.epoch, taken.position
 
     def _make_room(self, state: TopicState, quota: Quota, pending: PendingRecords) -> None:
-        quota.add(pending.keys, pending.lengths, is_delayed=pending.is_delayed)
-        over = quota.overflow_of(state, pending.touched, pending.ends)
+        over = quota.add(state, pending, self.round)
         if over is not None:
             queues, offsets = over
             body = encode_columns(len(queues), {Column.QUEUE: queues, Column.OFFSET: offsets})
