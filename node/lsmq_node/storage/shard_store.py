@@ -296,7 +296,7 @@ class ShardStore:
     # -- writing -----------------------------------------------------------------------------------------
 
     def append(self, topic_id: int, batch: RecordBatch, *, flush: FlushMode | None = None) -> Appended:
-        """Give a batch's records offsets and put it in line. Reads the disk only for a producer idle since the last flush.
+        """Give the records of a batch offsets, in line. Reads the disk only for a producer idle since the last flush.
 
         ``flush``: how durable it is before it may be committed; None: as the topic says, or else the store.
         Raises ``UnknownTopic``, ``UnknownQueue``, ``InvalidBatch``, ``MessageTooLarge``, ``StoreBusy``,
