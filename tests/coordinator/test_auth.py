@@ -174,7 +174,7 @@ def test_secrets_come_from_files_that_nobody_else_reads_or_writes(tmp_path: Path
     with pytest.raises(SecretUnusable, match="cannot be read"):
         ClusterSecret.load(tmp_path / "none")
     os.mkfifo(pipe := tmp_path / "pipe", 0o600)
-    with pytest.raises(SecretUnusable, match="pipe: .*not a regular file"):
+    with pytest.raises(SecretUnusable, match=r"pipe: .*not a regular file"):
         ClusterSecret.load(pipe)
 
 
