@@ -97,7 +97,7 @@ class MemberState:
             gained: dict[str, Ranges] = {}
             leaving: dict[str, Ranges] = {}
             now = runtime.monotonic()
-            for name in {*owned, *answer.assigned}:
+            for name in dict.fromkeys((*owned, *answer.assigned)):
                 assigned = union(answer.assigned.get(name, NONE))
                 mine = owned.get(name, NONE)
                 if new := subtract(assigned, mine):

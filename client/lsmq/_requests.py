@@ -137,7 +137,7 @@ class Requests:
             reply.set_result(message)
 
     def _fail(self, waiting: set[str], error: LsmqError) -> None:
-        for correlation in waiting:
+        for correlation in sorted(waiting):
             reply = self._waiting.get(correlation)
             if reply is not None and not reply.done():
                 reply.set_exception(error)

@@ -230,9 +230,9 @@ class PushStreams:
             self._changed.clear()
             topic = await self._router.current(self.topic, Deadline(self._deadline_ms))
             leaders = {route.leader for route in topic.routes if route.leader is not None}
-            for url in leaders - self._tasks.keys():
+            for url in sorted(leaders - self._tasks.keys()):
                 self._tasks[url] = background.begin(self._keep(url), f"lsmq push stream from {url}")
-            for url in self._tasks.keys() - leaders:
+            for url in sorted(self._tasks.keys() - leaders):
                 background.drop(self._tasks.pop(url))
                 self._attempts.passed((url,))  # It leads nothing any more: others are tried.
             if any(route.leader is None for route in topic.routes):

@@ -83,7 +83,7 @@ def _packed(content: dict[str, Any], status: int = 200) -> web.Response:
 class _Handlers:
     def __init__(self, raft: RaftControl, overseer: Overseer, secret: ClusterSecret) -> None:
         self._raft, self._overseer, self._secret = raft, overseer, secret
-        self._waiters: set[asyncio.Event] = set()
+        self._waiters: dict[asyncio.Event, None] = {}  # the longest waiting first
         self._packed: dict[bool, tuple[ClusterState, bytes]] = {}
         self._recent: dict[int, ClusterState] = {}  # The latest states, without topics and results, by version.
         self._changes: dict[tuple[int, int, bool], bytes] = {}  # Of the latest state, encoded once for all who ask.
@@ -111,7 +111,7 @@ class _Handlers:
             raise Unavailable(f"{MAX_WAITERS} nodes are waiting for the state, the most there may be")
         deadline = asyncio.get_running_loop().time() + wait_ms / 1000
         changed = asyncio.Event()
-        self._waiters.add(changed)
+        self._waiters[changed] = None
         try:
             async with asyncio.timeout_at(deadline):
                 while raft.state.version <= after and (raft.leader or "") == leader:
@@ -120,7 +120,7 @@ class _Handlers:
         except TimeoutError:
             pass
         finally:
-            self._waiters.discard(changed)
+            del self._waiters[changed]
         state, with_topics = raft.state, topics != raft.state.topics_version
         asked = state.version > after
         changes = self._pack_changes(state, after, with_topics) if asked and query.get("changes") == "1" else None

@@ -44,7 +44,7 @@ class FullDisks:
 
     def look(self, alive: Set[str], reports: Reports, now: float) -> None:
         """Note who is full by what the living reported last."""
-        for node in alive & reports.keys():
+        for node in sorted(alive & reports.keys()):
             for shard, report in reports[node].items():
                 if report.flawed & Flaw.FULL:
                     known = self._full.setdefault((shard, node), _Full(now, now))

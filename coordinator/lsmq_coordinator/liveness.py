@@ -68,7 +68,7 @@ class FailureDetector:
     def set_nodes(self, nodes: Iterable[str], now: float) -> None:
         """The nodes of the cluster, as agreed. A new one counts as alive from now."""
         wanted = set(nodes)
-        for node in wanted - self._nodes.keys():
+        for node in sorted(wanted - self._nodes.keys()):
             self._nodes[node] = _Node(heard=now, beat=now)
         for node in self._nodes.keys() - wanted:
             del self._nodes[node]

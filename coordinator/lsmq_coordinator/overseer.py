@@ -350,7 +350,7 @@ class Overseer:
         self._detector.set_nodes(_members(state), now)
         self._told.set_nodes(state.nodes.keys())
         ended = {node for node, life in self._ended.items() if node in state.nodes and state.nodes[node].life == life}
-        for node in ended:
+        for node in sorted(ended):
             self._detector.died(node)
         verdicts = self._detector.tick(now)
         if verdicts.died or verdicts.returned:

@@ -24,6 +24,7 @@ import functools
 import logging
 import os
 import socket
+import zlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -170,9 +171,12 @@ class _Connection(TcpConnection):  # type: ignore[misc]
 
 
 class _VoterNode(TCPNode):  # type: ignore[misc]
-    """A peer whose name is resolved aside."""
+    """A peer whose name is resolved aside. Sets of them, which pysyncobj keeps, have one order in all processes."""
 
     _lookup: Lookup | None = None
+
+    def __hash__(self) -> int:
+        return zlib.crc32(self.address.encode())
 
     @property
     def ip(self) -> str | None:
@@ -237,7 +241,7 @@ class RaftTransport(TCPTransport):  # type: ignore[misc]
         self._poller = owner._poller
         self._notifier = PipeNotifier(self._poller)
         self._woken = False
-        super().__init__(owner, TCPNode(address), {_VoterNode(peer) for peer in known})
+        super().__init__(owner, TCPNode(address), [_VoterNode(peer) for peer in sorted(known)])
         try:
             self.tryGetReady()
         except BaseException:
@@ -308,7 +312,7 @@ class RaftTransport(TCPTransport):  # type: ignore[misc]
         super()._onTick()
         late = runtime.monotonic() - _UNKNOWN_CONNECTION_S
         opened = [conn for conn in self._connections.values() if conn.state != CONNECTION_STATE.DISCONNECTED]
-        for conn in [*self._unknownConnections, *opened]:
+        for conn in [*sorted(self._unknownConnections, key=TcpConnection.fileno), *opened]:
             if not conn.known and conn.since < late:
                 conn.disconnect()
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lsmq_node.backup_config import BackupConfig
-from lsmq_node.choices import Auth, CertificateName, Compression, Forward, LogFormat
+from lsmq_node.choices import MAX_SHARDS_OF_ONE, Auth, CertificateName, Compression, Forward, LogFormat
 from lsmq_node.client_port_config import check_naming
 from lsmq_node.cluster_config import ENVIRONMENT_PREFIX as CLUSTER_PREFIX
 from lsmq_node.cluster_config import ClusterConfig
@@ -36,16 +36,7 @@ from lsmq_node.settings import (
 from lsmq_node.storage import FlushMode
 from lsmq_node.tls_settings import check_tls, peer_files
 
-__all__ = [
-    "MAX_SHARDS_OF_ONE",
-    "Auth",
-    "CertificateName",
-    "Compression",
-    "Forward",
-    "InvalidConfig",
-    "LogFormat",
-    "NodeConfig",
-]
+__all__ = ["Auth", "CertificateName", "Compression", "Forward", "InvalidConfig", "LogFormat", "NodeConfig"]
 
 ENVIRONMENT_PREFIX = "LSMQ_"
 #: Variables with our prefix that are not the node's: where clients connect to, and which file to read.
@@ -63,10 +54,6 @@ FOREIGN_VARIABLES = frozenset(
         "LSMQ_CERT_KEY",
     }
 )
-
-
-#: Of a node that is in no cluster.
-MAX_SHARDS_OF_ONE = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +80,13 @@ class NodeConfig(BackupConfig):
 
     flush_mode: FlushMode = setting(
         FlushMode.SYNC,
-        "`sync`: acknowledge after fdatasync. `async`: after write(2).",
+        "`sync`: acknowledge after fdatasync. `async`: after write(2). A [topic or a request](replication.md#what-an-"
+        "acknowledgement-means) may say otherwise.",
         hazard="With `async` a power cut loses what was acknowledged last.",
     )
     flush_interval_ms: int = setting(
         100,
-        "With `async`, the longest time between two fdatasyncs.",
+        "With `async`, be it of the node, a topic or a request, the longest time between two fdatasyncs.",
         range=(1, 60_000),
         hazard="So much may be lost to a power cut.",
     )

@@ -17,7 +17,7 @@ import resource
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from lsmq import runtime
 
@@ -76,7 +76,7 @@ class Descriptors:
         self._wanted = reserve
         self._lock = runtime.Lock()  # guards what follows
         self._reserve: list[int] = []
-        self._holders: WeakSet[DescriptorHolder] = WeakSet()
+        self._holders: WeakKeyDictionary[DescriptorHolder, None] = WeakKeyDictionary()  # the first to join first
         self._warned = -_WARN_SECONDS
         #: How often a file could not be opened at once.
         self.shortages = 0
@@ -84,13 +84,13 @@ class Descriptors:
     def join(self, holder: DescriptorHolder) -> None:
         """Ask ``holder`` as well from now on, for as long as it lives."""
         with self._lock:
-            self._holders.add(holder)
+            self._holders[holder] = None
         self._refill()
 
     def leave(self, holder: DescriptorHolder) -> None:
         """Ask ``holder`` no more. With the last one the reserve goes."""
         with self._lock:
-            self._holders.discard(holder)
+            self._holders.pop(holder, None)
             if not self._holders:
                 while self._reserve:
                     os.close(self._reserve.pop())

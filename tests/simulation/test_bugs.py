@@ -25,11 +25,11 @@ def test_a_deliberate_bug_is_found(bug: Bug) -> None:
 def test_a_plan_that_fails_shrinks_to_what_it_fails_by() -> None:
     prepare()
     plan = [
-        Fault(1.0, "hang up", 2),
-        Fault(1.05, "reset", 2, 3),
-        Fault(2.0, "isolate", 1, 2, 0.8),
-        Fault(3.3, "kill", 2, 1, 0.1),
-        Fault(3.8, "pause", 3, 1, 0.1),
+        Fault(0.3, "hang up", 2),
+        Fault(0.35, "reset", 2, 3),
+        Fault(0.6, "isolate", 0, 2, 1.5),
+        Fault(2.3, "kill", 2, 1, 0.1),
+        Fault(2.6, "pause", 3, 1, 0.1),
     ]
     with pytest.MonkeyPatch.context() as patch:
 

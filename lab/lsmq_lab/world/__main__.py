@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--fingerprints", action="store_true", help="print a line a seed that names all that happened")
     parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
     parser.add_argument("--uses", help="what clients do beside orders, as jobs,delayed, whatever a seed says")
-    parser.add_argument("--trouble", type=float, default=4.0, metavar="S", help="seconds of weather in each seed")
+    parser.add_argument("--trouble", type=float, default=3.0, metavar="S", help="seconds of weather in each seed")
     options = parser.parse_args()
     seeds = _range(parser, options.seeds)
     if options.trouble < 1:

@@ -21,8 +21,8 @@ from .uses import USES, Use
 from .uses.use import DEADLINE_MS, UsedTopics, UseRole, all_of, text_of
 
 QUEUES = 4
-#: What there always is.
-_TOPICS: UsedTopics = {topic: {"queues": QUEUES} for topic in ("orders", "jobs", "ledger")}
+#: What clients do beside orders where nothing else is said: each in a topic of its name.
+USUAL = ("jobs", "ledger")
 _ACCOUNTS = ("account-1", "account-2", "account-3")
 
 
@@ -48,12 +48,13 @@ class Clients:
     """Orders that are sent and read by a group, and the ``uses`` that are named: ``jobs``, ``ledger``, and those of
     :mod:`.uses`. Until ``stopping``; then :meth:`read_back`, and :meth:`verdict`."""
 
-    def __init__(self, cluster: SimulatedCluster, uses: Sequence[str] = ("jobs", "ledger")) -> None:
+    def __init__(self, cluster: SimulatedCluster, uses: Sequence[str] = USUAL) -> None:
         self.cluster = cluster
         self.random = cluster.world.random.__class__(cluster.world.random.getrandbits(64))
         self.orders = History()
         self.members = self.orders.reading("group")
         self.stopping = False
+        self.pace = self.random.choice((1.0, 2.0, 4.0))
         self.sent_jobs: set[int] = set()
         self.got_jobs: set[int] = set()
         self.done_jobs: dict[tuple[int, int], float] = {}  # when they were known to be
@@ -76,9 +77,12 @@ class Clients:
             roles += [("sender", self._send_jobs), ("worker1", self._work), ("worker2", self._work)]
         if "ledger" in uses:
             roles.append(("bank", self._transact))
+        self._topics: UsedTopics = {
+            topic: {"queues": QUEUES} for topic in ("orders", *USUAL) if topic in ("orders", *uses)
+        }
         hosts = (f"10.0.1.{number}" for number in count(1))
         for name, role in roles:
-            self._start(name, next(hosts), role, _TOPICS)
+            self._start(name, next(hosts), role, self._topics)
         for use in self.uses:
             for name, role in use.roles():
                 self._start(name, next(hosts), role, use.topics)
@@ -113,6 +117,10 @@ class Clients:
             except LsmqError:
                 await asyncio.sleep(0.2)
 
+    async def pause(self, least_s: float, most_s: float) -> None:
+        """Between one thing and the next: in some runs everybody is busy, in others nobody."""
+        await asyncio.sleep(self.pace * self.random.uniform(least_s, most_s))
+
     def number(self) -> int:
         """A new one, of everything that is sent."""
         self._numbers += 1
@@ -145,7 +153,7 @@ class Clients:
                     else:
                         self.acknowledged += 1
                         self.orders.acknowledged([sent.queue], [sent.offset], [key], [number])
-                await asyncio.sleep(self.random.uniform(0.01, 0.15))
+                await self.pause(0.01, 0.15)
 
     async def _consume(self, client: Client) -> None:
         me = int(self.cluster.world.scheduler.process.name[-1])
@@ -167,7 +175,7 @@ class Clients:
                         if self.random.random() < 0.03:
                             break
                         if self.random.random() < 0.3:
-                            await asyncio.sleep(self.random.uniform(0, 0.3))
+                            await self.pause(0, 0.3)
             except LsmqError as error:
                 self.cluster.note(f"member {me}: {error.code}")
                 await asyncio.sleep(0.05)
@@ -182,12 +190,15 @@ class Clients:
                     self.sent_jobs.add(number)
                 except LsmqError:
                     pass
-                await asyncio.sleep(self.random.uniform(0.01, 0.2))
+                await self.pause(0.01, 0.2)
 
     def _crew(self, client: Client, visibility_ms: int) -> _Work:
         world = self.cluster.world
         more: dict[str, Any] = {"visibility_ms": visibility_ms, "wait_ms": 300, "order": "key"}
         return _Work(client, "jobs", "crew", now=lambda: world.now, **more)
+
+    async def _configure(self, work: WorkQueue) -> None:
+        await work.configure(order="key", max_deliveries=1_000)
 
     def _came(self, work: _Work, task: Task) -> tuple[int, int]:
         place, number = (task.message.queue, task.message.offset), int(task.text())
@@ -213,7 +224,7 @@ class Clients:
         while not self.stopping:
             work = self._crew(client, visibility_ms=1_000)
             try:
-                await work.configure(order="key", max_deliveries=1_000)
+                await self._configure(work)
                 while not self.stopping:
                     for task in await work.poll(4, timeout_ms=500):
                         place = self._came(work, task)
@@ -261,7 +272,7 @@ class Clients:
                             self.outcomes[number] = "rolled back"
                         except LsmqError as error:
                             self.cluster.note(f"transaction {number}: {error.code}")
-                        await asyncio.sleep(self.random.uniform(0.02, 0.2))
+                        await self.pause(0.02, 0.2)
             except LsmqError as error:
                 self.cluster.note(f"bank: {error.code}")
                 await asyncio.sleep(0.05)
@@ -278,8 +289,10 @@ class Clients:
                 [text_of(message.key)],
                 [int(message.text().split()[0])],
             )
-        await self._look_at_ledger(client)
-        await self._drain_jobs(client)
+        if "ledger" in self._topics:
+            await self._look_at_ledger(client)
+        if "jobs" in self._topics:
+            await self._drain_jobs(client)
         for use in self.uses:
             await use.read_back(client)
 
@@ -305,6 +318,7 @@ class Clients:
     async def _drain_jobs(self, client: Client) -> None:
         work = self._crew(client, visibility_ms=30_000)
         try:
+            await self._configure(work)  # Nobody may have come to it.
             for _ in range(400):
                 if self.sent_jobs <= self.got_jobs:
                     return

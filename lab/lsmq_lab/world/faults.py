@@ -90,7 +90,7 @@ def drawn(chance: Random, nodes: int, begin_s: float, end_s: float, *, membershi
 
 
 class Weather:
-    """Brings a plan over a cluster."""
+    """Brings a plan over a cluster, whose times count from now."""
 
     def __init__(self, cluster: SimulatedCluster, plan: list[Fault]) -> None:
         self.cluster, self.plan = cluster, plan
@@ -103,7 +103,7 @@ class Weather:
         self._drained: set[str] = set()
         self._grown = 0
         for fault in plan:
-            cluster.world.scheduler.call_at(fault.at_s, lambda fault=fault: self._befall(fault))  # type: ignore[misc]
+            cluster.world.scheduler.call_later(fault.at_s, lambda fault=fault: self._befall(fault))  # type: ignore[misc]
 
     def _befall(self, fault: Fault) -> None:
         if self.over:

@@ -22,7 +22,7 @@ from lsmq import Client
 
 from .aimed import SCENES
 from .checks import Checks, compare_stores
-from .clients import Clients
+from .clients import USUAL, Clients
 from .faults import Fault, Weather, drawn, smaller
 from .machine import World, world
 from .protocol import Protocol
@@ -31,12 +31,10 @@ from .scheduler import Deadlock, Overtime
 from .simulated_cluster import SimulatedCluster
 from .uses import USES
 
-BEGIN_S = 0.8
-TROUBLE_S = 4.0  # longer for who asks for it, before the first seed is played
+BEGIN_S = 0.3
+TROUBLE_S = 3.0  # longer, or shorter, for who asks for it, before the first seed is played
 #: Compacted topics are looked through, and what is too much goes, within seconds.
 _SETTINGS = {"retention_interval_ms": 500}
-#: What the clients of a run do beside orders where nothing else is said.
-USUAL = ("jobs", "ledger")
 _HEAL_LIMIT_S = 60.0
 _CPU_A_SECOND_S = 15
 _SCENE_LIMIT_S = 200.0
@@ -77,6 +75,11 @@ def plan_of(seed: int) -> list[Fault]:
 def moves_members(seed: int) -> bool:
     """Whether a fourth node joins in a seed, and replicas move."""
     return Random(f"members {seed}").random() < 0.25
+
+
+def is_early(seed: int) -> bool:
+    """Whether clients and weather are there in a seed before the cluster is founded."""
+    return Random(f"early {seed}").random() < 0.15
 
 
 def uses_of(seed: int) -> tuple[str, ...]:
@@ -127,9 +130,14 @@ def _play(cluster: SimulatedCluster, report: SeedReport) -> None:
     made = cluster.world
     for node in cluster.founders:
         node.start()
-    checks, clients = Checks(cluster), Clients(cluster, report.uses)
-    weather = Weather(cluster, report.plan)
-    made.scheduler.run(lambda: made.now >= TROUBLE_S or bool(cluster.problems), limit_s=TROUBLE_S + 1)
+    checks = Checks(cluster)
+    # Who asks while there is nothing yet asks again and again: half of all that a run would do.
+    if not is_early(report.seed) and not _until(made, cluster.whole, _HEAL_LIMIT_S):
+        cluster.problems.append(f"not founded after {_HEAL_LIMIT_S:.0f} s: {_state(cluster)}")
+        return
+    clients, weather = Clients(cluster, report.uses), Weather(cluster, report.plan)
+    end = made.now + TROUBLE_S
+    made.scheduler.run(lambda: made.now >= end or bool(cluster.problems), limit_s=TROUBLE_S + 1)
     if cluster.problems:
         return
     weather.mend()
@@ -148,8 +156,9 @@ def _play(cluster: SimulatedCluster, report: SeedReport) -> None:
 
     if not cluster.problems:
         made.run_async(read_back, process=reader, limit_s=120.0)
-        _until(made, cluster.whole, 10.0)
         _until(made, lambda: False, 0.3)
+        if not _until(made, cluster.settled, _HEAL_LIMIT_S):
+            cluster.problems.append(f"replicas do not come to the same in {_HEAL_LIMIT_S:.0f} s: {_state(cluster)}")
         checks.end()
         cluster.problems += clients.verdict()
         expiring = [topic for use in clients.uses if use.expires for topic in use.topics]

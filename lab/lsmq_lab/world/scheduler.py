@@ -183,9 +183,13 @@ class Scheduler:
     def step_aside(self) -> None:
         """Let whoever can run go first, perhaps."""
         fiber = self.current
-        if fiber is not None:
-            self.runnable.append(fiber)
-            self._leave(fiber)
+        if fiber is None:
+            return
+        if not self.runnable and not (self._timers and self._timers[0][0] <= self.now):
+            self._step()  # Nobody can.
+            return
+        self.runnable.append(fiber)
+        self._leave(fiber)
 
     def preempt(self) -> None:
         """A thread may lose its turn here."""
@@ -243,14 +247,17 @@ class Scheduler:
             if process.paused:
                 process._held.append(fiber)
                 continue
-            self.now += _STEP_S
-            self.steps += 1
+            self._step()
             if self.now > end:
                 raise Overtime(f"not done after {limit_s:.0f} s")
             self.current = fiber
             fiber.greenlet.switch()
             self.current = None
             asyncio._set_running_loop(None)
+
+    def _step(self) -> None:
+        self.now += _STEP_S
+        self.steps += 1
 
     def _next_timer(self) -> None:
         moment, _, what, turn = heapq.heappop(self._timers)

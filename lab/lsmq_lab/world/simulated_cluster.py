@@ -148,13 +148,13 @@ class SimulatedNode:
             self.backup = self.disk.copy()
 
     def lose_tail(self) -> None:
-        """Of each shard's log what was synced last, as if the disk had only said that it was."""
+        """Of each shard's log what was synced last and no table has, as if the disk had only said that it was."""
         self.cluster.on_disk_change(self, False)
-        ends = {replica.shard: replica.end_lsn for node, replica in self.cluster.replicas() if node is self}
+        ends = {replica.shard: _log_behind_tables(replica) for node, replica in self.cluster.replicas() if node is self}
         self.cut_power()
         size = self.cluster.segment_bytes
-        for shard, end in ends.items():
-            begin = max(end - self.cluster.world.random.randint(1, 20_000), end - end % size)
+        for shard, (flushed, end) in ends.items():
+            begin = max(flushed, end - self.cluster.world.random.randint(1, 20_000), end - end % size)
             self.disk.erase(f"{self.disk.root}/data/shard-{shard}/wal/{segment_name(end - end % size)}", begin % size)
 
     def _tell_of_death(self) -> None:
@@ -279,6 +279,19 @@ class SimulatedCluster:
             for shard in state.shards.values()
         )
 
+    def settled(self) -> bool:
+        """Whether it is whole, and all replicas in sync have applied the same."""
+        state, applied = self.state(), dict[int, set[tuple[int, int]]]()
+        if state is None or not self.whole():
+            return False
+        for node, replica in self.replicas():
+            if node.id in state.shards[replica.shard].in_sync_nodes:
+                if replica.stopped or replica.store is None:
+                    return False
+                lsns = replica.high_watermark, replica.store.replica.committed_lsn
+                applied.setdefault(replica.shard, {lsns[::-1]}).add(lsns)
+        return all(len(lsns) == 1 for lsns in applied.values())
+
     def state(self) -> ClusterState | None:
         """What nodes agree on, as far as one that runs knows it."""
         states = [node.broker.topology.control.state for node in self.nodes if node.broker is not None]  # type: ignore[attr-defined]
@@ -330,6 +343,10 @@ class SimulatedCluster:
             if method in ("exception", "critical") or (isinstance(error, BaseException) and not _passes(error)):
                 self.problems.append(f"logged {event.get('event')}: {said} {_told(error)}")
         raise structlog.DropEvent
+
+
+def _log_behind_tables(replica: Replica) -> tuple[int, int]:
+    return replica.store._tables.manifest.flushed_lsn, replica.end_lsn
 
 
 class _Told(logging.Handler):

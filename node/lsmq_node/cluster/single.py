@@ -19,7 +19,8 @@ from lsmq_node.broker.catalog import NodeCatalog
 from lsmq_node.broker.layout import OpenShards, add_shards, open_shards
 from lsmq_node.broker.peers import NoPeers, Peers
 from lsmq_node.broker.topology import Ack, AdmitTopic, CheckGrowth, CheckOptions, CheckSpread, KeysAtSpread, Leadership
-from lsmq_node.config import MAX_SHARDS_OF_ONE, NodeConfig
+from lsmq_node.choices import MAX_SHARDS_OF_ONE
+from lsmq_node.config import NodeConfig
 from lsmq_node.disks import NodeDisks
 from lsmq_node.storage import Appended, Committed, ShardStore, StoredTopic, TopicOptions
 

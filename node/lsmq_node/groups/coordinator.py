@@ -51,7 +51,7 @@ class ShardGroups(ShardMachine):
     def __init__(self, service: GroupService, port: ShardPort) -> None:
         super().__init__(service, port)
         self.groups: dict[str, CoordinatedGroup] = {}
-        self._active: set[str] = set()  # those that have members, or something to store: the others cost nothing
+        self._active: dict[str, None] = {}  # those that have members, or something to store: the others cost nothing
         self._committing: set[str] = set()  # groups with offsets here
         self._max_groups = service.broker.config.max_groups
         self._made = Made(service.broker.allowances, Limited.GROUPS)
@@ -73,7 +73,7 @@ class ShardGroups(ShardMachine):
             name = key.removeprefix(KEY_PREFIX)
             group = self.groups[name] = CoordinatedGroup(name, GenerationPlan.decode(body, key), _first_version(), now)
             if group.members:
-                self._active.add(name)
+                self._active[name] = None
             if at % _LOAD_AT_ONCE == _LOAD_AT_ONCE - 1:
                 await asyncio.sleep(0)
         for key, body in self.store.documents(FENCE_PREFIX):
@@ -215,7 +215,7 @@ class ShardGroups(ShardMachine):
         for name in list(self._active):
             group = self.groups.get(name)
             if group is None or not (group.members or group.dirty or group.staged):
-                self._active.discard(name)
+                self._active.pop(name, None)
                 continue
             gone = group.expire(now)
             if gone:
@@ -263,7 +263,7 @@ class ShardGroups(ShardMachine):
     def _store(self, name: str, group: CoordinatedGroup) -> None:
         """Put the next plan in line, if something has happened and no other is on its way."""
         if group.members or group.dirty:
-            self._active.add(name)
+            self._active[name] = None
         if not group.dirty or group.staged is not None or self.groups.get(name) is not group:
             return
         try:

@@ -136,7 +136,7 @@ class Holdings:
                 if topic is not None and (wrong := subtract(held, topic.shares.get(member, NONE))):
                     self._in_the_way.setdefault(name, {})[member] = wrong
                     touched.add(name)
-        for name in touched:
+        for name in sorted(touched):
             self._blocked[name] = union(*self._in_the_way[name].values())
 
     def wanted(self, member: str, topic: str, share: RangePairs) -> tuple[RangePairs, RangePairs]:

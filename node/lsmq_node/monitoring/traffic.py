@@ -94,7 +94,7 @@ class TopicTraffic:
                 sums.messages += flow.messages
                 sums.size_bytes += flow.size_bytes
         read = self._broker.reads.flow.take()
-        touched = {topic: (written.get(topic, Flow()), read.get(topic, Flow())) for topic in {*written, *read}}
+        touched = {topic: (written.get(topic, Flow()), read.get(topic, Flow())) for topic in written | read}
         if passed_s > 0:  # Else it is the first count.
             self._lately = touched, passed_s
         messages = {topic: each.messages + other.messages for topic, (each, other) in touched.items()}

@@ -133,7 +133,7 @@ class StreamMerge(Generic[S]):
     def forget(self, first: int, end: int) -> None:
         """Nothing of the queues ``[first, end)`` is passed on or acknowledged any more: it comes again."""
         gone = [queue for queue in self._sender if first <= queue < end]
-        for name in {self._sender.pop(queue) for queue in gone}:
+        for name in dict.fromkeys(self._sender.pop(queue) for queue in gone):
             source = self._sources[name]
             source.held = deque(message for message in source.held if not first <= message.queue < end)
             source.held_bytes = sum(message.size for message in source.held)

@@ -107,7 +107,7 @@ class Relay(HeldStream):
 
     def gained(self) -> None:
         assert self._streams is not None
-        links = set(self._streams.links.values())
+        links = dict.fromkeys(self._streams.links.values())
         for link in self._merge.sources:
             if link not in links:
                 self._merge.end(link)

@@ -197,7 +197,7 @@ class Leader:
         if not state.due("propose") and repeated:
             return
         if not repeated:
-            for member in view.in_sync - desired - {state.member}:
+            for member in sorted(view.in_sync - desired - {state.member}):
                 peer = self._peers.get(member.node)
                 # A member of another incarnation than the node now has is gone, not late.
                 if peer is not None and peer.incarnation in (UNCLAIMED, member.incarnation):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -40,7 +39,7 @@ class Compacted(Use):
                     self._last[key] = None if gone else number
                 except LsmqError:
                     self._unknown.setdefault(key, set()).add(None if gone else number)
-                await asyncio.sleep(self.random.uniform(0.0, 0.04))
+                await self.load.pause(0.0, 0.04)
 
     async def read_back(self, client: Client) -> None:
         ends = await client.offsets("table")

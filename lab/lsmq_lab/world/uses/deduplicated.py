@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
@@ -36,7 +35,7 @@ class Deduplicated(Use):
                 place = self._places.setdefault(id, (sent.queue, sent.offset))
                 if place != (sent.queue, sent.offset):
                     self.wrong(f"id {id} was acknowledged at {place}, then at {(sent.queue, sent.offset)}")
-                await asyncio.sleep(self.random.uniform(0.01, 0.15))
+                await self.load.pause(0.01, 0.15)
 
     async def read_back(self, client: Client) -> None:
         counts = Counter[int]()

@@ -43,7 +43,7 @@ class Delayed(Use):
                     pending.append((number, sent.id))
                 if pending and self.random.random() < 0.3:
                     await self._change(delayed, *pending.pop(self.random.randrange(len(pending))))
-                await asyncio.sleep(self.random.uniform(0.01, 0.15))
+                await self.load.pause(0.01, 0.15)
 
     async def _change(self, delayed: DelayedMessages, number: int, id: str) -> None:
         if self.random.random() < 0.5:

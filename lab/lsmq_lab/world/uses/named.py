@@ -49,7 +49,7 @@ class Named(Use):
                         known.kept.append(number)
                     except LsmqError:
                         pass
-                await asyncio.sleep(self.random.uniform(0.01, 0.12))
+                await self.load.pause(0.01, 0.12)
 
     async def _delete(self, client: Client, name: str, known: _Name) -> None:
         former, known.kept = known.kept, []

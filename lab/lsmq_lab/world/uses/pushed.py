@@ -44,7 +44,7 @@ class Pushed(Use):
                     self._sent[number] = tag
                 except LsmqError:
                     pass
-                await asyncio.sleep(self.random.uniform(0.01, 0.1))
+                await self.load.pause(0.01, 0.1)
 
     async def _listen(self, client: Client, group: str, tag: str | None) -> None:
         while not self.load.stopping:

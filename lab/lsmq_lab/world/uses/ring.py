@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -12,6 +11,7 @@ from lsmq.errors import LsmqError, OffsetOutOfRange
 from .use import DEADLINE_MS, Use, UsedTopics, UseRole, all_of
 
 _QUEUES, _KEPT = 2, 30
+_AT_ONCE = 5
 
 
 class Ring(Use):
@@ -30,14 +30,16 @@ class Ring(Use):
     async def _send(self, client: Client) -> None:
         async with Producer(client, "ring", deadline_ms=DEADLINE_MS) as producer:
             while not self.load.stopping:
-                number, queue = self.load.number(), self.random.randrange(_QUEUES)
+                numbers, queue = [self.load.number() for _ in range(_AT_ONCE)], self.random.randrange(_QUEUES)
                 try:
-                    sent = await producer.send_and_wait(str(number), queue=queue)
-                    self._places[queue, sent.offset] = number
-                    self._ends[queue] = max(self._ends[queue], sent.offset + 1)
+                    receipts = [await producer.send(str(number), queue=queue) for number in numbers]
+                    for number, receipt in zip(numbers, receipts, strict=True):
+                        sent = await receipt
+                        self._places[queue, sent.offset] = number
+                        self._ends[queue] = max(self._ends[queue], sent.offset + 1)
                 except LsmqError:
                     pass
-                await asyncio.sleep(self.random.uniform(0.0, 0.03))
+                await self.load.pause(0.0, 0.12)
 
     async def _trim(self, client: Client) -> None:
         while not self.load.stopping:
@@ -51,19 +53,19 @@ class Ring(Use):
                 self.wrong(f"queue {queue} ends before {before}, which was acknowledged")
             except LsmqError:
                 pass
-            await asyncio.sleep(self.random.uniform(0.1, 0.5))
+            await self.load.pause(0.1, 0.5)
 
     async def _look(self, client: Client) -> None:
         while not self.load.stopping:
             floor = list(self._trimmed)
             try:
-                async with Consumer(client, "ring", wait_ms=100) as consumer:
+                async with Consumer(client, "ring", wait_ms=100, read_from="leader") as consumer:
                     for message in await consumer.poll(20, timeout_ms=300):
                         if message.offset < floor[message.queue]:
                             self.wrong(f"{message.queue, message.offset} is shown after a trim to {floor}")
             except LsmqError:
                 pass
-            await asyncio.sleep(self.random.uniform(0.05, 0.3))
+            await self.load.pause(0.05, 0.3)
 
     async def read_back(self, client: Client) -> None:
         ends = await client.offsets("ring")

@@ -36,7 +36,7 @@ class ShortLived(Use):
                         self._lasting.add(number)
                 except LsmqError:
                     pass
-                await asyncio.sleep(self.random.uniform(0.01, 0.15))
+                await self.load.pause(0.01, 0.15)
 
     async def _read(self, client: Client) -> None:
         """Whoever reads along is given what lives."""

@@ -29,6 +29,9 @@ class Urgent(Use):
     def _crew(self, client: Client, visibility_ms: int) -> WorkQueue:
         return WorkQueue(client, "urgent", "helpers", visibility_ms=visibility_ms, wait_ms=300, order="priority")
 
+    async def _configure(self, work: WorkQueue) -> None:
+        await work.configure(order="priority", max_deliveries=1_000)
+
     async def _send(self, client: Client) -> None:
         async with Producer(client, "urgent", deadline_ms=DEADLINE_MS) as producer:
             while not self.load.stopping:
@@ -38,19 +41,19 @@ class Urgent(Use):
                     self._sent[number] = first, second
                 except LsmqError:
                     pass
-                await asyncio.sleep(self.random.uniform(0.01, 0.1))
+                await self.load.pause(0.01, 0.1)
 
     async def _work(self, client: Client) -> None:
         while not self.load.stopping:
             work = self._crew(client, 1_000)
             try:
-                await work.configure(order="priority", max_deliveries=1_000)
+                await self._configure(work)
                 while not self.load.stopping:
                     for task in await work.poll(1, timeout_ms=500):
                         self._come.add(int(task.text()))
                         with suppress(ReceiptExpired):
                             await (task.ack() if self.random.random() < 0.6 else task.nack(delay_ms=_AGAIN_MS))
-                    await asyncio.sleep(self.random.uniform(0.05, 0.3))
+                    await self.load.pause(0.05, 0.3)
             except LsmqError:
                 await asyncio.sleep(0.05)
             finally:
@@ -59,6 +62,7 @@ class Urgent(Use):
     async def read_back(self, client: Client) -> None:
         await asyncio.sleep(1.2)  # What somebody has in his hands is given back.
         work = self._crew(client, 60_000)
+        await self._configure(work)  # Nobody may have come to it.
         order: dict[int, tuple[int, int]] = {}  # One that comes again, from another leader, has had its place.
         try:
             for _ in range(len(self._sent) + 20):

@@ -23,6 +23,9 @@ class UseRunner(Protocol):
     random: Random
     stopping: bool
 
+    async def pause(self, least_s: float, most_s: float) -> None:
+        """Let some time go by, drawn between the two."""
+
     def number(self) -> int:
         """A new one, of everything that is sent."""
 
