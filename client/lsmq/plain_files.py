@@ -1,0 +1,18 @@
+"""Files that a program reads again while it runs, such as tokens, keys and certificates: files, and nothing that waits."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+
+def plain_stat(path: Path) -> os.stat_result:
+    """What there is to know of a regular file. Raises ``OSError``, for a pipe or a device too: who opens one may wait
+    for ever, and what it gave once it does not give again."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        kind = "directory" if stat.S_ISDIR(found.st_mode) else "pipe, a socket or a device"
+        raise OSError(errno.EINVAL, f"it is a {kind}, and must be a file", str(path))
+    return found
