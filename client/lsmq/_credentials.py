@@ -76,7 +76,10 @@ def _read(file: Path) -> str:
                 )
             text = opened.read(_MOST_BYTES).decode()
     except OSError as error:
-        raise InvalidRequest(f"{file}: the token cannot be read: {error.strerror}", file=str(file)) from error
+        raise InvalidRequest(
+            f"{file}: the token cannot be read: {error.strerror}; {TOKEN_VARIABLE} takes one that is in no file",
+            file=str(file),
+        ) from error
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{file}: this is no token: it is not text", file=str(file)) from error
     return _checked(text.strip(), str(file))

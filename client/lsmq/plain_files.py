@@ -13,6 +13,5 @@ def plain_stat(path: Path) -> os.stat_result:
     for ever, and what it gave once it does not give again."""
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
-        kind = "directory" if stat.S_ISDIR(found.st_mode) else "pipe, a socket or a device"
-        raise OSError(errno.EINVAL, f"it is a {kind}, and must be a file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     return found

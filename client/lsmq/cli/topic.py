@@ -45,6 +45,9 @@ _ALTERABLE: tuple[Callable[[Command], Command], ...] = (
     ),
     click.option("--retention-bytes", type=SIZE, help="Keep at most this much of the topic, such as 10GiB."),
     click.option("--ack", type=click.Choice(["quorum", "leader"]), help="When a write counts as stored."),
+    click.option(
+        "--flush", type=click.Choice(["sync", "async"]), help="When a replica has it: on its disk, or written."
+    ),
     click.option("--max-message-bytes", type=SIZE, help="Refuse larger messages, such as 64KiB."),
     click.option(
         "--cleanup", type=click.Choice(["delete", "compact"]), help="compact: keep the last message of each key."
@@ -67,6 +70,7 @@ _ALTERABLE: tuple[Callable[[Command], Command], ...] = (
     click.option("--max-messages", type=_COUNT, help="Hold at most so many messages; see --overflow."),
     click.option("--max-bytes", type=SIZE, help="Hold at most so much, such as 10GiB; see --overflow."),
     click.option("--queue-max-messages", type=_COUNT, help="Hold at most so many in each queue; see --overflow."),
+    click.option("--queue-max-bytes", type=SIZE, help="Hold at most so much in each queue; see --overflow."),
     click.option("--overflow", type=_OVERFLOW, help="What gives way at those limits."),
     click.option("--on-disk-full", type=_ON_DISK_FULL, help="The same on a disk that is nearly full."),
     click.option("--ttl", "ttl_ms", type=DURATION, help="Deliver messages for so long after they are stored, as 1h."),

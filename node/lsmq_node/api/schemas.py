@@ -22,6 +22,11 @@ ACK: Schema = {
     "description": "When to answer: once the in-sync set has the message, or once the leader has it. "
     "With one node both mean: committed as the flush mode promises.",
 }
+FLUSH: Schema = {
+    "enum": ["sync", "async"],
+    "description": "When a replica counts as having the message: once it is on its disk, or once it is written, and on "
+    "the disk within `flush_interval_ms`. Where neither request nor topic says so, the node's `flush_mode` does.",
+}
 TIME_MS: Schema = integer(0, 2**63 - 1)
 
 
@@ -50,12 +55,11 @@ TOPIC_OPTIONS: dict[str, Any] = {
     "retention_messages": integer(1, 2**63 - 1, "Of each queue the newest so many are kept; null: all.", null=True),
     "max_messages": integer(1, 2**63 - 1, "The topic holds no more messages, see `overflow`; null: any.", null=True),
     "max_bytes": integer(1, 2**63 - 1, "The topic holds no more bytes, see `overflow`; null: any.", null=True),
-    "queue_max_messages": integer(
-        1, 2**63 - 1, "No queue holds more messages, see `overflow`; null: any number.", null=True
-    ),
+    "queue_max_messages": integer(1, 2**63 - 1, "No queue holds more messages, see `overflow`; null: any.", null=True),
+    "queue_max_bytes": integer(1, 2**63 - 1, "No queue holds more bytes, see `overflow`; null: any.", null=True),
     "overflow": {
         "enum": ["refuse", "drop_oldest", "drop_newest", "drop_lowest_priority", "drop_nearest_deadline"],
-        "description": "At `max_messages`, `max_bytes` or `queue_max_messages`: refuse new messages (507 "
+        "description": "At these limits of a topic and of its queues: refuse new messages (507 "
         "`quota_exceeded`), drop the oldest, or take new ones and drop them; at `queue_max_messages` alone also those "
         "of the lowest priority, or those that expire next.",
     },
@@ -65,6 +69,11 @@ TOPIC_OPTIONS: dict[str, Any] = {
     },
     "delete_consumed": flag("Messages go once all groups of the topic have committed them.", null=True),
     "ack": {**ACK, "description": "What an acknowledgement of this topic means when a request does not say."},
+    "flush": {
+        "enum": ["sync", "async", None],
+        "description": "When a replica counts as having a message of this topic, when a request does not say; null: as "
+        "each node's `flush_mode` says.",
+    },
     "max_message_bytes": integer(1, 2**31 - 1, "Largest message of this topic; null: the node's limit.", null=True),
     "key_queues": integer(
         1, 2**31 - 1, "Keys go to so many queues, the first, for ever: that is strict order. null: to all.", null=True
@@ -395,6 +404,7 @@ SEND: Schema = object_of(
     {
         "messages": list_of(MESSAGE_TO_SEND, minItems=1, maxItems=Limit("max_messages_per_request")),
         "ack": ACK,
+        "flush": FLUSH,
         "producer": PRODUCER,
     },
     required=("messages",),

@@ -76,7 +76,7 @@ function voters(nodes) {
 
 function votes(node, found) {
   if (node.id === found.voter_change?.new && !node.voter) return "will";
-  return node.voter ? (node.id === found.control_leader ? "yes, leads" : "yes") : "";
+  return node.voter ? (node.id === found.control_leader ? "yes, leads" : "yes") : "no";
 }
 
 const condition = (node) => (node.state !== "draining" || node.replicas ? node.state : node.only_votes ? "only votes" : "drained");
