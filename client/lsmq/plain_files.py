@@ -1,4 +1,4 @@
-"""Files that a program reads again while it runs, such as tokens, keys and certificates: files, and nothing that waits."""
+"""Files that are read again while a program runs, as tokens, keys and certificates are: none that is waited for."""
 
 from __future__ import annotations
 

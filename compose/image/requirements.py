@@ -1,5 +1,5 @@
-"""Print what pyproject.toml, read from the working directory, asks for: the package's needs and those of the extras that
-are named, without what these name of the package's own.
+"""Print what pyproject.toml, read from the working directory, asks for: the package's needs and those of the extras,
+but for what these name of its own extras.
 
 With ``--build`` what builds the wheel instead, and what of its needs comes as source alone. Needs Python 3.11 and
 nothing else.

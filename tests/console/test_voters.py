@@ -56,7 +56,8 @@ async def test_a_change_of_voters_is_begun_watched_and_called_off(cluster: Local
 
     await comes_true(heard, "n4 is heard")
     shown = [cluster.directory / "tls" / f"{node.id}.crt" for node in cluster.plan.nodes if cluster.plan.tls]
-    row = "[...document.querySelectorAll('[aria-label=Nodes] tbody tr')].find((each) => each.cells[0].textContent === {!r})"
+    rows = "[...document.querySelectorAll('[aria-label=Nodes] tbody tr')]"
+    row = rows + ".find((each) => each.cells[0].textContent === {!r})"
     async with browser(EXECUTABLE, tmp_path / "profile", believes=shown) as tabs:
         page = await tabs.open(f"{url}/console#/cluster")
         await shows(page, f"{row.format('n1')}?.cells[6].textContent.startsWith('yes')", "n1 votes")
