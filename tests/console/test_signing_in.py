@@ -120,7 +120,7 @@ async def test_a_tenant_sees_what_is_its_own_and_is_told_what_is_not(
         await shows(page, f"{TEXT}.includes('for those who may describe the cluster')", "figures are not for him")
         assert not await page.evaluate("document.querySelector('main [role=alert]')")
         for list in ("topics", "groups"):
-            await page.evaluate(f'document.querySelector(\'main a[href="#/{list}"], nav a[href="#/{list}"]\').click()')
+            await page.evaluate(f"location.hash = '#/{list}'")
             await shows(page, f"{TEXT}.includes('shop.orders')", "his own are listed")
             assert not await page.evaluate(f"{TEXT}.includes('bank')")
         await page.evaluate("location.hash = '#/topics/shop.orders/0'")
