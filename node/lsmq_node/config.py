@@ -79,12 +79,13 @@ class NodeConfig(BackupConfig):
 
     flush_mode: FlushMode = setting(
         FlushMode.SYNC,
-        "`sync`: acknowledge after fdatasync. `async`: after write(2).",
+        "`sync`: acknowledge after fdatasync. `async`: after write(2). A [topic or a request](replication.md#what-an-"
+        "acknowledgement-means) may say otherwise.",
         hazard="With `async` a power cut loses what was acknowledged last.",
     )
     flush_interval_ms: int = setting(
         100,
-        "With `async`, the longest time between two fdatasyncs.",
+        "With `async`, be it of the node, a topic or a request, the longest time between two fdatasyncs.",
         range=(1, 60_000),
         hazard="So much may be lost to a power cut.",
     )

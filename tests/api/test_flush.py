@@ -42,8 +42,10 @@ def send_with_a_group(node: NodeProcess, topic: str, queue: int | str, flush: An
             lsmq.Client(node.url) as client,
             lsmq.GroupProducer(client, topic, "g", flush=flush, linger_ms=0) as producer,
         ):
-            for number in range(SENT):
-                await producer.send_and_wait(str(number), queue=queue)
+            last = producer.last_acknowledged(queue=queue)
+            first = 0 if last is None else last + 1
+            for position in range(first, first + SENT):
+                await (await producer.send(str(position - first), position=position, queue=queue))
 
     asyncio.run(send())
 

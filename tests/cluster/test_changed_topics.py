@@ -180,9 +180,8 @@ def test_a_queue_holds_no_more_bytes_under_the_next_leader(cluster: LocalCluster
     urls = [f"{node.url}/v1/topics/bytes" for node in cluster.plan.nodes]
     assert ask(urls[0], "PUT", {"queues": 3, "queue_max_bytes": 4_000})[0] == 201
 
-    def refused() -> dict[str, Any] | None:
-        """Sends one more, and what it says where there is no room."""
-        leader = shard(cluster, 0)["leader"]
+    def refused(leader: str | None) -> dict[str, Any] | None:
+        """Sends one more to it, and what it says where there is no room."""
         if leader is None:
             return None
         message = {"messages": [{"queue": 0, "body": "x" * 900}]}
@@ -190,18 +189,21 @@ def test_a_queue_holds_no_more_bytes_under_the_next_leader(cluster: LocalCluster
         assert status != 507 or answer["error"]["option"] == "queue_max_bytes"
         return answer["error"] if status == 507 else None
 
-    eventually(refused, "the queue is full")
+    eventually(lambda: refused(shard(cluster, 0)["leader"]), "the queue is full")
     assert bounds(cluster, "bytes", 0) == (0, 4)
     leader = shard(cluster, 0)["leader"]
     cluster.kill(leader)
-    successor(cluster, 0, leader)
+    following = successor(cluster, 0, leader)
+
+    def stored() -> int:
+        status, found = ask(f"{url_of(cluster, following)}/v1/topics/bytes/queues/0")
+        return int(found["latest"]) if status == 200 else 1 << 40
 
     def full() -> bool:
-        error = refused()
-        return error is not None and error["held"] >= 900 * bounds(cluster, "bytes", 0)[1]
+        error = refused(following)
+        return error is not None and error["held"] >= 900 * stored()
 
     eventually(full, "the next leader knows what is there once it has looked")
-    stored = bounds(cluster, "bytes", 0)[1]
-    assert 4 <= stored <= 8, "until then it may take as much again"
+    assert 4 <= stored() <= 8, "until then it may take as much again"
     cluster.start(leader)
     settled(cluster)
