@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
@@ -67,8 +68,15 @@ class Credentials:
 
 def _read(file: Path) -> str:
     try:
-        with file.open("rb") as opened:
-            if (mode := os.fstat(opened.fileno()).st_mode & 0o777) & 0o077:
+        with open(file, "rb", opener=_at_once) as opened:
+            found = os.fstat(opened.fileno()).st_mode
+            if not stat.S_ISREG(found):
+                raise InvalidRequest(
+                    f"{file}: a token is read from a regular file, again whenever it is refused, and this is none; "
+                    f"{TOKEN_VARIABLE} takes what a command prints",
+                    file=str(file),
+                )
+            if (mode := stat.S_IMODE(found)) & 0o077:
                 raise InvalidRequest(
                     f"{file}: others may read or write the token (its mode is {mode:03o}); chmod 600 it", file=str(file)
                 )
@@ -78,6 +86,11 @@ def _read(file: Path) -> str:
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{file}: this is no token: it is not text", file=str(file)) from error
     return _checked(text.strip(), str(file))
+
+
+def _at_once(path: str, flags: int) -> int:
+    """A pipe that nobody writes to holds up nobody who opens it so."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _checked(token: str, where: str) -> str:

@@ -46,6 +46,8 @@ MessageParts = tuple[Body, Key | None, str | None, int | str | None, Extras | No
 
 def parts_of(body: Body, options: MessageOptions) -> MessageParts:
     """A message as it is added to a batch. Raises ``InvalidRequest`` for extras that no record can hold."""
+    if len(options) == 1 and "queue" in options:
+        return body, None, None, options["queue"], None
     key, tag, queue = options.get("key"), options.get("tag"), options.get("queue")
     if len(options) > (key is not None) + (tag is not None) + (queue is not None):
         return _with_extras(body, **options)

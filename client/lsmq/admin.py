@@ -70,7 +70,8 @@ class VoterChange:
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
     """A cluster at one ``version`` of its agreed state. ``name`` is None for a node of its own. While
-    ``moves_paused`` no replica is added anywhere. ``voter_change`` is None while nobody takes anybody's vote."""
+    ``moves_paused`` no replica is added anywhere. ``voter_change`` is None while nobody takes anybody's vote.
+    ``home_shards`` are those it was made with; None: a release that knows of no others says nothing."""
 
     name: str | None
     version: int
@@ -79,6 +80,7 @@ class ClusterInfo:
     shards: tuple[ShardInfo, ...]
     moves_paused: bool = False
     voter_change: VoterChange | None = None
+    home_shards: int | None = None
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> ClusterInfo:
@@ -116,7 +118,8 @@ class ClusterInfo:
         agreed = fields["cluster"], fields["version"], fields["control_leader"]
         change = fields.get("voter_change")
         taking = None if change is None else VoterChange(change["old"], change["new"], change["step"])
-        return cls(*agreed, nodes, shards, fields.get("moves_paused", False), taking)
+        paused, home_shards = fields.get("moves_paused", False), fields.get("home_shards")
+        return cls(*agreed, nodes, shards, paused, taking, home_shards)
 
     def replicas_on(self, node: str) -> list[ShardInfo]:
         """The shards that have a replica on the node."""
@@ -168,6 +171,14 @@ class Plan:
         return cls(fields["version"], fields["paused"], moves, fields["more"], tuple(fields["moving"]), away)
 
 
+@dataclass(frozen=True, slots=True)
+class NewShard:
+    """A shard that there would be; the first of its ``replicas`` leads first."""
+
+    id: int
+    replicas: tuple[str, ...]
+
+
 class ClusterAdmin:
     """Commands for a cluster, through any of its nodes.
 
@@ -185,6 +196,19 @@ class ClusterAdmin:
     async def plan(self) -> Plan:
         """What the cluster is about to move by itself, made by the leader of its control plane now."""
         return Plan.from_dict(await self._client.ask("GET", "/v1/cluster/plan"))
+
+    async def plan_growth(self, shards: int) -> list[NewShard]:
+        """The shards that would be new if there were ``shards`` in all, and where they would lie now."""
+        found = await self._client.ask("GET", f"/v1/cluster/growth?shards={shards}")
+        return [NewShard(shard["id"], tuple(shard["replicas"])) for shard in found["shards"]]
+
+    async def grow_shards(self, shards: int) -> None:
+        """Have ``shards`` in all, in a cluster or a node of its own; nothing happens where there are.
+
+        Topics lie where they did until :meth:`.Client.spread_topic`, new ones on all shards. Refused while a node is
+        gone or runs a release that knows nothing of it; shards never get fewer.
+        """
+        await self._client.ask("PUT", "/v1/cluster/shards", {"shards": shards})
 
     async def pause_moves(self) -> None:
         """Add no replica anywhere until :meth:`resume_moves`, whoever asked for it; what is being filled is."""

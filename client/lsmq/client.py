@@ -45,7 +45,7 @@ from lsmq.errors import (
 from lsmq.filters import MessageFilter
 from lsmq.messages import FoundMessages, Key, due_of_id
 from lsmq.record_batch import Message, parse_message_id
-from lsmq.topics import Ack, Offsets, OnDiskFull, Overflow, Route, Topic, TopicChanges, TopicUsage
+from lsmq.topics import Ack, Flush, Offsets, OnDiskFull, Overflow, Route, Topic, TopicChanges, TopicUsage
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -168,6 +168,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
         ack: Ack | None = None,
+        flush: Flush | None = None,
         max_message_bytes: int | None = None,
         dedupe_window_ms: int | Literal["forever"] | None = None,
         order: Literal["ordinary", "strict"] | None = None,
@@ -178,6 +179,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         max_messages: int | None = None,
         max_bytes: int | None = None,
         queue_max_messages: int | None = None,
+        queue_max_bytes: int | None = None,
         overflow: Overflow | None = None,
         on_disk_full: OnDiskFull | None = None,
         delete_consumed: bool | None = None,
@@ -189,6 +191,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
 
         With ``queues="named"`` it has a queue for each name that is used, and those need not be made before; with
         ``forget_empty_ms`` names are forgotten that had no message to be read for so long.
+        With ``flush="async"`` its messages are acknowledged before they are on the disk (``docs/replication.md``).
         With ``ttl_ms`` its messages are delivered for so long, or for their own time to live if that is less; with
         ``expired_to`` they go to that topic then, and with ``dropped_to`` what ``overflow`` drops. With
         ``order="strict"`` a key stays in its queue even when the topic grows. With ``cleanup="compact"`` of each key
@@ -200,6 +203,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
             "retention_ms": retention_ms,
             "retention_bytes": retention_bytes,
             "ack": ack,
+            "flush": flush,
             "max_message_bytes": max_message_bytes,
             "dedupe_window_ms": dedupe_window_ms or None,
             "order": order,
@@ -210,6 +214,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
             "max_messages": max_messages,
             "max_bytes": max_bytes,
             "queue_max_messages": queue_max_messages,
+            "queue_max_bytes": queue_max_bytes,
             "overflow": overflow,
             "on_disk_full": on_disk_full,
             "delete_consumed": delete_consumed,
@@ -231,6 +236,16 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         """
         path = f"{topic_path(name)}/queues"
         answer, _ = await self._router.ask_any("PUT", path, value={"queues": queues}, deadline=self._deadline())
+        return self._router.table.learn_topic(Topic.from_dict(answer.value()))
+
+    async def spread_topic(self, name: str, *, keys: Literal["stay", "move"] = "stay") -> Topic:
+        """Have a topic use shards that came after it: with new queues there, durably; those there are stay as they are.
+
+        ``keys`` stay in their queues, for ever, as in a topic of strict order, or move to others, as when it grows.
+        Nothing happens where it uses all. Raises ``UnknownTopic``, and ``InvalidRequest`` for named queues.
+        """
+        path = f"{topic_path(name)}/spread"
+        answer, _ = await self._router.ask_any("POST", path, value={"keys": keys}, deadline=self._deadline())
         return self._router.table.learn_topic(Topic.from_dict(answer.value()))
 
     async def alter_topic(self, name: str, **changes: Unpack[TopicChanges]) -> Topic:

@@ -16,6 +16,9 @@ DEFAULT_MAX_MESSAGE_BYTES = 1 << 20
 Ack = Literal["quorum", "leader"]
 """When a write counts as stored: on the disk of every replica in sync, or of the leader alone."""
 
+Flush = Literal["sync", "async"]
+"""When a replica counts as having it: once it is on its disk, or once it is written, and on the disk a moment later."""
+
 
 Overflow = Literal["refuse", "drop_oldest", "drop_newest", "drop_lowest_priority", "drop_nearest_deadline"]
 OnDiskFull = Literal["refuse", "drop_oldest"]
@@ -28,12 +31,14 @@ class TopicChanges(TypedDict, total=False):
     retention_ms: int | None
     retention_bytes: int | None
     ack: Ack | None
+    flush: Flush | None
     max_message_bytes: int | None
     dedupe_window_ms: int | Literal["forever"] | None
     retention_messages: int | None
     max_messages: int | None
     max_bytes: int | None
     queue_max_messages: int | None
+    queue_max_bytes: int | None
     overflow: Overflow | None
     on_disk_full: OnDiskFull | None
     delete_consumed: bool | None
@@ -203,7 +208,7 @@ def most_at_once(topic: Topic, messages: int, size_bytes: int) -> tuple[int, int
     options = topic.options
     limits = [topic.max_batch_bytes]
     if options.get("overflow", "refuse") == "refuse":
-        limits.append(options.get("max_bytes"))
+        limits += [options.get("max_bytes"), options.get("queue_max_bytes")]
         messages = min(messages, *(options.get(name) or messages for name in ("max_messages", "queue_max_messages")))
     return messages, min(size_bytes, *(limit or size_bytes for limit in limits))
 

@@ -34,6 +34,7 @@ from .command_fields import (
     text,
     with_entry,
 )
+from .growth import GROW_SHARDS, grow_shards
 from .lives import UNCLAIMED, InSyncMember
 from .pieces import Pieces
 from .placement import places_of
@@ -61,11 +62,14 @@ from .state import (
     Shard,
     TopicRecord,
     grown_ranges,
+    leveled_ranges,
 )
 
 MAX_BATCH = 1_024
 #: Which of a topic's options counts how often they were altered.
 REVISION = "revision"
+#: Which of a topic's options says among how many queues, the first, that of a key is chosen.
+KEY_QUEUES = "key_queues"
 #: Options that nobody asks for: of two who ask for a topic with the same others both get it.
 _NOT_ASKED_FOR = frozenset((REVISION, "made_by"))
 
@@ -221,7 +225,7 @@ def _create_topic(state: ClusterState, command: Command) -> Change:
         queues,
         MappingProxyType(options),
         number(command["created_ms"], "created_ms", 0, 1 << 62),
-        grown_ranges((), queues, state.settings.shards),
+        grown_ranges((), queues, len(state.shards)),
     )
     changed = replace(state, topics=with_entry(state.topics, name, topic), next_topic_id=topic.id + 1)
     return changed, {"topic_id": topic.id, "created": True}
@@ -254,11 +258,38 @@ def _grow_topic(state: ClusterState, command: Command) -> Change:
         raise Refused("invalid_command", f"topic {topic.name!r} has named queues; there is no number to grow")
     if queues <= topic.queues:
         raise Refused("invalid_command", f"topic {topic.name!r} has {topic.queues} queues; it can only grow")
-    ranges = grown_ranges(topic.ranges, queues, state.settings.shards)
+    ranges = grown_ranges(topic.ranges, queues, len(state.shards))
     if len(ranges) > MAX_RANGES:
         raise Refused("limit_reached", f"topic {topic.name!r} would lie in more than {MAX_RANGES} ranges")
     grown = replace(topic, queues=queues, ranges=ranges)
     return replace(state, topics=with_entry(state.topics, topic.name, grown)), {"topic_id": topic.id}
+
+
+def _spread_topic(state: ClusterState, command: Command) -> Change:
+    """``name``, ``expected_queues``, ``expected_shards``, ``keys``: more queues, on shards that hold fewer.
+
+    ``keys``: ``stay`` has the queue of a key chosen for ever among those there were, ``move`` among all.
+    Optional ``expected_topics_version`` as for ``create_topic``.
+    """
+    topic = known_topic(state, command)
+    _check_topics_version(state, command)
+    if (topic.queues, len(state.shards)) != (command["expected_queues"], command["expected_shards"]):
+        raise Refused("stale", f"topic {topic.name!r} has {topic.queues} queues now", queues=topic.queues)
+    if topic.named:
+        raise Refused("invalid_command", f"topic {topic.name!r} has named queues, which stay on their shards")
+    if command["keys"] not in ("stay", "move"):
+        raise Refused("invalid_command", f"keys stay or move; {command['keys']!r} they cannot")
+    ranges = leveled_ranges(topic.ranges, len(state.shards))
+    if ranges == topic.ranges:
+        return state, {"topic_id": topic.id}
+    queues = number(ranges[-1].end, "queues", 1, MAX_QUEUES)
+    if len(ranges) > MAX_RANGES:
+        raise Refused("limit_reached", f"topic {topic.name!r} would lie in more than {MAX_RANGES} ranges")
+    options = dict(topic.options)
+    if command["keys"] == "stay" and not options.get(KEY_QUEUES):
+        options |= {KEY_QUEUES: topic.queues, REVISION: options.get(REVISION, 0) + 1}
+    spread = replace(topic, queues=queues, ranges=ranges, options=MappingProxyType(options))
+    return replace(state, topics=with_entry(state.topics, topic.name, spread)), {"topic_id": topic.id}
 
 
 def _alter_topic(state: ClusterState, command: Command) -> Change:
@@ -351,6 +382,7 @@ _OPERATIONS: dict[Any, Callable[[ClusterState, Command], Change]] = {
     "create_topic": _create_topic,
     "delete_topic": _delete_topic,
     "grow_topic": _grow_topic,
+    "spread_topic": _spread_topic,
     "alter_topic": _alter_topic,
     "elect": shard_commands.elect,
     "transfer_leader": shard_commands.transfer_leader,
@@ -359,6 +391,7 @@ _OPERATIONS: dict[Any, Callable[[ClusterState, Command], Change]] = {
     "set_replicas": shard_commands.set_replicas,
     "set_target": shard_commands.set_target,
     "cancel_target": shard_commands.cancel_target,
+    GROW_SHARDS: grow_shards,
     "unpin": shard_commands.unpin,
     "pause_moves": _pause_moves,
     "resume_moves": _resume_moves,

@@ -364,7 +364,20 @@ class ControlClient:
         planned: dict[str, Any] = await self._ask_leader("plan", None if overseer is None else own, _QUESTION_S)
         return planned
 
-    async def _ask_leader(self, what: str, own: Callable[[float], Awaitable[Any]] | None, try_s: float) -> Any:
+    async def growth(self, shards: int) -> dict[str, Any]:
+        """Where new shards would lie, see :meth:`.Overseer.growth`. Raises ``InvalidRequest``, ``NoControlLeader``."""
+        overseer = self._overseer
+
+        async def own(timeout: float) -> dict[str, Any]:
+            assert overseer is not None, "asked of a voter only"
+            return overseer.growth(shards)
+
+        query = f"?shards={shards}"
+        return dict(await self._ask_leader("growth", None if overseer is None else own, _QUESTION_S, query))
+
+    async def _ask_leader(
+        self, what: str, own: Callable[[float], Awaitable[Any]] | None, try_s: float, query: str = ""
+    ) -> Any:
         """Ask whoever leads the control plane; ``own`` is how this node answers, where it is a voter."""
         deadline = runtime.monotonic() + _QUESTION_S
         target, refusal = self.leader, LsmqError("no voter was asked")
@@ -373,9 +386,11 @@ class ControlClient:
             try:
                 if own is not None and voter == self.node:
                     return await own(min(left, try_s))
-                path = f"/internal/control/{what}"
+                path = f"/internal/control/{what}{query}"
                 answer = await self._http.call(self._url(voter), "GET", path, None, min(left, try_s))
                 return answer[what]
+            except InvalidRequest:
+                raise
             except LsmqError as error:
                 refusal, target = error, error.details.get("leader")
             await asyncio.sleep(_PAUSE_S)

@@ -7,6 +7,7 @@
 - ``POST /internal/control/heartbeat`` and ``/internal/control/ask_election``: what nodes report; only to the leader.
 - ``GET /internal/control/version``: a version that holds all that was committed before; only from the leader.
 - ``GET /internal/control/plan``: what the cluster is about to move by itself; only from the leader.
+- ``GET /internal/control/growth?shards=N``: where new shards would lie; likewise.
 
 - ``POST /death``: a node's process has ended (:mod:`~.death`); to any voter.
 
@@ -55,6 +56,7 @@ def control_routes(raft: RaftControl, overseer: Overseer, secret: ClusterSecret)
         web.post("/internal/control/ask_election", _answering(handlers.ask_election)),
         web.get("/internal/control/version", _answering(handlers.version)),
         web.get("/internal/control/plan", _answering(handlers.plan)),
+        web.get("/internal/control/growth", _answering(handlers.growth)),
         web.post(death.PATH, _answering(handlers.died)),
     ]
 
@@ -174,6 +176,9 @@ class _Handlers:
 
     async def plan(self, request: web.Request) -> dict[str, Any]:
         return {"plan": self._overseer.plan()}
+
+    async def growth(self, request: web.Request) -> dict[str, Any]:
+        return {"growth": self._overseer.growth(int(request.query["shards"]))}
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

@@ -30,6 +30,7 @@ class NodeHeartbeat:
         problems: What is wrong with it, in words.
         sizes: Bytes that each of its replicas takes, by shard; told now and then, None in between.
         raft: ``host:port`` at which it would be reached if it voted; None: of a release that takes no voter's place.
+        grows: Whether it is of a release that knows of shards that came after the founding.
     """
 
     node: str
@@ -41,6 +42,7 @@ class NodeHeartbeat:
     problems: tuple[str, ...] = ()
     sizes: Mapping[int, int] | None = None
     raft: str | None = None
+    grows: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -53,6 +55,7 @@ class NodeHeartbeat:
             "problems": list(self.problems),
             "sizes": self.sizes,
             "raft": self.raft,
+            "grows": self.grows,
         }
 
     @classmethod
@@ -70,6 +73,7 @@ class NodeHeartbeat:
             told(fields["problems"]),
             None if sizes is None else {int(id): int(size) for id, size in sizes.items()},
             None if raft is None else str(raft),
+            bool(fields.get("grows", False)),
         )
 
 

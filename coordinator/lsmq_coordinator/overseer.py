@@ -22,6 +22,7 @@ from .election import ReplicaProgress, choose_candidate, leader_counts, may_lead
 from .election_pace import ElectionPace
 from .errors import NoControlLeader, NodeRuns, NotControlLeader
 from .full_disks import FullDisks, FullTiming
+from .growth import GROW_SHARDS, growth_plan, shown_plan
 from .heartbeats import HeartbeatAnswer, NodeHeartbeat, Told
 from .leaderless import LeaderlessShards
 from .liveness import FailureDetector, LivenessTiming
@@ -79,6 +80,8 @@ class Overseer:
         self._reports: dict[str, Mapping[int, ReplicaProgress]] = {}
         #: Where each node would be reached if it voted.
         self._raft_addresses: dict[str, str] = {}
+        #: Nodes heard whose release knows of shards that came after the founding.
+        self._growing: set[str] = set()
         #: Shards whose epochs up to the one given cannot be led.
         self._asked: dict[int, int] = {}
         self._pace = ElectionPace()
@@ -125,6 +128,8 @@ class Overseer:
             self._told.heard(beat)
             if beat.raft is not None:
                 self._raft_addresses[node] = beat.raft
+            (self._growing.add if beat.grows else self._growing.discard)(node)
+        agreed = agreed and (beat.grows or not self._raft.state.has_grown)
         alive = agreed and self._detector.heartbeat(node, now, well=beat.well)
         if alive and beat.progress is not None:
             self._reports[node] = dict(beat.progress)
@@ -163,6 +168,8 @@ class Overseer:
             return self._changing_voters(command)
         if command.get("op") == "set_voters":
             raise InvalidRequest(f"who votes is changed by {REPLACE}")
+        if command.get("op") == GROW_SHARDS:
+            self._check_all_grow()
         if command.get("op") == "register_start":
             self._hear_first(command)
         if command.get("op") != "register_node":
@@ -269,6 +276,25 @@ class Overseer:
         self._require_leader()
         return self._balancer.shown(self._raft.state, self._detector, self._full.unfit, self._clock())
 
+    def growth(self, shards: int) -> dict[str, Any]:
+        """Where the replicas of new shards would lie, if there are to be ``shards``. Raises when not the leader,
+        ``InvalidRequest`` where there cannot be so many, or a node may be of a release that knows nothing of them."""
+        self._check_all_grow()
+        return shown_plan(self._raft.state, growth_plan(self._raft.state, shards, self._detector.heard))
+
+    def _check_all_grow(self) -> None:
+        self._require_leader()
+        self._detector.set_nodes(_members(self._raft.state), self._clock())
+        unknown = sorted(set(_members(self._raft.state)) - self._growing)
+        if unheard := [node for node in unknown if node in self._detector.alive - self._detector.heard]:
+            raise NoControlLeader(f"the control plane has a new leader, which has not heard {', '.join(unheard)} yet")
+        if unknown:
+            raise InvalidRequest(
+                f"{', '.join(unknown)} may run a release that knows nothing of shards that come later: upgrade and "
+                "start all nodes, or remove those that are gone for good, and then grow",
+                reason="old_release",
+            )
+
     def _require_leader(self) -> None:
         raft = self._raft
         if not raft.is_leader:
@@ -300,7 +326,7 @@ class Overseer:
         if term != self._term:
             self._term = term
             self._reports, self._asked, self._told = {}, {}, Told()
-            self._raft_addresses = {}
+            self._raft_addresses, self._growing = {}, set()
             self._deaf, self._full = DeafLeaders(self._timing.deaf), FullDisks(self._timing.full)
             self._balancer = Balancer(self._timing.balance)
             self._pace, self._leaderless, self._witness = ElectionPace(), LeaderlessShards(), Witness()

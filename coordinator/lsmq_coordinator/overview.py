@@ -58,6 +58,7 @@ def overview(
         "cluster": state.settings.cluster,
         "version": state.version,
         "control_leader": control_leader,
+        "home_shards": state.settings.shards,
         "moves_paused": state.moves_paused,
         "voter_change": _change(state.membership),
         "nodes": [node_entry(state.nodes[id]) for id in sorted(state.nodes)],

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from .commands import apply
+from .growth import GROW_SHARDS, growth_plan
 from .journal import OS_DISK, Journal, JournalDisk, JournalFailed
 from .lives import InSyncMember
 from .pieces import Pieces
@@ -46,12 +47,20 @@ def restored_state(
 ) -> ClusterState:
     """The state of a cluster founded by the ``bootstrap`` command ``founding``, whose replicas hold ``shards`` already.
 
+    There may be more shards than it is founded with: these came later, where the backup is of.
+
     ``identity``: a digest of what is restored, and to what. The same from the same, on all nodes. Raises ``ValueError``
     for a founding that cannot be.
     """
     founded, result = apply(EMPTY, {**founding, "request_id": "restored"})
     if not result["ok"]:
         raise ValueError(result["message"])
+    there = len(founded.shards)
+    if len(shards) > there:
+        planned = growth_plan(founded, len(shards), founded.nodes.keys())
+        command = {"op": GROW_SHARDS, "expected_shards": there, "replicas": planned, "request_id": "grown"}
+        founded, result = apply(founded, command)
+        assert result["ok"], result["message"]
     holding = {}
     for id, shard in founded.shards.items():
         restored = shards[id]

@@ -47,7 +47,9 @@ MAX_RIGHTS_BYTES = 1024 * 1024
 MAX_REVIVALS = 8
 
 
-_FORMAT = 3
+_FORMAT = 4
+#: Until shards come that the cluster was not founded with, which earlier releases know nothing of.
+_FORMAT_AS_FOUNDED = 3
 
 
 class NodeState(StrEnum):
@@ -235,7 +237,7 @@ class TopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """What a cluster was founded with. ``shards`` is fixed; a topic's queues are spread over all of them.
+    """What a cluster was founded with. Groups are coordinated in these ``shards``; there may be more by now.
 
     ``segment_bytes`` says where the segments of every shard's log end. Replicas hold the same bytes at the same places,
     so it is one for all of them, also for those that are made later.
@@ -290,6 +292,11 @@ class ClusterState:
     def bootstrapped(self) -> bool:
         return self.version > 0
 
+    @property
+    def has_grown(self) -> bool:
+        """Whether there are shards that it was not founded with."""
+        return len(self.shards) > self.settings.shards
+
     def active_nodes(self) -> list[str]:
         """Ids of the nodes that may be given replicas, sorted."""
         return sorted(node.id for node in self.nodes.values() if node.state is NodeState.ACTIVE)
@@ -304,7 +311,7 @@ class ClusterState:
         Topics are most of it and change least: without them, :meth:`decode` must be given them.
         """
         content = {
-            "format": _FORMAT,
+            "format": _FORMAT if self.has_grown else _FORMAT_AS_FOUNDED,
             "version": self.version,
             "settings": self.settings.to_dict(),
             "nodes": {id: self.nodes[id].to_dict() for id in sorted(self.nodes)},
@@ -329,8 +336,10 @@ class ClusterState:
     def decode(cls, packed: bytes, topics: MappingProxyType[str, TopicRecord] | None = None) -> ClusterState:
         """The inverse of :meth:`encode`. Raises ``ValueError`` for another format, or when topics are missing."""
         content = msgpack.unpackb(packed, strict_map_key=False)
-        if content["format"] != _FORMAT:
-            raise ValueError(f"the cluster state has format {content['format']}; this version reads {_FORMAT}")
+        if content["format"] not in (_FORMAT_AS_FOUNDED, _FORMAT):
+            raise ValueError(
+                f"the cluster state has format {content['format']}; this release reads {_FORMAT_AS_FOUNDED}, {_FORMAT}"
+            )
         if content["topics"] is not None:
             topics = MappingProxyType(
                 {name: TopicRecord.from_dict(name, entry) for name, entry in content["topics"].items()}
@@ -438,8 +447,27 @@ def spread_queues(first: int, end: int, shards: int) -> tuple[QueueRange, ...]:
 
 def grown_ranges(ranges: tuple[QueueRange, ...], queues: int, shards: int) -> tuple[QueueRange, ...]:
     """``ranges`` with more queues at the end; what lies on one shard side by side becomes one range."""
+    return _merged((*ranges, *spread_queues(ranges[-1].end if ranges else 0, queues, shards)))
+
+
+def leveled_ranges(ranges: tuple[QueueRange, ...], shards: int) -> tuple[QueueRange, ...]:
+    """``ranges`` with more queues at the end, for shards that hold fewer than those do, on average, that hold any."""
+    held = dict.fromkeys(range(shards), 0)
+    for run in ranges:
+        held[run.shard] += run.end - run.first
+    end = ranges[-1].end
+    wanted = end // sum(count > 0 for count in held.values())
+    added = []
+    for shard, count in held.items():
+        if count < wanted:
+            added.append(QueueRange(end, end + wanted - count, shard))
+            end = added[-1].end
+    return _merged((*ranges, *added))
+
+
+def _merged(runs: tuple[QueueRange, ...]) -> tuple[QueueRange, ...]:
     merged: list[QueueRange] = []
-    for run in (*ranges, *spread_queues(ranges[-1].end if ranges else 0, queues, shards)):
+    for run in runs:
         if merged and merged[-1].shard == run.shard:
             merged[-1] = QueueRange(merged[-1].first, run.end, run.shard)
         else:

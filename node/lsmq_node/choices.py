@@ -1,8 +1,11 @@
-"""Settings that are one of a few words. What they mean stands in :mod:`lsmq_node.config`."""
+"""Settings that are one of a few words, and a limit. What they mean stands in :mod:`lsmq_node.config`."""
 
 from __future__ import annotations
 
 from enum import Enum
+
+#: Shards of a node that is in no cluster.
+MAX_SHARDS_OF_ONE = 256
 
 
 class LogFormat(Enum):

@@ -78,7 +78,8 @@ class ClusterConfig:
     )
     shards: int = setting(
         3,
-        "Shards of the cluster. Each has a log, a leader and replicas of its own. Fixed at founding.",
+        "Shards that the cluster is founded with. Each has a log, a leader and replicas of its own. Fixed at founding; "
+        "`lsmq shard grow` adds to them.",
         range=(1, 256),
         hazard="Fewer than nodes leave nodes without a leader's work; many divide the group commit of one disk.",
     )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lsmq_node.backup_config import BackupConfig
-from lsmq_node.choices import Auth, CertificateName, Compression, Forward, LogFormat
+from lsmq_node.choices import MAX_SHARDS_OF_ONE, Auth, CertificateName, Compression, Forward, LogFormat
 from lsmq_node.client_port_config import check_naming, is_loopback
 from lsmq_node.cluster_config import ENVIRONMENT_PREFIX as CLUSTER_PREFIX
 from lsmq_node.cluster_config import ClusterConfig
@@ -71,19 +71,21 @@ class NodeConfig(BackupConfig):
     )
     shards: int = setting(
         1,
-        "Shards of a node that is in no cluster. Fixed once the data directory exists.",
-        range=(1, 256),
+        "Shards that a node that is in no cluster is made with. Fixed once the data directory exists; `lsmq shard "
+        "grow` adds to them.",
+        range=(1, MAX_SHARDS_OF_ONE),
         hazard="Each costs `memtable_bytes` and `cache_bytes`.",
     )
 
     flush_mode: FlushMode = setting(
         FlushMode.SYNC,
-        "`sync`: acknowledge after fdatasync. `async`: after write(2).",
+        "`sync`: acknowledge after fdatasync. `async`: after write(2). A [topic or a request](replication.md#what-an-"
+        "acknowledgement-means) may say otherwise.",
         hazard="With `async` a power cut loses what was acknowledged last.",
     )
     flush_interval_ms: int = setting(
         100,
-        "With `async`, the longest time between two fdatasyncs.",
+        "With `async`, be it of the node, a topic or a request, the longest time between two fdatasyncs.",
         range=(1, 60_000),
         hazard="So much may be lost to a power cut.",
     )

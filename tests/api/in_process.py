@@ -54,7 +54,7 @@ def with_node(
         config = NodeConfig(data=tmp_path, slow_write_delay_ms=1, **settings)
         waiters = WaiterTable(config.max_waiters)
         parts = Parts()
-        broker = Broker(config, SingleNode([store], waiters.wake, parts), waiters, parts)
+        broker = Broker(config, SingleNode(config, [store], waiters.wake, parts), waiters, parts)
         async with serving(Node(broker)) as client:
             await client.put("/v1/topics/t", json={"queues": 2})
             await test(client, broker)

@@ -33,7 +33,7 @@ def test_a_change_holds_in_all_shards_and_after_a_restart(tmp_path: Path) -> Non
 
 def test_what_a_crash_left_undone_is_done_at_the_next_start(tmp_path: Path) -> None:
     stores = open_shards(config(tmp_path))
-    NodeCatalog(stores).create("t", 7, TopicOptions())
+    NodeCatalog(stores, len(stores)).create("t", 7, TopicOptions())
     stores[0].alter_topic("t", TopicOptions(retention_ms=5, revision=1))
     for store in stores:
         store.close()
@@ -42,7 +42,7 @@ def test_what_a_crash_left_undone_is_done_at_the_next_start(tmp_path: Path) -> N
         pass
 
     stores = open_shards(config(tmp_path))
-    catalog = NodeCatalog(stores)
+    catalog = NodeCatalog(stores, len(stores))
     catalog.complete()
     assert [store.topic("t").options for store in stores] == [TopicOptions(retention_ms=5, revision=1)] * 3
     assert catalog.alter("t", {"ack": "leader"}, allow).options == TopicOptions(

@@ -117,6 +117,15 @@ def test_what_is_dropped_at_a_limit_is_moved_with_where_it_comes_from(api: Api, 
     assert api.get(f"/v1/topics/{topic}/usage").json()["dropped"]["overflow"] == 3
 
 
+def test_what_is_dropped_at_a_limit_of_bytes_is_moved_as_well(api: Api, topic_name: str) -> None:
+    topic = topic_name
+    api.create(topic, 2, queue_max_bytes=200, overflow="drop_oldest", dropped_to=f"{topic}.over")
+    bodies = [f"{number}" * 90 for number in range(4)]
+    api.send(topic, *({"queue": 1, "body": body} for body in bodies))
+    comes(api, f"{topic}.over", *bodies[:2])
+    assert api.all_bodies(topic, 1) == bodies[2:]
+
+
 def test_a_circle_over_both_options_is_refused_and_dropping_what_is_new_as_well(api: Api, topic_name: str) -> None:
     topic = topic_name
     full = {"queue_max_messages": 2, "overflow": "drop_oldest"}

@@ -237,6 +237,7 @@ def test_every_answer_fits_the_document(
     for name, path in (
         ("getCluster", "/v1/cluster"),
         ("getPlan", "/v1/cluster/plan"),
+        ("getGrowth", "/v1/cluster/growth?shards=3"),
         ("healthz", "/healthz"),
         ("readyz", "/readyz"),
         ("status", "/v1/status"),
@@ -248,6 +249,8 @@ def test_every_answer_fits_the_document(
         ("getBusiest", "/v1/busiest"),
     ):
         fits(name, "GET", path)
+    fits("growShards", "PUT", "/v1/cluster/shards", {"shards": len(api.get("/v1/cluster").json()["shards"])})
+    fits("spreadTopic", "POST", f"{topic}/spread", {"keys": "stay"})
     held = fits("beginSnapshot", "POST", "/v1/shards/0/snapshots", {"holder": topic_name}, 201)
     one = f"/v1/shards/0/snapshots/{held['id']}"
     fits("getSnapshot", "GET", one)

@@ -64,6 +64,24 @@ def test_what_is_over_is_refused_with_words_and_seen(api: Api, topic_name: str) 
     api.send(topic_name, *[{"queue": 0, "body": "c"}] * 5)
 
 
+def test_a_queue_holds_no_more_bytes_than_it_may_by_number_and_by_name(api: Api, topic_name: str) -> None:
+    body = "x" * 400
+    for name, queues, place in ((topic_name, 2, {"queue": 1}), (f"{topic_name}.n", "named", {"queue_name": "a"})):
+        api.create(name, queues, queue_max_bytes=1_000)
+        api.send(name, *[{**place, "body": body}] * 2)
+        refused = api.send(name, {**place, "body": body}, status=507)
+        found = {key: refused.error[key] for key in ("code", "retriable", "option", "limit")}
+        assert found == {"code": "quota_exceeded", "retriable": True, "option": "queue_max_bytes", "limit": 1_000}
+        never = api.send(name, *[{**place, "body": body}] * 3, status=413)
+        assert (never.code, never.error["option"]) == ("request_too_large", "queue_max_bytes")
+        assert api.get(f"/v1/topics/{name}").json()["options"]["queue_max_bytes"] == 1_000
+        api.call("PATCH", f"/v1/topics/{name}", {"overflow": "drop_oldest"})
+        api.send(name, {**place, "body": body})
+        assert api.get(f"/v1/topics/{name}/usage").json()["dropped"]["overflow"] == 1
+        answer = api.call("PATCH", f"/v1/topics/{name}", {"queue_max_bytes": 0}, status=400)
+        assert "queue_max_bytes is 0; the least it may be is 1" in answer.error["message"]
+
+
 def test_what_is_new_is_dropped_and_said_to_be(api: Api, topic_name: str) -> None:
     api.create(topic_name, 2, queue_max_messages=1, overflow="drop_newest")
     results = api.send(topic_name, *({"queue": queue, "body": "x"} for queue in (0, 0, 1))).json()["results"]

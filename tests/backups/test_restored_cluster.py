@@ -284,6 +284,51 @@ def test_a_node_s_backup_becomes_a_cluster_where_one_directory_may_be_lacking_or
     assert held(node, "orders") == expected
 
 
+def test_shards_that_came_later_are_restored_too_and_groups_are_found_where_they_were(
+    clusters: Callable[..., LocalCluster], make_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    made = make_node(shards=2, **SMALL).start()
+    api, groups = Api(made.url), [f"g{number}" for number in range(8)]
+    api.create("old", 4)
+    api.call("PUT", "/v1/cluster/shards", {"shards": 3}, status=200)
+    api.create("names", "named")
+    api.create("orders", QUEUES)
+    api.create("spread", 2)
+    assert api.call("POST", "/v1/topics/spread/spread", {}, status=200).json()["queues"] == 3
+    send(api, "orders", range(20))
+    for topic, queues in (("old", 4), ("spread", 3)):
+        api.send(topic, *({"queue": queue, "body": f"{queue}"} for queue in range(queues)))
+    api.send("names", *({"queue": f"q{number}", "body": f"{number}"} for number in range(32)))
+    members = {group: Member(api, group) for group in groups}
+    left = {group: member.begin(message("old", group, queue=1))["transaction"] for group, member in members.items()}
+    orders, names, options = held(api, "orders"), names_of(api), options_of(api)
+
+    def check_there(api: Api) -> None:
+        assert (held(api, "orders"), names_of(api), options_of(api)) == (orders, names, options)
+        assert [api.all_bodies("old", queue) for queue in range(4)] == [["0"], ["1"], ["2"], ["3"]]
+        assert [api.all_bodies("spread", queue) for queue in range(3)] == [["0"], ["1"], ["2"]]
+        overview = api.get("/v1/cluster").json()
+        assert (overview["home_shards"], len(overview["shards"])) == (2, 3)
+        for group, transaction in left.items():
+            path = f"/v1/producer-groups/{group}/transactions/{transaction}"
+            assert api.get(path).json()["state"] == "open"
+
+    check_there(api)
+    lsmq(made.url, "backup", "create", "--to", tmp_path / "first")
+    lsmq("", "backup", "restore", tmp_path / "first", "--data", tmp_path / "node")
+    check_there(Api(make_node(tmp_path / "node", shards=2, **SMALL).start().url))
+    cluster = clusters("new", shards=2)
+    restore(cluster, tmp_path / "first")
+    cluster.up()
+    check_there(api_of(cluster))
+    lsmq(urls_of(cluster), "backup", "create", "--to", tmp_path / "second")
+    lsmq("", "backup", "restore", tmp_path / "second", "--data", tmp_path / "again")
+    again = make_node(tmp_path / "again", shards=2, **SMALL).start()
+    check_there(Api(again.url))
+    Api(again.url).call("PUT", "/v1/cluster/shards", {"shards": 4}, status=200)
+    assert "nothing is damaged" in lsmq("", "verify", tmp_path / "second")
+
+
 def stopped_voters(cluster: LocalCluster) -> list[str]:
     """Nodes whose voter says that it has agreed on another cluster."""
     return [

@@ -131,6 +131,13 @@ async def test_a_producer_waits_at_a_limit_and_goes_on_when_there_is_room(
         assert (usage.messages, usage.groups, usage.dropped["overflow"]) == (3, (), 0)
 
 
+def test_a_limit_of_the_bytes_of_a_queue_is_set_and_taken_away(run: Run, topic_name: str) -> None:
+    run("topic", "create", topic_name, "--queue-max-bytes", "2KiB")
+    assert "queue_max_bytes=2048" in run("topic", "describe", topic_name).stdout.decode()
+    run("topic", "alter", topic_name, "--unset", "queue-max-bytes")
+    assert "queue_max_bytes" not in run("topic", "describe", topic_name).stdout.decode()
+
+
 def test_a_description_says_what_went_and_why(run: Run, topic_name: str) -> None:
     run("topic", "create", topic_name, "--queue-max-messages", "2", "--overflow", "drop_oldest")
     run("produce", topic_name, stdin=b"a\nb\nc\n")

@@ -27,6 +27,17 @@ async def test_batches_are_no_larger_than_the_topic_may_hold(shared_node: NodePr
             assert (await receipts[6]).offset == 6
 
 
+async def test_batches_are_no_larger_than_a_queue_may_hold_bytes(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client:
+        topic = await client.create_topic(topic_name, queue_max_bytes=4_000)
+        assert topic.options["queue_max_bytes"] == 4_000
+        async with Producer(client, topic_name, linger_ms=1_000, deadline_ms=60_000) as producer:
+            receipts = [producer.send_nowait(b"x" * 900) for _ in range(5)]
+            assert [(await receipt).offset for receipt in receipts[:4]] == list(range(4))
+            await client.trim_topic(topic_name, {0: 1})
+            assert (await receipts[4]).offset == 4
+
+
 @pytest.mark.parametrize("named", [False, True])
 async def test_a_message_that_finds_no_room_is_said_to_be_dropped(
     shared_node: NodeProcess, topic_name: str, named: bool

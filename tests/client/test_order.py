@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lsmq import Client, Consumer, Message, Producer
+from lsmq import Client, ClusterAdmin, Consumer, Message, Producer
 from lsmq.errors import InvalidRequest
 from lsmq.record_batch import key_hash
 from lsmq_lab.history import AnomalyKind, History, Verdict
@@ -34,7 +34,8 @@ MOVED = {AnomalyKind.OUT_OF_ORDER, AnomalyKind.STORED_OUT_OF_ORDER}
 class Flow:
     """Messages of many keys that flow from a producer to the members of a group."""
 
-    def __init__(self, client: Client, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, client: Client, tasks: asyncio.TaskGroup, topic: str = TOPIC) -> None:
+        self.topic = topic
         self.client = client
         self.history = History()
         self.queues: defaultdict[str, set[int]] = defaultdict(set)
@@ -51,7 +52,7 @@ class Flow:
         self._producing = self._tasks.create_task(self._produce())
 
     async def join(self) -> Consumer:
-        consumer = Consumer(self.client, TOPIC, group=TOPIC, session_ms=20_000)
+        consumer = Consumer(self.client, self.topic, group=self.topic, session_ms=20_000)
         await consumer.start()
         self._members.append(consumer)
         self._tasks.create_task(consumer.run(self._handle, concurrency=CONCURRENCY, order="key"))
@@ -60,6 +61,18 @@ class Flow:
     async def go_on(self, count: int = 240) -> None:
         wanted = len(self.handled) + count
         await comes_true(lambda: len(self.handled) >= wanted, f"{wanted} messages are handled", 60)
+
+    async def through(self, queues: range) -> None:
+        """A message more goes through each of these, which no key has chosen."""
+        async with Producer(self.client, self.topic) as producer:
+            for queue in queues:
+                await producer.send_and_wait("0", queue=queue, key=f"of {queue}")
+
+        def found() -> set[int]:
+            return {message.queue for message in self.handled if str(message.key).startswith("of ")}
+
+        await comes_true(lambda: found() == set(queues), "they are handled", 60)
+        self.handled = [message for message in self.handled if not str(message.key).startswith("of ")]
 
     async def end(self) -> Verdict:
         """Handle all, and tell."""
@@ -80,7 +93,7 @@ class Flow:
         return self.history.check()
 
     async def _produce(self) -> None:
-        async with Producer(self.client, TOPIC, linger_ms=1) as producer:
+        async with Producer(self.client, self.topic, linger_ms=1) as producer:
             while not self._stopping:
                 numbers = range(self.sent, self.sent + KEYS)
                 receipts = [await producer.send(f"{number}", key=f"k{number % KEYS}") for number in numbers]
@@ -147,6 +160,20 @@ async def test_strict_order_is_kept_while_the_topic_grows_and_members_come_and_g
     assert {key_hash(key) % QUEUES for key in flow.queues} == {queue for one in flow.queues.values() for queue in one}
 
 
+async def test_order_of_keys_is_kept_while_shards_come_and_the_topic_is_spread(flowing: Callable[..., Any]) -> None:
+    async with flowing() as flow:
+        await flow.go_on()
+        await ClusterAdmin(flow.client).grow_shards(5)
+        await flow.go_on()
+        topic = await flow.client.spread_topic(TOPIC)
+        assert topic.queues == QUEUES + 2 and {route.shard for route in topic.routes} == set(range(5))
+        await flow.go_on()
+        await flow.through(range(QUEUES, topic.queues))
+        verdict = await flow.end()
+    check(verdict, SIDE_BY_SIDE)
+    assert all(len(queues) == 1 for queues in flow.queues.values())
+
+
 async def test_ordinary_order_is_kept_in_each_queue_while_keys_move_to_new_ones(flowing: Callable[..., Any]) -> None:
     async with flowing() as flow:
         await flow.go_on()
@@ -206,6 +233,31 @@ async def test_a_topic_grows_for_good_and_only_grows(make_node: Callable[..., No
         ]
         async with Consumer(client, TOPIC) as consumer:
             assert sorted([(await consumer.poll(1))[0].queue for _ in range(2)]) == [1, 8]
+
+
+@pytest.mark.slow
+async def test_order_of_keys_is_kept_while_a_cluster_gets_shards_and_loses_a_node(cluster: LocalCluster) -> None:
+    urls, topic = [node.url for node in cluster.plan.nodes], "spread-out"
+    async with Client(urls, deadline_ms=60_000) as client, asyncio.TaskGroup() as tasks:
+        await client.create_topic(topic, queues=QUEUES)
+        flow = Flow(client, tasks, topic)
+        await flow.join()
+        flow.begin()
+        await flow.go_on()
+        await ClusterAdmin(client).grow_shards(len(cluster.status().shards) + 2)
+        victim = next(shard.leader for shard in cluster.status().shards if shard.leader is not None)
+        await asyncio.to_thread(cluster.kill, victim)
+        spread = await client.spread_topic(topic)
+        assert spread.queues > QUEUES
+        await flow.go_on()
+        await flow.through(range(QUEUES, spread.queues))
+        await flow.join()
+        await flow.go_on()
+        await asyncio.to_thread(cluster.start, victim)
+        await flow.go_on()
+        verdict = await flow.end()
+        check(verdict, SIDE_BY_SIDE)
+        assert all(len(queues) == 1 for queues in flow.queues.values())
 
 
 @pytest.mark.slow

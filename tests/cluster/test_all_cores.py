@@ -104,6 +104,21 @@ class Writer:
         await comes_true(lambda: len(self.acknowledged) > seen + 5, f"queue {self._queue} is written to")
 
 
+async def test_shards_come_to_the_processes_that_hold_fewest_and_are_there_after_a_restart(node: NodeProcess) -> None:
+    async with Client(node.url, deadline_ms=60_000) as client:
+        await client.create_topic(TOPIC, queues=QUEUES)
+        await ClusterAdmin(client).grow_shards(4)
+        assert [shard.replicas for shard in overview(node).shards] == [("p0",), ("p1",)] * 2
+        spread = await client.spread_topic(TOPIC)
+        assert [(route.first, route.end, route.shard) for route in spread.routes[-2:]] == [(8, 12, 2), (12, 16, 3)]
+        async with Producer(client, TOPIC) as producer:
+            for queue in range(spread.queues):
+                await producer.send_and_wait(f"{queue}", queue=queue)
+    await asyncio.to_thread(node.stop)
+    await asyncio.to_thread(node.restart)
+    assert [stored(node.url, queue) for queue in range(16)] == [[f"{queue}"] for queue in range(16)]
+
+
 def test_any_process_answers_for_the_queues_of_all(node: NodeProcess) -> None:
     nodes = urls(node)
     assert sorted(nodes) == ["control", "p0", "p1"]

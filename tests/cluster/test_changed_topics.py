@@ -173,3 +173,37 @@ def test_limits_are_those_of_all_shards_and_what_went_is_known_to_the_next_leade
 
     eventually(lambda: kept() == ["9", "8", "7", "4", "6"], "those of the lowest priority go")
     assert ask(f"{alive}/usage")[1]["dropped"]["overflow"] == counted + latest - earliest + 3
+
+
+def test_a_queue_holds_no_more_bytes_under_the_next_leader(cluster: LocalCluster) -> None:
+    settled(cluster)
+    urls = [f"{node.url}/v1/topics/bytes" for node in cluster.plan.nodes]
+    assert ask(urls[0], "PUT", {"queues": 3, "queue_max_bytes": 4_000})[0] == 201
+
+    def refused(leader: str | None) -> dict[str, Any] | None:
+        """Sends one more to it, and what it says where there is no room."""
+        if leader is None:
+            return None
+        message = {"messages": [{"queue": 0, "body": "x" * 900}]}
+        status, answer = ask(f"{url_of(cluster, leader)}/v1/topics/bytes/messages", "POST", message)
+        assert status != 507 or answer["error"]["option"] == "queue_max_bytes"
+        return answer["error"] if status == 507 else None
+
+    eventually(lambda: refused(shard(cluster, 0)["leader"]), "the queue is full")
+    assert bounds(cluster, "bytes", 0) == (0, 4)
+    leader = shard(cluster, 0)["leader"]
+    cluster.kill(leader)
+    following = successor(cluster, 0, leader)
+
+    def stored() -> int:
+        status, found = ask(f"{url_of(cluster, following)}/v1/topics/bytes/queues/0")
+        return int(found["latest"]) if status == 200 else 1 << 40
+
+    def full() -> bool:
+        error = refused(following)
+        return error is not None and error["held"] >= 900 * stored()
+
+    eventually(full, "the next leader knows what is there once it has looked")
+    assert 4 <= stored() <= 8, "until then it may take as much again"
+    cluster.start(leader)
+    settled(cluster)

@@ -134,6 +134,40 @@ async def test_no_voter_is_replaced_while_one_of_the_release_before_votes_and_th
         await asyncio.to_thread(cluster.start, "n1")
 
 
+async def test_shards_do_not_come_while_a_node_of_the_release_before_runs(
+    cluster: LocalCluster, release_before: str, start_before: Callable[[str], None]
+) -> None:
+    for node, start in (("n1", cluster.start), ("n2", cluster.start), ("n3", start_before)):
+        await asyncio.to_thread(start, node)
+    await asyncio.to_thread(all_in_sync, cluster)
+    async with Client([cluster.plan.node(node).url for node in ("n1", "n2")], deadline_ms=60_000) as client:
+        admin = ClusterAdmin(client)
+        try:
+            await admin.grow_shards(4)
+            raise AssertionError("n3 would make something else of what follows")
+        except InvalidRequest as error:
+            assert "n3 may run a release" in error.message
+        except LsmqError as error:
+            assert "did not say its growth" in error.message  # It leads the control plane.
+        await asyncio.to_thread(cluster.stop, "n3")
+        await asyncio.to_thread(cluster.start, "n3")
+
+        async def grown() -> bool:
+            try:
+                await admin.grow_shards(4)
+            except LsmqError:
+                return False
+            return True
+
+        await comes_true(grown, "all nodes know of it")
+        await client.create_topic("all", queues=4)
+        await asyncio.to_thread(cluster.stop, "n3")
+        with pytest.raises(Exception, match=r"(?s)n3"):
+            await asyncio.to_thread(start_before, "n3")
+            await asyncio.to_thread(cluster.wait_ready)
+        assert "upgrade lsmq" in cluster.process("n3").log.read_text()
+
+
 def _topics(step: int) -> tuple[str, str, str]:
     return f"names-{step}", f"work-{step}", f"later-{step}"
 

@@ -34,7 +34,7 @@ def opened(data: Path) -> Iterator[tuple[NodeCatalog, list[ShardStore]]]:
         found = [
             stores.enter_context(open_stepped(shard_directory(data, number), options())) for number in range(SHARDS)
         ]
-        catalog = NodeCatalog(found)
+        catalog = NodeCatalog(found, len(found))
         catalog.complete()
         yield catalog, found
 

@@ -18,7 +18,7 @@ _shard = click.argument("number", metavar="SHARD", type=click.IntRange(min=0))
 
 @click.group()
 def shard() -> None:
-    """List the shards of a cluster, move their replicas, hand their leadership over.
+    """List the shards of a cluster, have more of them, move their replicas, hand their leadership over.
 
     A cluster moves replicas by itself: away from nodes that are gone for too long, and to nodes that have fewer. `plan`
     shows what it is about to do, `pause` holds it back.
@@ -86,6 +86,38 @@ async def plan(client: Client, as_json: bool) -> None:
         click.echo("moves are paused: `lsmq shard resume` lets them go on")
     elif not found.moves:
         click.echo("nothing is to be moved")
+
+
+@shard.command()
+@click.argument("shards", metavar="SHARDS", type=click.IntRange(1, 1_024))
+@click.option("--plan", "only_plan", is_flag=True, help="Only show what would be new, and where it would lie.")
+@json_option
+@asks_a_node
+async def grow(client: Client, shards: int, only_plan: bool, as_json: bool) -> None:
+    """Have SHARDS in all, in a cluster or a node of its own, while it runs.
+
+    Nothing moves: topics stay on the shards that they were made on until `lsmq topic spread`, and new topics use all.
+    Shards never get fewer. All nodes have to run, with a release that knows of this.
+
+    \b
+      lsmq shard grow 6 --plan
+      lsmq shard grow 6
+    """
+    admin = ClusterAdmin(client)
+    planned = await admin.plan_growth(shards)
+    if not only_plan:
+        await admin.grow_shards(shards)
+        info = await admin.overview()
+        new = {found.id for found in planned}
+        rows = [[found.id, found.replicas] for found in info.shards if found.id in new]
+    else:
+        rows = [[found.id, found.replicas] for found in planned]
+    if as_json:
+        print_json([{"shard": number, "replicas": replicas} for number, replicas in rows])
+    elif rows:
+        print_table(["shard", "replicas"], [[_text(value) for value in row] for row in rows])
+    else:
+        click.echo(f"there are {shards} shards already")
 
 
 @shard.command()

@@ -1,4 +1,4 @@
-"""``lsmq topic``: create, grow, alter, list, describe, trim and delete topics."""
+"""``lsmq topic``: create, grow, spread, alter, list, describe, trim and delete topics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHOWN_QUEUES = 100
 
 @click.group()
 def topic() -> None:
-    """Create, grow, alter, list, describe, trim and delete topics."""
+    """Create, grow, spread, alter, list, describe, trim and delete topics."""
 
 
 _COUNT = click.IntRange(min=1)
@@ -45,6 +45,9 @@ _ALTERABLE: tuple[Callable[[Command], Command], ...] = (
     ),
     click.option("--retention-bytes", type=SIZE, help="Keep at most this much of the topic, such as 10GiB."),
     click.option("--ack", type=click.Choice(["quorum", "leader"]), help="When a write counts as stored."),
+    click.option(
+        "--flush", type=click.Choice(["sync", "async"]), help="When a replica has it: on its disk, or written."
+    ),
     click.option("--max-message-bytes", type=SIZE, help="Refuse larger messages, such as 64KiB."),
     click.option(
         "--cleanup", type=click.Choice(["delete", "compact"]), help="compact: keep the last message of each key."
@@ -67,6 +70,7 @@ _ALTERABLE: tuple[Callable[[Command], Command], ...] = (
     click.option("--max-messages", type=_COUNT, help="Hold at most so many messages; see --overflow."),
     click.option("--max-bytes", type=SIZE, help="Hold at most so much, such as 10GiB; see --overflow."),
     click.option("--queue-max-messages", type=_COUNT, help="Hold at most so many in each queue; see --overflow."),
+    click.option("--queue-max-bytes", type=SIZE, help="Hold at most so much in each queue; see --overflow."),
     click.option("--overflow", type=_OVERFLOW, help="What gives way at those limits."),
     click.option("--on-disk-full", type=_ON_DISK_FULL, help="The same on a disk that is nearly full."),
     click.option("--ttl", "ttl_ms", type=DURATION, help="Deliver messages for so long after they are stored, as 1h."),
@@ -144,6 +148,33 @@ async def grow(client: Client, name: str, queues: int, as_json: bool) -> None:
       lsmq topic grow orders --queues 8192
     """
     _show_size(await client.grow_topic(name, queues), as_json)
+
+
+@topic.command()
+@click.argument("name", type=TOPIC)
+@click.option(
+    "--keys",
+    type=click.Choice(["stay", "move"]),
+    default="stay",
+    show_default=True,
+    help="stay: keys keep their queues, for ever; move: they go to others, as when it grows.",
+)
+@json_option
+@asks_a_node
+async def spread(client: Client, name: str, keys: Literal["stay", "move"], as_json: bool) -> None:
+    """Have topic NAME use shards that came after it.
+
+    It gets queues on them, as many on each as on those it lies on. No queue moves, and nothing is copied: messages,
+    offsets and groups stay. Messages without a key use the new queues at once.
+
+    \b
+      lsmq shard grow 6
+      lsmq topic spread orders
+    """
+    found = await client.spread_topic(name, keys=keys)
+    _show_size(found, as_json)
+    if not as_json:
+        _show_routes(found, "queues")
 
 
 @topic.command()

@@ -16,6 +16,8 @@ class ClusterAdmin:
 
     overview = blocking(asynchronous.ClusterAdmin.overview)
     plan = blocking(asynchronous.ClusterAdmin.plan)
+    plan_growth = blocking(asynchronous.ClusterAdmin.plan_growth)
+    grow_shards = blocking(asynchronous.ClusterAdmin.grow_shards)
     pause_moves = blocking(asynchronous.ClusterAdmin.pause_moves)
     resume_moves = blocking(asynchronous.ClusterAdmin.resume_moves)
     drain = blocking(asynchronous.ClusterAdmin.drain)

@@ -56,6 +56,7 @@ class Client(BlockingCloseable):
 
     create_topic = blocking(asynchronous.Client.create_topic)
     grow_topic = blocking(asynchronous.Client.grow_topic)
+    spread_topic = blocking(asynchronous.Client.spread_topic)
     alter_topic = blocking(asynchronous.Client.alter_topic)
     topics = blocking(asynchronous.Client.topics)
     topic = blocking(asynchronous.Client.topic)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
 
 from lsmq import Client, ClusterAdmin
-from lsmq.errors import LsmqError
+from lsmq.errors import LsmqError, UnknownTopic
 
 from .disk import UNLIMITED_BYTES
 from .simulated_cluster import SimulatedCluster, SimulatedNode
@@ -102,6 +103,7 @@ class Weather:
         self.destroyed = 0
         self.ordered = 0
         self._drained: set[str] = set()
+        self._grown = 0
         for fault in plan:
             cluster.world.scheduler.call_later(fault.at_s, lambda fault=fault: self._befall(fault))  # type: ignore[misc]
 
@@ -137,9 +139,9 @@ class Weather:
                 node.kill()
             node.start()
         for id in sorted(self._drained):
-            self._order(f"undrain {id}", lambda admin, id=id: admin.undrain(id), tries=100)  # type: ignore[misc]
+            self._order(f"undrain {id}", lambda client, id=id: ClusterAdmin(client).undrain(id), tries=100)  # type: ignore[misc]
 
-    def _order(self, what: str, order: Callable[[ClusterAdmin], Awaitable[None]], *, tries: int = 1) -> None:
+    def _order(self, what: str, order: Callable[[Client], Awaitable[object]], *, tries: int = 1) -> None:
         """An operator asks for something, and goes on though it is refused."""
         world = self.cluster.world
         self.ordered += 1
@@ -149,7 +151,7 @@ class Weather:
             async with Client(self.cluster.urls, deadline_ms=_OPERATOR_DEADLINE_MS) as client:
                 for _ in range(tries):
                     try:
-                        await order(ClusterAdmin(client))
+                        await order(client)
                     except LsmqError as error:
                         self.cluster.note(f"refused: {what}: {error.code}: {error.message}")
                         await asyncio.sleep(0.1)
@@ -175,24 +177,38 @@ class Weather:
         nodes = [each.id for each in self.cluster.nodes if each is not node]
         first = f"n{fault.other}"
         nodes.sort(key=lambda id: id != first)
-        self._order(f"shard {shard} to {nodes}", lambda admin: admin.move(shard, nodes[:3]))
+        self._order(f"shard {shard} to {nodes}", lambda client: ClusterAdmin(client).move(shard, nodes[:3]))
         return None
 
     def _transfer(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         shard = int(fault.at_s * 1e4) % self.cluster.shards
-        self._order(f"shard {shard} is led by {node.id}", lambda admin: admin.transfer(shard, node.id))
+        self._order(f"shard {shard} is led by {node.id}", lambda client: ClusterAdmin(client).transfer(shard, node.id))
         return None
 
     def _drain(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         self._drained.add(node.id)
-        self._order(f"drain {node.id}", lambda admin: admin.drain(node.id))
-        return lambda: self._order(f"undrain {node.id}", lambda admin: admin.undrain(node.id))
+        self._order(f"drain {node.id}", lambda client: ClusterAdmin(client).drain(node.id))
+        return lambda: self._order(f"undrain {node.id}", lambda client: ClusterAdmin(client).undrain(node.id))
 
     def _replace(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         """Another node takes its vote."""
         new = f"n{fault.other}"
         order = f"{new} takes the vote of {node.id}"
-        self._order(order, lambda admin: admin.replace_voter(node.id, new), tries=100)
+        self._order(order, lambda client: ClusterAdmin(client).replace_voter(node.id, new), tries=100)
+        return None
+
+    def _grow(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
+        """There is a shard more, and topics use it whose clients do not count queues, nor rank messages over all."""
+        self._grown += 1
+        shards = self.cluster.shards + self._grown
+
+        async def grow(client: Client) -> None:
+            await ClusterAdmin(client).grow_shards(shards)
+            for topic in ("orders", "jobs", "ledger"):
+                with suppress(UnknownTopic):
+                    await client.spread_topic(topic)
+
+        self._order(f"there are {shards} shards", grow, tries=200)
         return None
 
     def _kill(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:

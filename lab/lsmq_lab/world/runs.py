@@ -184,6 +184,7 @@ def _play(cluster: SimulatedCluster, report: SeedReport) -> None:
         "ordered": weather.ordered,
         "served": checks.serving,
         "leaders": len(checks._leaders),
+        "shards": len(state.shards) if (state := cluster.state()) is not None else 0,
         **{use.name: use.counted for use in clients.uses},
     }
 

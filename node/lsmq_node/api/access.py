@@ -82,6 +82,7 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         # topics
         "createTopic": _needs(topic=_C),
         "growTopic": _needs(topic=_A),
+        "spreadTopic": _needs(topic=_A),
         "alterTopic": _needs(topic=_A),
         "listTopics": Access(lists=ResourceKind.TOPIC),
         "getTopic": _needs(topic=_D),
@@ -154,6 +155,8 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         # the cluster
         "getCluster": _needs(cluster=_D),
         "getPlan": _needs(cluster=_D),
+        "getGrowth": _needs(cluster=_D),
+        "growShards": _needs(cluster=_A),
         "pauseMoves": _needs(cluster=_A),
         "resumeMoves": _needs(cluster=_A),
         "unpinShard": _needs(cluster=_A),

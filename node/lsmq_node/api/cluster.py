@@ -12,7 +12,7 @@ from aiohttp import web
 
 from lsmq import runtime
 
-from . import schemas
+from . import cluster_schemas as schemas
 from .codec import answer
 from .routing import Call, Content, Parameter, Routes
 from .schema import integer, text
@@ -41,6 +41,27 @@ async def get_plan(call: Call) -> web.StreamResponse:
     nothing of it is agreed on before it begins.
     """
     return answer(call.request, await call.broker.topology.plan())
+
+
+@ROUTES.get(
+    "/v1/cluster/growth",
+    Content("Made by the leader of the control plane now.", schemas.GROWTH),
+    parameters=(Parameter("shards", integer(1, 1_024), "How many shards there would be in all.", required=True),),
+)
+async def get_growth(call: Call) -> web.StreamResponse:
+    """Where new shards would lie, if there were to be more."""
+    return answer(call.request, await call.broker.topology.plan_growth(call.query["shards"]))
+
+
+@ROUTES.put("/v1/cluster/shards", _DONE, request=Content("How many there are to be in all.", schemas.GROW_SHARDS))
+async def grow_shards(call: Call) -> web.StreamResponse:
+    """Have more shards, in a cluster or a node of its own.
+
+    What there is stays where it is: topics lie on the shards that they were made on until they are spread. New topics
+    lie on all. Refused while a node may run a release that knows nothing of it. The same again does nothing.
+    """
+    document = await call.checked_document()
+    return answer(call.request, await call.broker.topology.grow_shards(document["shards"]))
 
 
 async def _administer(call: Call, command: dict[str, Any]) -> web.StreamResponse:

@@ -6,7 +6,6 @@ from typing import Any
 
 from lsmq.messages import MAX_DEDUPE_ID_BYTES, MAX_DELAY_MS, MAX_PRIORITY, MAX_TTL_MS
 from lsmq.queue_names import NAMED, SLOTS
-from lsmq_coordinator.balance import MoveReason
 from lsmq_node.storage.queue_options import UNLIMITED
 from lsmq_node.storage.topic_options import MAX_WINDOW_MS
 
@@ -22,6 +21,11 @@ ACK: Schema = {
     "enum": ["quorum", "leader"],
     "description": "When to answer: once the in-sync set has the message, or once the leader has it. "
     "With one node both mean: committed as the flush mode promises.",
+}
+FLUSH: Schema = {
+    "enum": ["sync", "async"],
+    "description": "When a replica counts as having the message: once it is on its disk, or once it is written, and on "
+    "the disk within `flush_interval_ms`. Where neither request nor topic says so, the node's `flush_mode` does.",
 }
 TIME_MS: Schema = integer(0, 2**63 - 1)
 
@@ -51,12 +55,11 @@ TOPIC_OPTIONS: dict[str, Any] = {
     "retention_messages": integer(1, 2**63 - 1, "Of each queue the newest so many are kept; null: all.", null=True),
     "max_messages": integer(1, 2**63 - 1, "The topic holds no more messages, see `overflow`; null: any.", null=True),
     "max_bytes": integer(1, 2**63 - 1, "The topic holds no more bytes, see `overflow`; null: any.", null=True),
-    "queue_max_messages": integer(
-        1, 2**63 - 1, "No queue holds more messages, see `overflow`; null: any number.", null=True
-    ),
+    "queue_max_messages": integer(1, 2**63 - 1, "No queue holds more messages, see `overflow`; null: any.", null=True),
+    "queue_max_bytes": integer(1, 2**63 - 1, "No queue holds more bytes, see `overflow`; null: any.", null=True),
     "overflow": {
         "enum": ["refuse", "drop_oldest", "drop_newest", "drop_lowest_priority", "drop_nearest_deadline"],
-        "description": "At `max_messages`, `max_bytes` or `queue_max_messages`: refuse new messages (507 "
+        "description": "At these limits of a topic and of its queues: refuse new messages (507 "
         "`quota_exceeded`), drop the oldest, or take new ones and drop them; at `queue_max_messages` alone also those "
         "of the lowest priority, or those that expire next.",
     },
@@ -66,6 +69,11 @@ TOPIC_OPTIONS: dict[str, Any] = {
     },
     "delete_consumed": flag("Messages go once all groups of the topic have committed them.", null=True),
     "ack": {**ACK, "description": "What an acknowledgement of this topic means when a request does not say."},
+    "flush": {
+        "enum": ["sync", "async", None],
+        "description": "When a replica counts as having a message of this topic, when a request does not say; null: as "
+        "each node's `flush_mode` says.",
+    },
     "max_message_bytes": integer(1, 2**31 - 1, "Largest message of this topic; null: the node's limit.", null=True),
     "key_queues": integer(
         1, 2**31 - 1, "Keys go to so many queues, the first, for ever: that is strict order. null: to all.", null=True
@@ -292,113 +300,6 @@ HEALTH: Schema = object_of(
     },
     required=("status", "reasons"),
 )
-_VOTER_STEPS = "`filling`: the newcomer is sent the log; `joining`: and the old one is out; `leaving`: both vote."
-CLUSTER: Schema = object_of(
-    {
-        "cluster": text("Name; null for a node of its own.", null=True),
-        "version": integer(0, description="Of the agreed state."),
-        "control_leader": text("Node that leads the control plane.", null=True),
-        "moves_paused": flag("Whether no replica is added anywhere."),
-        "voter_change": {
-            **object_of(
-                {
-                    "old": text("Whose vote is taken."),
-                    "new": text("Who takes it."),
-                    "step": text(_VOTER_STEPS, enum=["filling", "joining", "leaving"]),
-                }
-            ),
-            "type": ["object", "null"],
-            "description": "null: nobody takes anybody's vote.",
-        },
-        "nodes": list_of(
-            object_of(
-                {
-                    "id": TEXT,
-                    "url": TEXT,
-                    "internal_url": text(null=True),
-                    "voter": flag(),
-                    "state": {"enum": ["active", "draining", "removed"]},
-                    "only_votes": flag("It was founded to hold nothing, as one that is `draining`."),
-                    "alive": flag("null: not known here.", null=True),
-                    "problems": list_of(TEXT, description="What is wrong with it, as it says itself; empty: nothing."),
-                    "clock_ms": {
-                        "type": ["number", "null"],
-                        "description": "How far its wall clock is ahead of the cluster's middle one. null: not known.",
-                    },
-                    "shards_led": COUNT,
-                    "replicas": COUNT,
-                    "host": text("Label of the machine that it runs on.", null=True),
-                    "rack": text("Label of what machines share.", null=True),
-                }
-            )
-        ),
-        "shards": list_of(
-            object_of(
-                {
-                    "id": COUNT,
-                    "leader": text(null=True),
-                    "epoch": COUNT,
-                    "in_sync": list_of(TEXT),
-                    "replicas": list_of(TEXT),
-                    "adding": list_of(TEXT, description="Replicas that are being filled."),
-                    "target": list_of(TEXT, description="What a move under way ends in; empty: none."),
-                    "pinned": flag("Whether people placed it: it is not moved to even nodes out."),
-                    "problem": text("Why nobody leads it, and what helps.", null=True),
-                    "misplaced": text("What is wrong with where its replicas are.", null=True),
-                    "revived": list_of(
-                        object_of(
-                            {"epoch": COUNT, "node": TEXT, "incarnation": COUNT, "known_lsn": COUNT, "at_ms": COUNT}
-                        ),
-                        description="When an operator chose a leader although acknowledged messages may be lost, and "
-                        "up to where the log was known to have been in sync; the latest last.",
-                    ),
-                }
-            )
-        ),
-    }
-)
-PLAN: Schema = object_of(
-    {
-        "version": COUNT,
-        "paused": flag("Whether moves wait until they are resumed."),
-        "moves": list_of(
-            object_of(
-                {
-                    "shard": COUNT,
-                    "from": list_of(TEXT, description="Its replicas; the first is the preferred leader."),
-                    "to": list_of(TEXT, description="What it is to have instead."),
-                    "why": text(enum=[why.value for why in MoveReason]),
-                    "bytes": integer(0, null=True, description="To be copied, about. null: not known."),
-                }
-            ),
-            description="In the order in which they begin.",
-        ),
-        "more": flag("Whether there are more moves than these."),
-        "moving": list_of(COUNT, description="Shards whose move has begun, whoever asked for it."),
-        "away": list_of(
-            object_of(
-                {
-                    "node": TEXT,
-                    "away_s": {"type": "number", "minimum": 0},
-                    "rebuilt_in_s": {
-                        "type": ["number", "null"],
-                        "description": "When its replicas are made again at others. null: not by itself.",
-                    },
-                }
-            ),
-            description="Nodes that are not heard, as long as this leader of the control plane leads.",
-        ),
-    }
-)
-AGREED: Schema = object_of({"version": COUNT}, additionalProperties=True)
-REPLICAS: Schema = object_of({"replicas": list_of(TEXT, minItems=1, maxItems=7)})
-LEADER: Schema = object_of({"node": TEXT})
-SUCCESSOR: Schema = object_of({"by": text("Node that votes from then on.")})
-REVIVAL: Schema = object_of(
-    {"node": TEXT, "accept_loss": {"const": True, "description": "Acknowledged messages may be lost."}},
-    required=("node", "accept_loss"),
-)
-
 STATUS: Schema = object_of(
     {
         "version": TEXT,
@@ -441,6 +342,17 @@ ALTER_TOPIC: Schema = object_of(
 )
 GROW_TOPIC: Schema = object_of(
     {"queues": {**_TOPIC_QUEUES, "description": "How many queues it is to have; not fewer than it has."}}
+)
+SPREAD_TOPIC: Schema = object_of(
+    {
+        "keys": text(
+            "`stay`: keys keep their queues, for ever, as in a topic of strict order. `move`: they go to others, as "
+            "when the topic grows; of strict order it stays as it is.",
+            enum=["stay", "move"],
+            default="stay",
+        )
+    },
+    required=(),
 )
 
 MESSAGE_TO_SEND: Schema = object_of(
@@ -492,6 +404,7 @@ SEND: Schema = object_of(
     {
         "messages": list_of(MESSAGE_TO_SEND, minItems=1, maxItems=Limit("max_messages_per_request")),
         "ack": ACK,
+        "flush": FLUSH,
         "producer": PRODUCER,
     },
     required=("messages",),

@@ -20,6 +20,7 @@ from lsmq.errors import (
     UnknownTopic,
 )
 from lsmq.queue_names import NAMED, SLOTS
+from lsmq_node.broker.topology import KeysAtSpread
 from lsmq_node.rights import Action, ResourceKind
 from lsmq_node.storage import StoredTopic, TopicOptions
 from lsmq_node.storage.topic_options import MOVING
@@ -119,6 +120,23 @@ async def grow_topic(call: Call) -> web.StreamResponse:
     """Give a topic more queues."""
     document = await call.checked_document()
     topic = await call.broker.grow_topic(call.path("topic"), document["queues"])
+    return answer(call.request, topic_object(call, topic))
+
+
+@ROUTES.post(
+    "/v1/topics/{topic}/spread",
+    Content("It is spread, durably.", schemas.TOPIC),
+    request=Content("What becomes of keys.", schemas.SPREAD_TOPIC),
+    errors=(UnknownTopic,),
+)
+async def spread_topic(call: Call) -> web.StreamResponse:
+    """Have a topic use shards that came after it.
+
+    It gets new queues there, as many on each as it has on those it lies on. Queues that there are stay where they are,
+    with all messages and offsets. The same again does nothing.
+    """
+    document = await call.checked_document()
+    topic = await call.broker.spread_topic(call.path("topic"), KeysAtSpread(document["keys"]))
     return answer(call.request, topic_object(call, topic))
 
 

@@ -83,7 +83,7 @@ class _Creation:
     async def run(self, keep: int | None, begin: Callable[[int], Callable[[int], None]]) -> BackupMade:
         repository, made_ms = self._repository, runtime.wall_ms()
         id = f"{datetime.fromtimestamp(made_ms / 1000, UTC):%Y%m%dT%H%M%S}.{made_ms % 1000:03}Z"
-        cluster, numbers = await self._snapshots.shards()
+        cluster, numbers, home_shards = await self._snapshots.shards()
         if not self._full:
             for known in await asyncio.to_thread(repository.known):
                 self._known[known.shard, known.file.name, known.file.size_bytes].insert(0, known.file)
@@ -97,13 +97,24 @@ class _Creation:
             self._advance = begin(sum(size for held in self._held.values() for _, size in held.files))
             shards = await _all(self._shard(number) for number in numbers)
             topics = await self._snapshots.topics()  # After every shard: one that is not among them is gone.
+            if len((await self._snapshots.shards())[1]) > len(numbers):
+                raise Unavailable("there are more shards by now than when the backup began; make it again")
         finally:
             if holding is not None:
                 holding.cancel()
             for held in self._held.values():
                 with suppress(LsmqError):  # it is let go in time
                     await self._snapshots.end(held)
-        backup = BackupManifest(id, cluster, _version(), made_ms, runtime.wall_ms(), tuple(shards), tuple(topics))
+        backup = BackupManifest(
+            id,
+            cluster,
+            _version(),
+            made_ms,
+            runtime.wall_ms(),
+            tuple(shards),
+            tuple(topics),
+            home_shards if home_shards < len(numbers) else None,
+        )
         await asyncio.to_thread(repository.add, backup)
         return BackupMade(backup, self._fetched_bytes, await asyncio.to_thread(repository.prune, keep))
 

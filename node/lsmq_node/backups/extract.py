@@ -95,7 +95,7 @@ async def extract_topic(
         names = ", ".join(sorted(found.name for found in backup.topics)[:20])
         raise InvalidRequest(f"the backup {backup.id} has no topic {wanted.topic!r}; it has {names or 'none'}")
     await _create(client, topic, name)
-    held = {part.shard for part in queue_ranges(topic, len(backup.shards))}
+    held = {part.shard for part in queue_ranges(topic, backup.home_shards)}
     shards = [shard for shard in backup.shards if shard.shard in held]
     advance = begin(sum(file.size_bytes for shard in shards for file in shard.files))
     done = Extracted()
@@ -177,7 +177,7 @@ def _queues(
         pairs = list(zip(numbers.tolist(), names.names(numbers), strict=True))
         found: list[tuple[int, int | str]] = [(number, name) for number, name in pairs if name is not None]
     else:
-        parts = [part for part in queue_ranges(topic, len(backup.shards)) if part.shard == shard.shard]
+        parts = [part for part in queue_ranges(topic, backup.home_shards) if part.shard == shard.shard]
         found = [(number, number) for part in parts for number in range(part.first, part.end)]
     return [(number, queue) for number, queue in found if wanted.queues is None or queue in wanted.queues]
 

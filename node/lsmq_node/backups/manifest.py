@@ -25,7 +25,9 @@ from lsmq_node.storage.failures import damaged
 from lsmq_node.storage.snapshot import SnapshotManifest, decode_snapshot
 
 MAGIC = "lsmq-backup"
-VERSION = 1
+VERSION = 2
+#: Of one whose shards are all from the founding: earlier releases read it.
+_VERSION_OF_FOUNDED = 1
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -72,6 +74,7 @@ class BackupManifest:
     """A backup. ``cluster`` is None where a node of its own was backed up; ``product`` is the release that did it.
 
     ``topics`` are those there were after the last shard was taken, with their ranges where they have grown.
+    ``grown_from`` is how many shards there were at first, where there are more by now.
     ``made_ms`` is when the backup began, ``created_ms`` when all of it was there; both by the clock of its maker.
     """
 
@@ -82,6 +85,12 @@ class BackupManifest:
     created_ms: int
     shards: tuple[ShardBackup, ...]
     topics: tuple[StoredTopic, ...]
+    grown_from: int | None = None
+
+    @property
+    def home_shards(self) -> int:
+        """Shards there were at first: groups are coordinated in these, and topics without ranges lie on them."""
+        return self.grown_from or len(self.shards)
 
     def files(self) -> Iterator[StoredFile]:
         return (file for shard in self.shards for file in shard.files)
@@ -100,8 +109,11 @@ class BackupManifest:
             "shards": [shard.to_dict() for shard in self.shards],
             "topics": [_topic_dict(topic) for topic in self.topics],
         }
+        version = _VERSION_OF_FOUNDED
+        if self.grown_from is not None:
+            fields["grown_from"], version = self.grown_from, VERSION
         body = json.dumps(fields, sort_keys=True).encode() + b"\n"
-        return f"{MAGIC} {VERSION} {crc32c.crc32c(body):08x}\n".encode() + body
+        return f"{MAGIC} {version} {crc32c.crc32c(body):08x}\n".encode() + body
 
     @classmethod
     def decode(cls, raw: bytes, source: str) -> BackupManifest:
@@ -110,9 +122,10 @@ class BackupManifest:
         words = head.decode("ascii", "replace").split(" ")
         if len(words) != 3 or words[0] != MAGIC or words[2] != f"{crc32c.crc32c(body):08x}":
             raise damaged(source, "the manifest of the backup is damaged")
-        if words[1] != str(VERSION):
+        if words[1] not in (str(_VERSION_OF_FOUNDED), str(VERSION)):
             raise UnsupportedFormat(
-                f"{source} is a backup of version {words[1]}; this release reads {VERSION}. Use the one that made it."
+                f"{source} is a backup of version {words[1]}; this release reads {_VERSION_OF_FOUNDED} and {VERSION}. "
+                "Use the one that made it."
             )
         try:
             found = cls._of(json.loads(body))
@@ -127,6 +140,8 @@ class BackupManifest:
         numbers = [shard.shard for shard in self.shards]
         if not numbers or {type(number) for number in numbers} != {int} or sorted(numbers) != [*range(len(numbers))]:
             raise damaged(source, f"the manifest of the backup has the shards {str(numbers)[:200]}, and not all from 0")
+        if self.grown_from is not None and (type(self.grown_from) is not int or not 0 < self.grown_from < len(numbers)):
+            raise damaged(source, f"the manifest of the backup says that its shards grew from {self.grown_from!r}")
         for file in self.files():
             name = file.sha256
             if type(file.size_bytes) is not int or type(name) is not str or not _SHA256.fullmatch(name):
@@ -142,6 +157,7 @@ class BackupManifest:
             fields["created_ms"],
             tuple(ShardBackup.from_dict(shard) for shard in fields["shards"]),
             tuple(_topic(topic) for topic in fields["topics"]),
+            fields.get("grown_from"),
         )
 
 

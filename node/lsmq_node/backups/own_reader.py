@@ -76,10 +76,10 @@ class OwnReader:
         self._calls = calls
         self._holder = f"backup-{runtime.token_hex(8)}"
 
-    async def shards(self) -> tuple[str | None, Sequence[int]]:
+    async def shards(self) -> tuple[str | None, Sequence[int], int]:
         topology = self._calls.broker.topology
         name: str | None = topology.overview("")["cluster"]
-        return name, range(topology.shard_count)
+        return name, range(topology.shard_count), topology.home_shards
 
     async def topics(self) -> Sequence[StoredTopic]:
         return await self._calls.broker.topology.topics.newest()

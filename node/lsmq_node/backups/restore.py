@@ -60,7 +60,8 @@ def restore_backup(
         for shard in backup.shards:
             place_shard(repository, shard, shard_directory(building, shard.shard), advance)
         settle_topics(backup, building, next_topic_id(repository, backup))
-        NodeFile(len(backup.shards)).store(building)
+        grown = None if backup.grown_from is None else len(backup.shards)
+        NodeFile(backup.home_shards, grown=grown).store(building)
     return backup
 
 
@@ -213,7 +214,7 @@ def settle_topics(backup: BackupManifest, data: Path, next_id: int) -> None:
                     store.delete_topic(topic.name)
         for topic in backup.topics:
             if not first.knows(topic):
-                first.wait(first.put_topic(topic, *stored_range(topic, 0, shards)))
+                first.wait(first.put_topic(topic, *stored_range(topic, 0, backup.home_shards)))
         grown = {f"{RANGES}{topic.id}": msgpack.packb(topic.ranges) for topic in backup.topics if topic.ranges}
         gone = {key: None for key, _ in first.documents(RANGES) if key not in grown}
         if backup.cluster is not None:
@@ -227,7 +228,7 @@ def settle_topics(backup: BackupManifest, data: Path, next_id: int) -> None:
             if last.id not in wanted and last.id > 0:
                 first.wait(first.put_topic(last, 0, 0))
                 first.wait(first.drop_topic(last.id))
-        NodeCatalog(stores).complete()
+        NodeCatalog(stores, backup.home_shards).complete()
         for store in stores:
             store.flush()
 

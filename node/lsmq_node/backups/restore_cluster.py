@@ -82,7 +82,8 @@ def restore_member(
             save_record(OsDisk(), path, ReplicaRecord(incarnation, floor_lsn=shard.lsn))
         if settings.is_voter:
             write_restored(building / "raft", state)
-        NodeFile(settings.shards, settings.name, settings.node).store(building)
+        grown = None if backup.grown_from is None else len(backup.shards)
+        NodeFile(settings.shards, settings.name, settings.node, grown=grown).store(building)
     numbers = tuple(shard.shard for shard in own)
     return RestoredNode(backup, settings.node, config.data, settings.is_voter, numbers, state)
 
@@ -111,11 +112,11 @@ def _settings(config: NodeConfig) -> ClusterConfig:
 
 def _check(backup: BackupManifest, settings: ClusterConfig) -> int:
     """Where the segments of its logs end, which is the same for all."""
-    if settings.shards != len(backup.shards):
+    if settings.shards != backup.home_shards:
         raise InvalidRequest(
-            f"the backup {backup.id} has {len(backup.shards)} shards, and cluster.shards is {settings.shards}: where a "
-            f"queue lies follows from their number. Set cluster.shards to {len(backup.shards)}, or send topics to a "
-            "cluster with another number by `lsmq backup extract`",
+            f"what the backup {backup.id} is of was made with {backup.home_shards} shards, and cluster.shards is "
+            f"{settings.shards}: where a queue lies follows from it. Set cluster.shards to {backup.home_shards}, or "
+            "send topics to a cluster with another number by `lsmq backup extract`",
             setting="cluster.shards",
         )
     sizes = {shard.decoded(f"shard {shard.shard}").manifest.segment_bytes for shard in backup.shards}
@@ -150,7 +151,7 @@ def _state(repository: Repository, backup: BackupManifest, founding: Mapping[str
             topic.queues,
             MappingProxyType(topic.options.to_dict()),
             topic.created_ms,
-            tuple(queue_ranges(topic, len(backup.shards))),
+            tuple(queue_ranges(topic, backup.home_shards)),
         )
         for topic in backup.topics
     ]

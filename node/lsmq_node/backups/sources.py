@@ -15,8 +15,8 @@ from lsmq_node.storage import StoredTopic, TopicOptions
 class SnapshotReader(Protocol):
     """Reads snapshots of shards from whoever leads them; see :class:`lsmq.shard_snapshots.ShardSnapshots`."""
 
-    async def shards(self) -> tuple[str | None, Sequence[int]]:
-        """The cluster's name, None for a node of its own, and the shards there are."""
+    async def shards(self) -> tuple[str | None, Sequence[int], int]:
+        """The cluster's name, None for a node of its own, the shards there are, and how many there were at first."""
 
     async def topics(self) -> Sequence[StoredTopic]:
         """As of now."""
@@ -44,12 +44,12 @@ class ApiReader(ShardSnapshots):
         super().__init__(client, holder)
         self._asking = client
 
-    async def shards(self) -> tuple[str | None, Sequence[int]]:
+    async def shards(self) -> tuple[str | None, Sequence[int], int]:
         info = await self.cluster()
-        return info.name, [shard.id for shard in info.shards]
+        return info.name, [shard.id for shard in info.shards], info.home_shards or len(info.shards)
 
     async def topics(self) -> Sequence[StoredTopic]:
-        _, shards = await self.shards()
+        _, _, home_shards = await self.shards()
         found, after = [], ""
         while True:
             page = await self._asking.ask("GET", f"/v1/topics?after={after}")
@@ -59,7 +59,7 @@ class ApiReader(ShardSnapshots):
                 options = TopicOptions.from_dict(
                     {**fields["options"], "named": topic.named, "revision": fields["revision"]}
                 )
-                kept = () if ranges == spread_queues(0, topic.queues, len(shards)) else ranges
+                kept = () if ranges == spread_queues(0, topic.queues, home_shards) else ranges
                 found.append(StoredTopic(topic.id, topic.name, topic.queues, options, topic.created_ms, kept))
             if page["next"] is None:
                 return found

@@ -36,6 +36,7 @@ from lsmq_node.storage.producers import BROKER_PRODUCERS
 
 from .placement import number_end
 from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
+from .topology import Topology
 
 #: Shards that a named topic can lie on: their place is in 8 bits of a queue's number.
 MAX_RANGES: Final = 1 << 32 - NUMBER_BITS
@@ -68,9 +69,9 @@ Reading = TypeVar("Reading", ReadRequest, FetchRequest)
 class Admission:
     """Loop thread only, but for :meth:`batch`."""
 
-    def __init__(self, config: NodeConfig, shard_count: int) -> None:
+    def __init__(self, config: NodeConfig, topology: Topology) -> None:
         self._config = config
-        self._shard_count = shard_count
+        self._topology = topology
         self.stopping = False
 
     # Topics and queues
@@ -79,10 +80,10 @@ class Admission:
         """Raises ``TooManyTopics``, ``InvalidRequest``, ``ShuttingDown``."""
         self.write()
         self.topic_options(queues, options)
-        if options.named and self._shard_count > MAX_RANGES:
+        if options.named and self._topology.shard_count > MAX_RANGES:
             raise InvalidRequest(
-                f"there are {self._shard_count} shards; a topic with named queues can lie on {MAX_RANGES}. Make "
-                "one with a number of queues",
+                f"there are {self._topology.shard_count} shards; a topic with named queues can lie on {MAX_RANGES}. "
+                "Make one with a number of queues",
                 field="queues",
                 limit=MAX_RANGES,
             )
@@ -91,6 +92,17 @@ class Admission:
                 f"there are {len(known)} topics, the limit is {self._config.max_topics} (max_topics); delete some, or "
                 "give a topic more queues",
                 limit=self._config.max_topics,
+            )
+
+    def queues_of_topic(self, topic: StoredTopic, queues: int) -> None:
+        """Whether a topic may have so many. Raises ``InvalidRequest``."""
+        limit = self._config.max_queues_per_topic
+        if queues > limit:
+            raise InvalidRequest(
+                f"topic {topic.name!r} would have {queues} queues; the node's limit is {limit} (max_queues_per_topic); "
+                "raise that",
+                topic=topic.name,
+                limit=limit,
             )
 
     def topic_options(self, queues: int, options: TopicOptions) -> None:
@@ -112,7 +124,7 @@ class Admission:
     def queue(self, topic: StoredTopic, queue: int) -> None:
         """Raises ``UnknownQueue`` naming the queues there are."""
         if topic.named:
-            if not 0 <= queue < number_end(topic, self._shard_count):
+            if not 0 <= queue < number_end(topic, self._topology.home_shards):
                 raise UnknownQueue(
                     f"topic {topic.name!r} has no queue with the number {queue}; its queues go by names",
                     topic=topic.name,
@@ -128,7 +140,7 @@ class Admission:
 
     def queues(self, topic: StoredTopic, queues: NDArray[Any]) -> None:
         """:meth:`queue` of many; the first bad one is named."""
-        end = number_end(topic, self._shard_count) if topic.named else topic.queues
+        end = number_end(topic, self._topology.home_shards) if topic.named else topic.queues
         if len(queues) and (int(queues.max()) >= end or int(queues.min()) < 0):
             self.queue(topic, int(queues[(queues < 0) | (queues >= end)][0]))
 

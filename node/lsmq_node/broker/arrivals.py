@@ -152,7 +152,7 @@ class ArrivalReads:
             return numbers[kept], starts[kept], ends[kept]
 
     async def _port(self, topic: StoredTopic, shard: int) -> ShardPort:
-        assert any(part.shard == shard for part in queue_ranges(topic, self._topology.shard_count)), "seen to before"
+        assert any(part.shard == shard for part in queue_ranges(topic, self._topology.home_shards)), "seen to before"
         (port,) = await self._names.ports(topic, [shard], ReadFrom.LEADER)
         return port
 

@@ -39,6 +39,7 @@ from .admission import Admission, column_of
 from .allowances import Allowances
 from .arrivals import ArrivalReads
 from .budget import ByteBudget, Hold
+from .catalog import stays_on_shards
 from .fetched import Fetched
 from .forwarding import Forwarder
 from .letter_targets import check_moving
@@ -51,7 +52,7 @@ from .reads import Reads
 from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
 from .stages import count_messages, stage, under_way
 from .top_queues import QueueRanks
-from .topology import Ack, ShardPort, Topology
+from .topology import Ack, KeysAtSpread, ShardPort, Topology
 from .waiters import WaiterTable
 
 #: A smaller payload is decompressed within a millisecond.
@@ -106,7 +107,7 @@ class Broker:
         self.allowances = Allowances(config)
         self.writes_delayed = 0
         self.sendfile_bytes = 0  # counted by who sends
-        self.admission = Admission(config, topology.shard_count)
+        self.admission = Admission(config, topology)
         self.forwarder = Forwarder(config, topology, self.admission)
         self.workers = Workers()
         self.before_retiring: list[Callable[[], Awaitable[None]]] = []
@@ -198,6 +199,20 @@ class Broker:
 
         return await self.topology.topics.grow(name, queues, check)
 
+    async def spread_topic(self, name: str, keys: KeysAtSpread = KeysAtSpread.STAY) -> StoredTopic:
+        """Give the topic queues on shards that came after it, durably. Raises ``UnknownTopic``, ``InvalidRequest``."""
+        self.admission.write()
+
+        def check(topic: StoredTopic, queues: int, known: Sequence[StoredTopic]) -> None:
+            if topic.named:
+                raise stays_on_shards(topic)
+            self.admission.queues_of_topic(topic, queues)
+            if topic.options.made_by is not None and queues > topic.queues:
+                others = [each for each in known if each.id != topic.id]
+                self.allowances.grow_topic(topic.options.made_by, queues, others)
+
+        return await self.topology.topics.spread(name, keys, check)
+
     async def alter_topic(self, name: str, changes: Mapping[str, Any]) -> StoredTopic:
         """Change options of the topic, durably; None takes one away. Raises ``UnknownTopic``, ``InvalidRequest``."""
         self.admission.write()
@@ -217,7 +232,7 @@ class Broker:
 
     def ranges(self, topic: StoredTopic) -> tuple[QueueRange, ...]:
         """Which shard holds which of the topic's queues."""
-        return queue_ranges(topic, self.topology.shard_count)
+        return queue_ranges(topic, self.topology.home_shards)
 
     def spans(self, topic: StoredTopic) -> dict[int, QueueRange]:
         """By shard, from the first queue it holds to the last: what a column of its store covers.
@@ -230,7 +245,7 @@ class Broker:
         return found
 
     def shard_of(self, topic: StoredTopic, queue: int) -> int:
-        return shard_of(queue, topic, self.topology.shard_count)
+        return shard_of(queue, topic, self.topology.home_shards)
 
     def next_queue(self, topic: StoredTopic) -> int:
         """Round robin over the topic's queues that this node leads, for messages with neither queue nor key."""
@@ -258,7 +273,7 @@ class Broker:
             return 0, batch
         queues = column_of(batch, Column.QUEUE)
         self.admission.queues(topic, queues)
-        parts = split_by_shard(queues, topic, self.topology.shard_count)
+        parts = split_by_shard(queues, topic, self.topology.home_shards)
         if len(parts) > 1:
             shards = ", ".join(str(shard) for shard, _ in parts)
             raise InvalidRequest(
@@ -280,7 +295,7 @@ class Broker:
         ports = await self.writable(topic, [shard for shard, _ in batches], ack)
         begin = self._admit_producers(zip(ports, (batch for _, batch in batches), strict=True))
         if len(batches) == 1:
-            appended = ports[0].store.append(topic.id, batches[0][1])
+            appended = ports[0].store.append(topic.id, batches[0][1], flush=request.flush)
             self.allowances.began_producers(begin)
             future = ports[0].wait(appended, ack)
             if future is not None:
@@ -290,7 +305,7 @@ class Broker:
         waits = []
         for port, (_, batch) in zip(ports, batches, strict=True):
             try:
-                results.append(port.store.append(topic.id, batch))
+                results.append(port.store.append(topic.id, batch, flush=request.flush))
             except LsmqError as refusal:
                 if results:
                     refusal.details["sent"] = True
@@ -353,21 +368,23 @@ class Broker:
         results = []
         waits = []
         for (shard, batch), joined in zip(request.batches, request.names, strict=True):
-            port, appended, numbers = await self._append_named(topic, shard, joined, batch, ack)
+            port, appended, numbers = await self._append_named(request, ack, shard, joined, batch)
             results.append((appended, numbers))
             waits.append(port.wait(appended, ack))
         await _all(waits)
         return results
 
     async def _append_named(
-        self, topic: StoredTopic, shard: int, joined: bytes, batch: RecordBatch, ack: Ack
+        self, request: ProduceRequest, ack: Ack, shard: int, joined: bytes, batch: RecordBatch
     ) -> tuple[ShardPort, Appended, NDArray[np.uint32]]:
         """Put in line; nothing is awaited between that and the return."""
+        topic = request.topic
         while True:
             (port,) = await self.writable(topic, [shard], ack)
             begin = self._admit_producers([(port, batch)])
             try:
-                found = port.store.names(topic.id).append(joined, batch, self.names.slots(topic, shard))
+                slots = self.names.slots(topic, shard)
+                found = port.store.names(topic.id).append(joined, batch, slots, flush=request.flush)
                 self.allowances.began_producers(begin)
                 return port, *found
             except NamesBehind:
@@ -377,7 +394,7 @@ class Broker:
         """Durable on return. Raises ``UnknownQueue``, ``NotLeader``, ``OffsetOutOfRange`` for what is not there yet."""
         self.admission.delete(request)
         topic, queues, offsets, before = request.topic, request.queues, request.offsets, request.before
-        parts = split_by_shard(queues, topic, self.topology.shard_count)
+        parts = split_by_shard(queues, topic, self.topology.home_shards)
         ports = await self.writable(topic, [shard for shard, _ in parts], Ack.QUORUM)
         for port, (_, places) in zip(ports, parts, strict=True):
             latest = port.store.latest_offsets(topic.id, queues[places])
@@ -473,7 +490,7 @@ class Broker:
         """Earliest offset kept and the next to be written, of each queue, in their order; as far as they are here."""
         self.admission.queues(topic, queues)
         earliest, latest = np.zeros(len(queues), np.int64), np.zeros(len(queues), np.int64)
-        parts = split_by_shard(queues, topic, self.topology.shard_count)
+        parts = split_by_shard(queues, topic, self.topology.home_shards)
         ports = await self.reads.ports(topic, [shard for shard, _ in parts], source)
         for port, (_, places) in zip(ports, parts, strict=True):
             async for piece in _in_turns(places):
@@ -523,7 +540,7 @@ class Broker:
         Raises ``UnknownQueue``, ``NotLeader``, and ``OffsetOutOfRange`` for an offset beyond the end of its queue.
         """
         self.admission.queues(topic, queues)
-        parts = split_by_shard(queues, topic, self.topology.shard_count)
+        parts = split_by_shard(queues, topic, self.topology.home_shards)
         ports = await self.writable(topic, [shard for shard, _ in parts], Ack.QUORUM)
         for port in ports:
             allow(port)
@@ -545,7 +562,7 @@ class Broker:
             queues = np.arange(topic.queues, dtype=np.uint32)
         self.admission.queues(topic, queues)
         offsets = np.full(len(queues), -1, np.int64)
-        parts = split_by_shard(queues, topic, self.topology.shard_count)
+        parts = split_by_shard(queues, topic, self.topology.home_shards)
         ports = await self.reads.ports(topic, [shard for shard, _ in parts])
         for port, (_, places) in zip(ports, parts, strict=True):
             async for piece in _in_turns(places):

@@ -2,8 +2,8 @@
 
 The first shard is the authority and gives the ids. A topic is created there first and deleted there first;
 what a crash or a full disk left undone in the others is completed before the next change, and at start. Where the
-queues of a topic that has grown lie is a document of the first shard, written before any shard has the new ones. All
-of it blocks on the disk: one thread at a time.
+queues of a topic lie that has grown, or was made when shards had come, is a document of the first shard, written before
+any shard has the new ones. All of it blocks on the disk: one thread at a time.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 import msgpack
 
 from lsmq.errors import InvalidRequest, UnknownTopic
-from lsmq_coordinator.state import grown_ranges
+from lsmq_coordinator.state import QueueRange, grown_ranges, leveled_ranges
 from lsmq_node.storage import ShardStore, StoredTopic, TopicOptions
 
-from .placement import queue_ranges, shard_cuts, stored_range
+from .placement import queue_ranges, stored_range
 
-#: Keys of the documents with the ranges of topics that have grown: this and the topic's id.
+#: Keys of the documents with the ranges of topics that have them: this and the topic's id.
 RANGES = "ranges/"
 
 ShardRanges = tuple[tuple[int, int, int], ...]
@@ -29,8 +29,10 @@ ShardRanges = tuple[tuple[int, int, int], ...]
 class NodeCatalog:
     """Creates and deletes topics in all shards of a node alike."""
 
-    def __init__(self, stores: Sequence[ShardStore]) -> None:
-        self._stores = stores
+    def __init__(self, stores: Sequence[ShardStore], home_shards: int) -> None:
+        """``home_shards``: how many there were at first."""
+        self._stores = list(stores)
+        self._home_shards = home_shards
         self._first = stores[0]
         self._ranges: dict[int, ShardRanges] = {}
 
@@ -60,15 +62,23 @@ class NodeCatalog:
         ranges = self._ranges.get(topic.id)
         return topic if ranges is None else replace(topic, ranges=ranges)
 
+    def add(self, stores: Sequence[ShardStore]) -> None:
+        """There are these shards as well from here on. They know the topics on return."""
+        self._stores += stores
+        self.complete()
+
     def complete(self) -> None:
         """Make the other shards' topics those of the first, with all queues they have grown to."""
-        self._complete_topics()
-        for key, value in self._first.documents(RANGES):
-            topic_id, ranges = int(key.removeprefix(RANGES)), tuple((f, e, s) for f, e, s in msgpack.unpackb(value))
-            if any(topic.id == topic_id for topic in self._first.topics()):
-                self._grow(self._first.topic_by_id(topic_id), ranges)
+        found = {
+            int(key.removeprefix(RANGES)): tuple((first, end, shard) for first, end, shard in msgpack.unpackb(value))
+            for key, value in self._first.documents(RANGES)
+        }
+        self._complete_topics(found)
+        for topic in self._first.topics():
+            if topic.id in found:
+                self._grow(topic, found[topic.id])
 
-    def _complete_topics(self) -> None:
+    def _complete_topics(self, ranges: Mapping[int, ShardRanges]) -> None:
         wanted = {topic.name: topic for topic in self._first.topics()}
         for store in self._stores[1:]:
             for extra in store.topics():
@@ -78,7 +88,7 @@ class NodeCatalog:
             present = {topic.name: topic for topic in store.topics()}
             for topic in wanted.values():
                 if topic.name not in present:
-                    self._create_rest(topic)
+                    self._create_rest(replace(topic, ranges=ranges.get(topic.id, ())))
                 elif topic.options != present[topic.name].options:
                     store.alter_topic(topic.name, topic.options)
 
@@ -87,14 +97,25 @@ class NodeCatalog:
         if len(self._stores) == 1:
             return self._first.create_topic(name, queues, options)
         self.complete()
-        end = None if options.named else shard_cuts(queues, len(self._stores))[1]
-        topic = self._first.create_topic(name, queues, options, end=end)
+        if self.find(name) is not None:
+            return self._placed(self._first.create_topic(name, queues, options))
+        topic = StoredTopic(self._first.next_topic_id(), name, queues, options)
+        if len(self._stores) > self._home_shards:
+            topic = replace(topic, ranges=grown_ranges((), queues, len(self._stores)))
+            self._put_ranges(topic.id, topic.ranges)
+            self._ranges[topic.id] = topic.ranges  # Whoever sees the topic knows where it lies.
+        first, end = stored_range(topic, 0, self._home_shards)
+        self._first.create_topic(name, queues, options, topic_id=topic.id, first=first, end=end)
         self._create_rest(topic)
-        return topic
+        return self.topic(name)
+
+    def _put_ranges(self, topic_id: int, ranges: ShardRanges | None) -> None:
+        packed = None if ranges is None else msgpack.packb(ranges)
+        self._first.wait(self._first.put_documents({f"{RANGES}{topic_id}": packed}))
 
     def _create_rest(self, topic: StoredTopic) -> None:
         for shard, store in enumerate(self._stores[1:], 1):
-            first, end = stored_range(topic, shard, len(self._stores))
+            first, end = stored_range(topic, shard, self._home_shards)
             store.create_topic(topic.name, topic.queues, topic.options, topic_id=topic.id, first=first, end=end)
 
     def grow(self, name: str, queues: int) -> StoredTopic:
@@ -109,13 +130,40 @@ class NodeCatalog:
         if len(self._stores) == 1:
             return self._first.grow_topic(name, queues)
         self.complete()
-        ranges = grown_ranges(queue_ranges(topic, len(self._stores)), queues, len(self._stores))
-        self._first.wait(self._first.put_documents({f"{RANGES}{topic.id}": msgpack.packb(ranges)}))
+        ranges = grown_ranges(queue_ranges(topic, self._home_shards), queues, len(self._stores))
+        self._put_ranges(topic.id, ranges)
         self._grow(topic, ranges)
         return self.topic(name)
 
+    def spread_queues(self, topic: StoredTopic) -> int:
+        """How many queues it will have when it is spread."""
+        return self._spread(topic)[-1].end
+
+    def spread(self, name: str, *, pins_keys: bool) -> StoredTopic:
+        """Give the topic queues on shards that have too few of them, durably. Raises ``UnknownTopic``.
+
+        ``pins_keys``: a key stays in its queue for ever. Cut short, it is done again by the same call.
+        """
+        self.complete()
+        topic = self.topic(name)
+        ranges = self._spread(topic)
+        if ranges[-1].end > topic.queues:
+            if pins_keys and topic.options.key_queues is None:
+                options = topic.options.altered({"key_queues": topic.queues})
+                for store in self._stores:
+                    store.alter_topic(name, options)
+            self._put_ranges(topic.id, ranges)
+            self._grow(topic, ranges)
+        return self.topic(name)
+
+    def _spread(self, topic: StoredTopic) -> tuple[QueueRange, ...]:
+        return leveled_ranges(queue_ranges(topic, self._home_shards), len(self._stores))
+
     def _grow(self, topic: StoredTopic, ranges: ShardRanges) -> None:
         """The first shard last: from then on the new queues are there."""
+        if topic.named:
+            self._ranges[topic.id] = ranges
+            return
         for shard, store in reversed(list(enumerate(self._stores))):
             end = max((end for _, end, holder in ranges if holder == shard), default=0)
             if shard == 0:
@@ -145,7 +193,7 @@ class NodeCatalog:
         for store in self._stores:
             store.delete_topic(name)
         if self._ranges.pop(topic.id, None) is not None:
-            self._first.wait(self._first.put_documents({f"{RANGES}{topic.id}": None}))
+            self._put_ranges(topic.id, None)
         return topic
 
 
@@ -154,6 +202,14 @@ def has_names(topic: StoredTopic) -> InvalidRequest:
         f"topic {topic.name!r} has named queues: there is one for each name that is used, and no number to grow",
         topic=topic.name,
         field="queues",
+    )
+
+
+def stays_on_shards(topic: StoredTopic) -> InvalidRequest:
+    return InvalidRequest(
+        f"topic {topic.name!r} has named queues, and where a name lies is told by the name for ever: it stays on the "
+        "shards that it was made on; make another topic, which uses all, and move over to it",
+        topic=topic.name,
     )
 
 

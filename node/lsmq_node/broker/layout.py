@@ -7,7 +7,9 @@
 
 Of a node in several processes it has format 2 and their number, and the directories are theirs (``processes``).
 
-The number of shards decides which queue lies where, so it never changes once the directory exists.
+The number of shards decides where groups are coordinated, and which queue of a topic lies where unless the topic says
+so itself. So it never changes once the directory exists. That there are more by now is said beside it, in format 3,
+which earlier releases refuse.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from lsmq.errors import CorruptFile, DataDirectoryUnusable, UnsupportedFormat
 from lsmq_node.config import InvalidConfig, NodeConfig
 from lsmq_node.storage import ShardStore, StoreOptions
 
-FORMAT = 2
+FORMAT = 3
 #: Of a node that is one process.
 _FORMAT_OF_ONE = 1
+#: Of one of several.
+_FORMAT_OF_SEVERAL = 2
 NODE_FILE = "node.json"
 #: What a restore that is under way, or was cut short, has made so far (``lsmq_node.backups.restore``).
 RESTORING = ".restoring"
@@ -66,10 +70,11 @@ def open_shards(config: NodeConfig) -> list[ShardStore]:
     then is closed again.
     """
     options = store_options(config)
-    _check_owner(config.data, NodeFile.load(config.data))  # Before anything is made in it.
+    found = NodeFile.load(config.data)
+    _check_owner(config.data, found)  # Before anything is made in it.
     with ExitStack() as opened:
         stores: list[ShardStore] = []
-        for shard in range(config.shards):
+        for shard in range(config.shards if found is None else found.count):
             store = ShardStore.open(shard_directory(config.data, shard), options)
             opened.callback(store.close)
             stores.append(store)
@@ -79,15 +84,39 @@ def open_shards(config: NodeConfig) -> list[ShardStore]:
     return stores
 
 
+def add_shards(config: NodeConfig, there: int, shards: int) -> list[ShardStore]:
+    """Make the stores of shards ``there`` to ``shards`` of a directory that is open; it has them when this returns.
+
+    What one that was cut short has left is taken. Blocking. Raises what ``ShardStore.open`` raises, and
+    ``DataDirectoryUnusable``; nothing has changed then.
+    """
+    options = store_options(config)
+    with ExitStack() as opened:
+        stores = []
+        for shard in range(there, shards):
+            stores.append(ShardStore.open(shard_directory(config.data, shard), options))
+            opened.callback(stores[-1].close)
+        NodeFile(config.shards, grown=shards).store(config.data)
+        opened.pop_all()
+    return stores
+
+
 @dataclass(frozen=True, slots=True)
 class NodeFile:
     """What ``node.json`` says: whose the directory is. ``cluster`` and ``node`` are None for a node of its own,
-    ``processes`` is what it was founded with where they are several."""
+    ``processes`` is what it was founded with where they are several, ``shards`` how many shards, and ``grown`` how many
+    there are, once there are more."""
 
     shards: int
     cluster: str | None = None
     node: str | None = None
     processes: int | None = None
+    grown: int | None = None
+
+    @property
+    def count(self) -> int:
+        """Shards there are by now."""
+        return self.grown or self.shards
 
     def __str__(self) -> str:
         if self.processes is not None:
@@ -115,11 +144,14 @@ class NodeFile:
         try:
             stored = json.loads(text)
             found_format, found_shards = int(stored["format"]), int(stored["shards"])
-            found = cls(found_shards, stored.get("cluster"), stored.get("node"), stored.get("processes"))
+            found = cls(
+                found_shards, stored.get("cluster"), stored.get("node"), stored.get("processes"), stored.get("grown")
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptFile(
-                f"{file} is damaged; restore it as {{'format': 1, 'shards': n}} with n the number of "
-                f"shard-* directories beside it, and in a cluster its 'cluster' and 'node' as well",
+                f"{file} is damaged; restore it as {{'format': 1, 'shards': n}} with n the number of shards it was "
+                "made with, in a cluster its 'cluster' and 'node' as well, and where shards were added to a node of "
+                "its own 'format': 3 and 'grown', the number of shard-* directories beside it",
                 file=str(file),
                 position=0,
             ) from error
@@ -133,12 +165,14 @@ class NodeFile:
 
     def store(self, data: Path) -> NodeFile:
         """Write it, durably. Raises ``DataDirectoryUnusable``."""
+        of_one = _FORMAT_OF_ONE if self.processes is None else _FORMAT_OF_SEVERAL
         fields = {
-            "format": _FORMAT_OF_ONE if self.processes is None else FORMAT,
+            "format": of_one if self.grown is None else FORMAT,
             "shards": self.shards,
             "cluster": self.cluster,
             "node": self.node,
             "processes": self.processes,
+            "grown": self.grown,
         }
         content = {name: value for name, value in fields.items() if value is not None}
         _write_durably(data / NODE_FILE, json.dumps(content) + "\n")

@@ -54,13 +54,19 @@ def _way_back(broker: Broker, name: str, way: tuple[str, ...]) -> tuple[str, ...
     return None
 
 
-async def letter_topic(broker: Broker, name: str) -> StoredTopic:
-    """The topic, made where there is none: with a queue for each shard. Raises what making one raises."""
+async def letter_topic(broker: Broker, name: str, shard: int) -> StoredTopic:
+    """The topic that takes the letters of a shard, made where there is none: with a queue for each shard.
+
+    One that was made before there was this shard is spread to it. Raises what making and spreading raise.
+    """
     try:
-        return await broker.topic(name)
+        topic = await broker.topic(name)
     except UnknownTopic:
         topic, _ = await broker.create_topic(name, broker.topology.shard_count, TopicOptions())
-        return topic
+    held = {part.shard for part in broker.ranges(topic)}
+    if shard not in held and not topic.named and len(held) >= broker.topology.home_shards:
+        return await broker.spread_topic(name)
+    return topic
 
 
 def letter_queue(broker: Broker, topic: StoredTopic, shard: int, option: str) -> int:
@@ -69,14 +75,17 @@ def letter_queue(broker: Broker, topic: StoredTopic, shard: int, option: str) ->
     Raises ``InvalidRequest`` for a topic that cannot take letters of every shard.
     """
     check_target(broker, topic, option)
-    return next(part.first for part in broker.ranges(topic) if part.shard == shard)
+    found = next((part.first for part in broker.ranges(topic) if part.shard == shard), None)
+    if found is None:
+        raise too_few_queues(topic, broker.topology.shard_count, option)
+    return found
 
 
 def check_target(broker: Broker, topic: StoredTopic, option: str) -> None:
     """Raises ``InvalidRequest`` for a topic that cannot take letters of every shard."""
     if topic.named:
         raise named_for_letters(topic, option)
-    count = broker.topology.shard_count
+    count = broker.topology.home_shards
     if len({part.shard for part in broker.ranges(topic)}) < count:
         raise too_few_queues(topic, count, option)
 

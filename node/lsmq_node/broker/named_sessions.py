@@ -115,7 +115,7 @@ class NamedSessions:
         """
         which = selected.which
         shards = [
-            part.shard for part in queue_ranges(topic, self._topology.shard_count) if which.wants(part.first, part.end)
+            part.shard for part in queue_ranges(topic, self._topology.home_shards) if which.wants(part.first, part.end)
         ]
         led = [shard for shard in shards if self._topology.leadership(shard).here]
         found = Fetched()

@@ -45,12 +45,13 @@ class BrokerNames:
 
     def shard_of(self, topic: StoredTopic, name: str) -> int:
         """The shard that a queue of this name lies on, whether it is there or not."""
-        shards = self._topology.shard_count
-        return 0 if shards == 1 else shard_of_slot(queue_slot(name), topic, shards)
+        if self._topology.shard_count == 1:
+            return 0
+        return shard_of_slot(queue_slot(name), topic, self._topology.home_shards)
 
     def slots(self, topic: StoredTopic, shard: int) -> Slots:
         """The slots of a topic that lie on a shard."""
-        return Slots(*slots_of(topic, shard, self._topology.shard_count))
+        return Slots(*slots_of(topic, shard, self._topology.home_shards))
 
     async def current(self, port: ShardPort, topic: StoredTopic) -> TopicNames:
         """The names of a shard, with all that are committed by now. Raises ``UnknownTopic``, ``CorruptFile``."""
@@ -112,7 +113,7 @@ class BrokerNames:
         """
         found: dict[int, QueueOfNumber] = {}
         wanted = np.array(sorted(set(numbers)), np.uint32)
-        parts = split_by_shard(wanted, topic, self._topology.shard_count) if len(wanted) else []
+        parts = split_by_shard(wanted, topic, self._topology.home_shards) if len(wanted) else []
         ports = await self.ports(topic, [shard for shard, _ in parts], source)
         for port, (_, places) in zip(ports, parts, strict=True):
             own = wanted[places]
@@ -141,7 +142,7 @@ class BrokerNames:
 
     def names(self, topic: StoredTopic, number: int) -> str | None:
         """The name of a number whose shard is here and current; None where it has none."""
-        port = self._topology.port(shard_of(number, topic, self._topology.shard_count))
+        port = self._topology.port(shard_of(number, topic, self._topology.home_shards))
         return port.store.names(topic.id).names(np.array((number,), np.uint32))[0]
 
 

@@ -76,7 +76,7 @@ class OwnOptions:
     def _port(self, topic: StoredTopic, queue: int | str) -> ShardPort:
         if isinstance(queue, str):
             return self._topology.port(self._names.shard_of(topic, queue))
-        return self._topology.port(shard_of(queue, topic, self._topology.shard_count))
+        return self._topology.port(shard_of(queue, topic, self._topology.home_shards))
 
 
 def _known(store: ShardStore, topic: StoredTopic, queue: int | str) -> QueueOptions:

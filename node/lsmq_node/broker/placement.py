@@ -1,7 +1,8 @@
 """Which shard holds which queue: contiguous ranges, so that a route is a handful, whatever the number of queues.
 
 Shard ``i`` of ``n`` holds the queues ``[i * queues // n, (i + 1) * queues // n)`` of a topic. When a topic grows, what
-is new is cut likewise, and what there was stays: then the ranges stand in the topic.
+is new is cut likewise, and what there was stays: then the ranges stand in the topic. So they do in one that was made
+after there were more shards: ``n`` is how many the node was made with, ``shards`` in what follows, for ever.
 
 Of a named topic it is slots that are cut so. Its queues go by numbers, whose upper bits are the place of their range.
 """
@@ -50,11 +51,10 @@ def stored_range(topic: StoredTopic, shard: int, shards: int) -> tuple[int, int]
     """The queues ``[first, end)`` that a shard's store has of a new topic. Of a named one there are none yet."""
     own = [(place, part) for place, part in enumerate(queue_ranges(topic, shards)) if part.shard == shard]
     if topic.named:
-        first = own[0][0] << NUMBER_BITS
+        first = own[0][0] << NUMBER_BITS if own else 0
         return first, first
     if not own:
-        first = shard_cuts(topic.queues, shards)[shard]
-        return first, first
+        return topic.queues, topic.queues
     return own[0][1].first, own[-1][1].end
 
 
@@ -99,7 +99,7 @@ def split_by_shard(selected: NDArray[Any], topic: StoredTopic, shards: int) -> l
 
 def _only_shard(selected: NDArray[Any], topic: StoredTopic, shards: int) -> int | None:
     """The shard of them all, where the least and the greatest tell: what lies between them is in the same range."""
-    if shards == 1:
+    if shards == 1 and not topic.ranges:
         return 0
     if not len(selected):
         return None

@@ -43,7 +43,7 @@ class QueueLists:
 
         Raises ``Unavailable`` where the leader of a shard cannot be asked.
         """
-        shards = [part.shard for part in queue_ranges(topic, self._topology.shard_count)]
+        shards = [part.shard for part in queue_ranges(topic, self._topology.home_shards)]
         pages = await asyncio.gather(*(self._page_of(shard, topic, prefix, after, limit) for shard in shards))
         return sorted((row for rows in pages for row in rows), key=lambda row: row[0])[:limit]
 

@@ -81,7 +81,7 @@ class Reads:
         """See :meth:`Broker.read`."""
         topic, queue, offset, source = request.topic, request.queue, request.offset, request.source
         asked = np.array((queue,), np.uint32)
-        shard = shard_of(queue, topic, self._topology.shard_count)
+        shard = shard_of(queue, topic, self._topology.home_shards)
         (port,) = await self.ports(topic, [shard], source)
         (piece,) = pieces = [self._piece(port, asked, np.array((offset,), np.int64), source)]
         if source is ReadFrom.FOLLOWER and piece.followers:
@@ -128,7 +128,7 @@ class Reads:
 
     async def _fetch(self, request: FetchRequest, hold: Hold) -> Fetched:
         topic, queues, offsets, source = request.topic, request.queues, request.offsets, request.source
-        parts = split_by_shard(queues, topic, self._topology.shard_count)
+        parts = split_by_shard(queues, topic, self._topology.home_shards)
         ports = await self.ports(topic, [shard for shard, _ in parts], source)
         pieces = [
             self._piece(port, queues[places], offsets[places], source)
@@ -168,7 +168,7 @@ class Reads:
     ) -> list[SessionPart] | None:
         """None where this node does not lead all of it."""
         parts: list[SessionPart] = []
-        for shard, places in split_by_shard(queues, topic, self._topology.shard_count):
+        for shard, places in split_by_shard(queues, topic, self._topology.home_shards):
             leads = self._topology.leadership(shard)
             if not leads.here:
                 return None

@@ -85,7 +85,7 @@ class _NodeRepair:
             try:
                 for number in present:
                     self._read_shard(number, spool_directory, node.shards)
-                missing = [] if node.cluster is not None else sorted(set(range(node.shards)) - set(present))
+                missing = [] if node.cluster is not None else sorted(set(range(node.count)) - set(present))
                 self._settle_topics(node.shards)
                 advance = begin(sum(shard.table_bytes for shard in self._read.values()))
                 for shard in self._read.values():

@@ -140,7 +140,7 @@ class QueueRanks:
 
     async def rank(self, topic: StoredTopic, by: RankedBy, limit: int) -> Ranking:
         """The first ``limit`` of all shards. Raises ``Unavailable`` where the leader of one cannot be asked."""
-        shards = sorted({part.shard for part in queue_ranges(topic, self._topology.shard_count)})
+        shards = sorted({part.shard for part in queue_ranges(topic, self._topology.home_shards)})
         parts = await asyncio.gather(*(self._of(shard, topic, by, limit) for shard in shards))
         queues = [RankedQueue(*row) for part in parts for row in part["queues"]]
         queues.sort(key=lambda queue: _rank(queue, by))

@@ -93,6 +93,16 @@ AdmitTopic = Callable[[Sequence[StoredTopic]], TopicOptions]
 CheckGrowth = Callable[[StoredTopic, Sequence[StoredTopic]], None]
 """Raises where a topic must not grow beside all there are."""
 
+CheckSpread = Callable[[StoredTopic, int, Sequence[StoredTopic]], None]
+"""Raises where a topic must not have so many queues beside all there are."""
+
+
+class KeysAtSpread(StrEnum):
+    """What becomes of keys when a topic is spread that is not of strict order."""
+
+    STAY = "stay"  # in their queues, for ever: the topic is of strict order from then on
+    MOVE = "move"  # to queues chosen among all there are, as when a topic grows
+
 
 class Topics(Protocol):
     """The topics there are, and where their queues lie."""
@@ -125,6 +135,13 @@ class Topics(Protocol):
         """The topic with ``queues`` queues, durable. ``check`` is exact, as in :meth:`create`.
 
         Raises ``UnknownTopic``, ``InvalidRequest`` where it has more, and what ``check`` raises.
+        """
+
+    async def spread(self, name: str, keys: KeysAtSpread, check: CheckSpread) -> StoredTopic:
+        """The topic with a fair share of queues on each shard, durable: new ones, on shards that have too few.
+
+        What there is stays. ``check`` is exact, as in :meth:`create`. Raises ``UnknownTopic``, ``InvalidRequest`` for a
+        named one, and what ``check`` raises.
         """
 
     async def alter(self, name: str, changes: Mapping[str, Any], check: CheckOptions) -> StoredTopic:
@@ -163,10 +180,16 @@ class RightsDocuments(Protocol):
 class Topology(Protocol):
     """Owned by the broker that is given it."""
 
-    #: Shards there are in all; a topic's queues are spread over them.
-    shard_count: int
     #: How the leaders of shards that are not led here are asked.
     peers: Peers
+
+    @property
+    def home_shards(self) -> int:
+        """Shards there were at first: groups are coordinated in these, and topics without ranges lie on them."""
+
+    @property
+    def shard_count(self) -> int:
+        """Shards there are in all; a new topic's queues are spread over them."""
 
     @property
     def topics(self) -> Topics: ...
@@ -193,6 +216,16 @@ class Topology(Protocol):
 
     async def plan(self) -> dict[str, Any]:
         """What the cluster is about to move by itself, as ``GET /v1/cluster/plan`` shows it. Raises ``Unavailable``."""
+
+    async def plan_growth(self, shards: int) -> dict[str, Any]:
+        """Where new shards would lie if there were ``shards``, as ``GET /v1/cluster/growth`` shows it.
+
+        Raises ``InvalidRequest`` where there cannot be so many, ``Unavailable``.
+        """
+
+    async def grow_shards(self, shards: int) -> dict[str, Any]:
+        """Have ``shards`` in all, durably; nothing happens where there are. Raises as :meth:`plan_growth` does, and
+        what opening a store raises."""
 
     async def administer(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out a command on the cluster. Raises ``InvalidRequest`` when it is refused, ``Unavailable``."""

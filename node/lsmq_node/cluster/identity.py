@@ -2,7 +2,7 @@
 
 ::
 
-    DIR/node.json      {"format": 1, "cluster": "lsmq", "node": "n1", "shards": 3}
+    DIR/node.json      {"format": 1, "cluster": "lsmq", "node": "n1", "shards": 3}; format 3 once there are more shards
     DIR/LOCK           held while the node runs
     DIR/raft/          the control plane's log, on voters
     DIR/voters.json    who votes, once that was changed
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from lsmq_node.broker.layout import NodeFile
@@ -32,7 +33,7 @@ def held_directory(data: Path, config: ClusterConfig) -> Iterator[None]:
     try:
         wanted = NodeFile(config.shards, config.name, config.node)
         found = NodeFile.load(data) or wanted.store(data)
-        if found != wanted:
+        if replace(found, grown=None) != wanted:
             raise InvalidConfig(
                 f"{data} belongs to {found}, not to {wanted}; give the right data directory, or an empty one",
                 setting="data",

@@ -19,9 +19,11 @@ from lsmq.errors import InvalidRequest, LsmqError, NotLeader, Unavailable
 from lsmq_coordinator.clocks import ahead_of_most
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.election import Flaw, ReplicaProgress
+from lsmq_coordinator.growth import GROW_SHARDS
 from lsmq_coordinator.parts import Parts
 from lsmq_coordinator.placement import objection
 from lsmq_coordinator.state import ClusterState, NodeState, Shard
+from lsmq_node.broker.layout import NodeFile
 from lsmq_node.broker.peers import Peers
 from lsmq_node.broker.topology import Leadership
 from lsmq_node.broker.waiters import WaiterTable
@@ -55,7 +57,7 @@ class ClusterMember:
         self.config = config
         self.settings = config.cluster
         self.control = control
-        self.shard_count = config.cluster.shards
+        self._noted_shards = config.cluster.shards
         self._waiters = waiters
         self._parts = parts
         self._lease = parts.part("lease")
@@ -72,6 +74,14 @@ class ClusterMember:
         self.replicas: HostedReplicas  # set by whoever can make replicas, before anything is asked
 
     # Shards, as the broker asks for them
+
+    @property
+    def home_shards(self) -> int:
+        return self.control.state.settings.shards or self.settings.shards
+
+    @property
+    def shard_count(self) -> int:
+        return max(self.home_shards, len(self.control.state.shards))
 
     def ports(self) -> Sequence[Replica]:
         return [replica for _, replica in sorted(self.replicas.all().items()) if replica.is_open]
@@ -123,6 +133,32 @@ class ClusterMember:
 
     async def plan(self) -> dict[str, Any]:
         return await self.control.plan()
+
+    async def plan_growth(self, shards: int) -> dict[str, Any]:
+        return await self.control.growth(shards)
+
+    async def grow_shards(self, shards: int) -> dict[str, Any]:
+        for _ in range(_STALE_TRIES):
+            planned = await self.control.growth(shards)
+            if not planned["shards"]:
+                return {"version": planned["version"]}
+            replicas = [shard["replicas"] for shard in planned["shards"]]
+            command = {"op": GROW_SHARDS, "expected_shards": planned["expected_shards"], "replicas": replicas}
+            result = await self.control.submit(command)
+            if result["ok"]:
+                _log.info("shards_grown", shards=shards, replicas=replicas)
+                return {"version": result["version"]}
+            if result["code"] != "stale":
+                break
+        raise InvalidRequest(result["message"], reason=result["code"])
+
+    async def _note_growth(self) -> None:
+        """Releases that know nothing of shards that came later are not to start with this directory."""
+        count, cluster = self.shard_count, self.settings
+        if count > self._noted_shards:
+            noted = NodeFile(cluster.shards, cluster.name, cluster.node, grown=count)
+            await asyncio.to_thread(noted.store, self.config.data)
+            self._noted_shards = count
 
     async def administer(self, command: Mapping[str, Any]) -> dict[str, Any]:
         result: dict[str, Any] = {}
@@ -355,6 +391,7 @@ class ClusterMember:
         """
         while True:
             state = self.control.state
+            await self._note_growth()
             self._give_up_leadership(state)
             for replica in self.ports() if state.bootstrapped else ():
                 if replica.serving:

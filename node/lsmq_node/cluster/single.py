@@ -13,11 +13,13 @@ from typing import Any, Never, TypeVar
 
 from lsmq import runtime
 from lsmq.errors import InvalidRequest, LsmqError
+from lsmq_coordinator.growth import check_growth
 from lsmq_coordinator.parts import Parts
 from lsmq_node.broker.catalog import NodeCatalog
-from lsmq_node.broker.layout import open_shards
+from lsmq_node.broker.layout import add_shards, open_shards
 from lsmq_node.broker.peers import NoPeers, Peers
-from lsmq_node.broker.topology import Ack, AdmitTopic, CheckGrowth, CheckOptions, Leadership
+from lsmq_node.broker.topology import Ack, AdmitTopic, CheckGrowth, CheckOptions, CheckSpread, KeysAtSpread, Leadership
+from lsmq_node.choices import MAX_SHARDS_OF_ONE
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Appended, Committed, ShardStore, StoredTopic, TopicOptions
 
@@ -136,6 +138,16 @@ class LocalTopics:
     async def delete(self, name: str) -> StoredTopic:
         return await self._change(lambda: self._catalog.delete(name))
 
+    async def spread(self, name: str, keys: KeysAtSpread, check: CheckSpread) -> StoredTopic:
+        async with self._exact:
+            topic = await self.by_name(name)
+            check(topic, self._catalog.spread_queues(topic), self.all())
+            return await self._change(lambda: self._catalog.spread(name, pins_keys=keys is KeysAtSpread.STAY))
+
+    async def add_shards(self, stores: Sequence[ShardStore]) -> None:
+        """Topics may lie on these too from here on."""
+        await self._change(lambda: self._catalog.add(stores))
+
     async def _change(self, blocking: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, blocking)
 
@@ -146,21 +158,26 @@ class LocalTopics:
 class SingleNode:
     """The topology of a node of its own. Make it in the loop's thread."""
 
-    def __init__(self, stores: Sequence[ShardStore], touched: Touched, parts: Parts) -> None:
+    def __init__(self, config: NodeConfig, stores: Sequence[ShardStore], touched: Touched, parts: Parts) -> None:
         """``stores`` belong to it from here on. ``parts`` are the whole node's."""
-        self._parts = parts
-        self.shard_count = len(stores)
+        self._config, self._touched, self._parts = config, touched, parts
+        self._growing = asyncio.Lock()
+        self.home_shards = config.shards
         self.peers: Peers = NoPeers()
         self._ports = [LocalShard(number, store, touched) for number, store in enumerate(stores)]
-        self.topics = LocalTopics(NodeCatalog(stores))
+        self.topics = LocalTopics(NodeCatalog(stores, config.shards))
         self.rights = LocalRights(stores[0])
 
     @classmethod
     async def open(cls, config: NodeConfig, touched: Touched, parts: Parts) -> SingleNode:
         """Open the data directory. Raises what :func:`open_shards` raises."""
-        node = cls(await asyncio.to_thread(open_shards, config), touched, parts)
+        node = cls(config, await asyncio.to_thread(open_shards, config), touched, parts)
         await node.topics.complete()
         return node
+
+    @property
+    def shard_count(self) -> int:
+        return len(self._ports)
 
     def ports(self) -> Sequence[LocalShard]:
         return self._ports
@@ -204,7 +221,7 @@ class SingleNode:
         }
         shards = [{"id": number, **shard, **still} for number in range(self.shard_count)]
         alone = {"cluster": None, "version": 0, "control_leader": None, "moves_paused": False, "voter_change": None}
-        return {**alone, "nodes": [node], "shards": shards}
+        return {**alone, "home_shards": self.home_shards, "nodes": [node], "shards": shards}
 
     def _problems(self) -> list[str]:
         stopped = [f"shard {port.number} stopped: {port.stopped.message}" for port in self._ports if port.stopped]
@@ -213,6 +230,25 @@ class SingleNode:
     async def plan(self) -> dict[str, Any]:
         """There is nowhere to move anything to."""
         return {"version": 0, "paused": False, "moves": [], "more": False, "moving": [], "away": []}
+
+    async def plan_growth(self, shards: int) -> dict[str, Any]:
+        check_growth(self.shard_count, shards, MAX_SHARDS_OF_ONE)
+        new = [{"id": number, "replicas": [_ONLY_NODE]} for number in range(self.shard_count, shards)]
+        return {"version": 0, "expected_shards": self.shard_count, "shards": new}
+
+    async def grow_shards(self, shards: int) -> dict[str, Any]:
+        growing = asyncio.create_task(self._grow(shards))
+        await asyncio.shield(growing)  # Who asked may go away; stores that are open have to come to their places.
+        return {"version": 0}
+
+    async def _grow(self, shards: int) -> None:
+        async with self._growing:
+            there = self.shard_count
+            await self.plan_growth(shards)
+            if shards > there:
+                stores = await asyncio.to_thread(add_shards, self._config, there, shards)
+                self._ports += [LocalShard(there + at, store, self._touched) for at, store in enumerate(stores)]
+                await self.topics.add_shards(stores)
 
     async def administer(self, command: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest("this node is in no cluster; see docs/operations.md for how to make one")
@@ -224,6 +260,7 @@ class SingleNode:
         """Nobody else is there."""
 
     async def close(self) -> None:
-        await self.topics.close()
+        async with self._growing:
+            await self.topics.close()
         for port in self._ports:
             await port.close()

@@ -9,10 +9,10 @@ from typing import Any
 from lsmq import runtime
 from lsmq.errors import InvalidRequest, LsmqError, TopicExists, Unavailable, UnknownTopic
 from lsmq_coordinator.control import ControlClient
-from lsmq_coordinator.state import TopicRecord
+from lsmq_coordinator.state import QueueRange, TopicRecord, leveled_ranges
 from lsmq_node.broker.catalog import can_only_grow, has_names
 from lsmq_node.broker.placement import stored_range
-from lsmq_node.broker.topology import AdmitTopic, CheckGrowth, CheckOptions
+from lsmq_node.broker.topology import AdmitTopic, CheckGrowth, CheckOptions, CheckSpread, KeysAtSpread
 from lsmq_node.storage import StoredTopic, TopicOptions, check_topic_name
 
 _COMMAND_TIMEOUT_S = 5.0
@@ -130,6 +130,28 @@ class ClusterTopics:
         if topic.queues > queues:
             raise can_only_grow(topic, queues)
         return topic
+
+    async def spread(self, name: str, keys: KeysAtSpread, check: CheckSpread) -> StoredTopic:
+        """Raises ``UnknownTopic``, ``InvalidRequest``, ``Unavailable``, ``TimedOut``, and what ``check`` raises."""
+        while True:
+            await self._catch_up()
+            topic, shards = await self.by_name(name), len(self._control.state.shards)
+            ranges = leveled_ranges(tuple(QueueRange(*found) for found in topic.ranges), shards)
+            check(topic, ranges[-1].end, self.all())
+            if ranges[-1].end == topic.queues:
+                return topic
+            with suppress(_Stale):
+                await self._submit(
+                    {
+                        "op": "spread_topic",
+                        "name": name,
+                        "topic_id": topic.id,
+                        "expected_queues": topic.queues,
+                        "expected_shards": shards,
+                        "expected_topics_version": self._version,
+                        "keys": keys.value,
+                    }
+                )
 
     async def alter(self, name: str, changes: Mapping[str, Any], check: CheckOptions) -> StoredTopic:
         """Raises ``UnknownTopic``, ``InvalidRequest``, ``Unavailable``, ``TimedOut``, and what ``check`` raises."""

@@ -9,13 +9,22 @@ export async function cluster(into, parts) {
   await keep(3000, async () => {
     const found = await ask("/v1/cluster");
     place.replaceChildren(
-      table("Nodes", ["node", "url", "rack", "host", "state", "alive", "#leads", "#replicas", "problems"], found.nodes.map((each) => [
-        each.id, each.url, each.rack ?? "", each.host ?? "", condition(each), alive(each), each.shards_led, each.replicas, each.problems.join("; ")])),
+      voters(found.voter_change),
+      table("Nodes", ["node", "url", "rack", "host", "state", "alive", "votes", "#leads", "#replicas", "problems"], found.nodes.map((each) => [
+        each.id, each.url, each.rack ?? "", each.host ?? "", condition(each), alive(each), each.voter ? "yes" : "no", each.shards_led, each.replicas, each.problems.join("; ")])),
       el("h2", {}, "Who holds what"), map(found),
       el("h2", {}, "Shards"),
       table("Shards", ["shard", "leader", "#epoch", "in sync", "replicas", "moving to", "problem"], found.shards.map((each) => [
         el("a", { href: address(`/cluster/${each.id}`) }, each.id), each.leader ?? "nobody", count(each.epoch), each.in_sync.join(", "), each.replicas.join(", "), each.target.join(", "), [each.problem, each.misplaced].filter(Boolean).join("; ")])));
   });
+}
+
+const STEPS = { filling: "it learns the control plane's log, and does not vote yet", joining: "it is about to vote", leaving: "it votes, and the other is about to vote no more" };
+
+/** Who takes whose vote in the control plane, and how far that is; nothing while nobody does. */
+function voters(change) {
+  if (!change) return "";
+  return el("p", {}, `${change.new} takes the place of ${change.old} as a voter: ${STEPS[change.step] ?? change.step}.`);
 }
 
 const COLUMNS = 64;

@@ -23,7 +23,7 @@ NO_SLOT = 0xFFFF
 async def slots_of(broker: Broker, topic: StoredTopic, queues: NumberArray) -> NumberArray:
     """The slot that each queue's name lies in; ``NO_SLOT`` where there is no such queue. Raises as reading does."""
     found = np.full(len(queues), NO_SLOT, np.uint32)
-    parts = split_by_shard(queues, topic, broker.topology.shard_count)
+    parts = split_by_shard(queues, topic, broker.topology.home_shards)
     ports = await broker.reads.ports(topic, [shard for shard, _ in parts])
     for port, (_, places) in zip(ports, parts, strict=True):
         names = await broker.names.current(port, topic)

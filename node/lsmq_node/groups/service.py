@@ -81,7 +81,7 @@ class GroupService(MachineService[ShardGroups]):
 
     def shard_of(self, group: str) -> int:
         """The shard whose leader coordinates the group."""
-        return key_hash(group) % self.broker.topology.shard_count
+        return key_hash(group) % self.broker.topology.home_shards
 
     def coordinator(self, group: str) -> tuple[int, Leadership]:
         shard = self.shard_of(group)
@@ -214,7 +214,7 @@ class GroupService(MachineService[ShardGroups]):
             queues, offsets = queues[worth], offsets[worth]
             if not len(queues):
                 return
-        shards = [await self.shard(number) for number, _ in split_by_shard(queues, topic, broker.topology.shard_count)]
+        shards = [await self.shard(number) for number, _ in split_by_shard(queues, topic, broker.topology.home_shards)]
         if member is not None:
             for shard in shards:
                 shard.check_commit(group, epoch)

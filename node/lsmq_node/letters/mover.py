@@ -114,7 +114,7 @@ class Mover(ShardMachine):
         return True
 
     async def _move(self, topic: StoredTopic, to: str, lapsed: Lapsed) -> None:
-        target = await letter_topic(self._broker, to)
+        target = await letter_topic(self._broker, to, self.port.number)
         queue = letter_queue(self._broker, target, self.port.number, _OPTIONS[lapsed.why])
         await self.port.prepare(target)
         names: dict[int, str] = {}

@@ -132,7 +132,7 @@ class Feed:
 
     def refresh(self) -> None:
         """Begin with shards that are led here now, and drop those that are not, or not in the same epoch."""
-        for queues in numbered_ranges(self.topic, self._topology.shard_count):
+        for queues in numbered_ranges(self.topic, self._topology.home_shards):
             leads, led = self._topology.leadership(queues.shard), self._led.get(queues.first)
             if led is not None and not (leads.here and leads.epoch == led.epoch):
                 self._drop(led)

@@ -1,31 +1,24 @@
 """Limits that queues have of their own (:mod:`.queue_options`), as retention obeys them: by row of their topic.
 
 For a limit in bytes it must be known how the bytes of a queue lie. They are counted from the columns of its messages:
-once all of them, when that begins, and later what came since. What is kept is the end and the bytes of pieces, each a
-32nd of the limit, so some dozens a queue; a limit is held to within a piece, and rather too much stays than too little.
+once all of them, when that begins, and later what came since. What is kept are pieces (:mod:`.queue_pieces`); a limit
+is held to within a piece, and rather too much stays than too little.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lsmq.record_batch import Column, Flag, split_batches
-
-from .columns import DTYPES, I64, decode_column
+from .columns import I64
 from .queries import Queries
 from .queue_options import UNLIMITED, LimitValue, QueueOptions, decode, topic_of
+from .queue_pieces import QueuePieces, count_pieces
 from .state import ShardState, TopicState
 
 _NEVER = 1 << 62
-_PIECES = 32
-_READ_RECORDS = 1 << 14
-_READ_BYTES = 4 << 20
 
 LimitsDocument = tuple[str, bytes]
 
@@ -95,41 +88,12 @@ def read_limits(
     return found
 
 
-@dataclass(slots=True)
-class _Sizes:
-    """How the bytes of a queue lie: pieces, oldest first, each the offset behind it and its bytes."""
-
-    limit: int
-    seen: int  # up to here it was counted
-    pieces: deque[tuple[int, int]] = field(default_factory=deque)
-    size_bytes: int = 0
-
-    def add(self, offsets: I64, lengths: I64) -> None:
-        """Of messages, in order."""
-        whole, step = np.cumsum(lengths), max(1, self.limit // _PIECES)
-        cuts = np.unique(np.append(whole.searchsorted(np.arange(step, int(whole[-1]), step)), len(whole) - 1))
-        before = 0
-        for cut in cuts.tolist():
-            self.pieces.append((int(offsets[cut]) + 1, int(whole[cut]) - before))
-            before = int(whole[cut])
-        self.size_bytes += before
-
-    def cut(self, start: int) -> int:
-        """Where the queue is to begin, which begins at ``start``."""
-        pieces = self.pieces
-        while pieces and (pieces[0][0] <= start or self.size_bytes - pieces[0][1] >= self.limit):
-            end, size = pieces.popleft()
-            self.size_bytes -= size
-            start = max(start, end)
-        return start
-
-
 class QueueSizes:
     """Which offsets are beyond limits of bytes. One thread at a time."""
 
     def __init__(self, queries: Queries) -> None:
         self._queries = queries
-        self._known: dict[tuple[int, int], _Sizes] = {}  # by topic and row
+        self._known: dict[tuple[int, int], QueuePieces] = {}  # by topic and row
 
     def keep(self, sized: Iterable[tuple[int, int]]) -> None:
         """Forget queues that are not among these topics and rows."""
@@ -144,26 +108,7 @@ class QueueSizes:
         start, end, place = item.first_live(row), item.committed.item(row), (item.topic.id, row)
         known = self._known.get(place)
         if known is None or known.limit != limit or known.seen > end:
-            known = self._known[place] = _Sizes(limit, start)
+            known = self._known[place] = QueuePieces(limit, start)
         known.seen = max(known.seen, start)
-        while known.seen < end:
-            self._count(item, row, known, end)
+        count_pieces(self._queries, item, row, known, end)
         return known.cut(start)
-
-    def _count(self, item: TopicState, row: int, known: _Sizes, end: int) -> None:
-        places = np.array((row + item.first,), np.uint32), np.array((known.seen,), np.int64)
-        found = self._queries.read_many(
-            item.topic.id, *places, ends=np.array((end,)), max_records=_READ_RECORDS, max_bytes=_READ_BYTES
-        )
-        for batch in split_batches(found.load(), source="store"):
-            offsets, lengths = _column(batch, Column.OFFSET), _column(batch, Column.LENGTH)
-            mine = _column(batch, Column.FLAGS) & np.uint8(Flag.TOMBSTONE | Flag.POSITION) == 0
-            mine &= (offsets >= known.seen) & (offsets < end)
-            if mine.any():
-                known.add(offsets[mine].astype(np.int64), lengths[mine].astype(np.int64))
-        moved, following = found.positions
-        known.seen = int(following[0]) if len(moved) else end  # what is left was deleted, or has expired
-
-
-def _column(batch: Any, number: Column) -> NDArray[Any]:
-    return decode_column(batch.buffer, batch.directory.get(number), batch.record_count, DTYPES[number])

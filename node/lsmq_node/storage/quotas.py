@@ -5,26 +5,28 @@ the log with the batch; where the oldest of a queue make room, that is an entry 
 replicas agree. Where the oldest of a whole topic make room,
 :mod:`.retention` sees to it in the background.
 
-A shard counts what is in line, too. Messages are counted exactly; bytes as :mod:`.extents` measures them, and what came
-since. Other shards' part: see :mod:`.shares`.
+A shard counts what is in line, too. Messages are counted exactly; bytes of the topic as :mod:`.extents` measures them,
+and what came since; bytes of a queue as :mod:`.queue_bytes` does. Other shards' part: see :mod:`.shares`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from lsmq.errors import QuotaExceeded, RequestTooLarge, TooManyMessages
 from lsmq.record_batch import Column, RecordBatch
 
-from .columns import I64, U32, U64, group_starts
+from .columns import I64, U32, group_starts
 from .delayed import DUE
 from .producers import BROKER_PRODUCERS
+from .queue_bytes import QueueBytes
 from .shares import Holding, Rest, allowed_share
 
 if TYPE_CHECKING:
+    from .applier import BatchColumns, PendingRecords
     from .state import TopicState
     from .topic_options import TopicOptions
 
@@ -32,23 +34,32 @@ if TYPE_CHECKING:
 class Quota:
     """Of a topic on this shard. The line's lock guards it."""
 
-    __slots__ = ("_counted_at", "_limits", "appended_bytes", "messages", "refused", "size_bytes")
+    __slots__ = ("_counted_at", "_limits", "appended_bytes", "messages", "queue_bytes", "refused", "size_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, options: TopicOptions) -> None:
         self.messages = 0  # that can be read or are in line, or fewer by now
         self.size_bytes = 0
         self.appended_bytes = 0  # ever
         self.refused = 0  # batches
         self._counted_at: tuple[int, int] | None = None
         self._limits: tuple[int | None, int | None] = (None, None)
+        self.queue_bytes: QueueBytes | None = None
+        self.use(options)
 
-    def check(self, item: TopicState, batches: Sequence[tuple[RecordBatch, U32]], round_number: int) -> None:
-        """Raises ``QuotaExceeded`` where these batches of the topic, with their queues, are too much together, and
-        ``TooManyMessages`` or ``RequestTooLarge`` where they always will be."""
+    def use(self, options: TopicOptions) -> None:
+        """The topic has these options now."""
+        if options.queue_max_bytes is None:
+            self.queue_bytes = None
+        elif self.queue_bytes is None or self.queue_bytes.limit != options.queue_max_bytes:
+            self.queue_bytes = QueueBytes(options.queue_max_bytes)
+
+    def check(self, item: TopicState, batches: Sequence[tuple[RecordBatch, BatchColumns]], round_number: int) -> None:
+        """Raises ``QuotaExceeded`` where these batches of the topic are too much together, and ``TooManyMessages`` or
+        ``RequestTooLarge`` where they always will be."""
         options = item.topic.options
         own = [
-            (batch, queues)
-            for batch, queues in batches
+            (batch, columns)
+            for batch, columns in batches
             # What puts a delayed message at another time was taken when it was sent.
             if batch.producer_id < BROKER_PRODUCERS and Column.OFFSET not in batch.directory
         ]
@@ -62,8 +73,14 @@ class Quota:
             raise self._exceeded(item, "max_messages", options.max_messages, self.messages, "messages")
         if most_bytes is not None and self.size_bytes + size > most_bytes:
             raise self._exceeded(item, "max_bytes", options.max_bytes, self.size_bytes, "bytes")
+        if options.queue_max_messages is None and self.queue_bytes is None:
+            return
+        queues = np.concatenate([columns.queues for _, columns in own])
         if options.queue_max_messages is not None:
-            self._check_queues(item, np.concatenate([queues for _, queues in own]), options.queue_max_messages)
+            self._check_queues(item, queues, options.queue_max_messages)
+        if self.queue_bytes is not None:
+            lengths = np.concatenate([columns.lengths for _, columns in own])
+            self._check_queue_bytes(item, self.queue_bytes, queues, lengths, round_number)
 
     def dropped_of(
         self, item: TopicState, batch: RecordBatch, queues: U32, lengths: U32, rows: I64, round_number: int
@@ -81,6 +98,11 @@ class Quota:
         if options.queue_max_messages is not None:
             own = queues[rows].astype(np.int64) - item.first
             keep &= places_within(own) < options.queue_max_messages - (item.next[own] - item.live_from(own))
+        if self.queue_bytes is not None:
+            own = queues[rows].astype(np.int64) - item.first
+            touched, group = np.unique(own, return_inverse=True)
+            room = self.queue_bytes.limit - self.queue_bytes.held(item, touched, round_number)
+            keep &= sums_within(own, np.where(keep, lengths[rows], 0).astype(np.int64)) <= room[group]
         most, most_bytes = self.allowed(options)
         if most is not None and self._full(item, round_number, int(np.count_nonzero(keep)), most):
             keep &= np.cumsum(keep) <= most - self.messages
@@ -115,6 +137,20 @@ class Quota:
             row = queue - item.first
             held = int(item.next[row]) - item.first_live(row)
             raise self._exceeded(item, "queue_max_messages", most, held, "messages", queue)
+
+    def _check_queue_bytes(
+        self, item: TopicState, queue_bytes: QueueBytes, queues: U32, lengths: U32, round_number: int
+    ) -> None:
+        most = queue_bytes.limit
+        touched, group = np.unique(queues, return_inverse=True)
+        sizes = np.bincount(group, lengths).astype(np.int64)
+        largest = int(np.argmax(sizes))
+        self._check_fits(item, "queue_max_bytes", most, int(sizes[largest]), "bytes", int(touched[largest]))
+        held = queue_bytes.held(item, touched.astype(np.int64) - item.first, round_number)
+        over = held + sizes > most
+        if over.any():
+            at = int(np.argmax(over))
+            raise self._exceeded(item, "queue_max_bytes", most, int(held[at]), "bytes", int(touched[at]))
 
     def _check_fits(
         self, item: TopicState, option: str, limit: int | None, size: int, what: str, queue: int | None = None
@@ -152,28 +188,41 @@ class Quota:
             **where,
         )
 
-    def add(self, keys: U64, lengths: U32, *, is_delayed: bool) -> None:
-        """Messages are in line. Those of them that come later do not count before they are due."""
-        if is_delayed:
+    def add(self, item: TopicState, pending: PendingRecords, round_number: int) -> tuple[U32, I64] | None:
+        """Messages are in line. Those of them that come later do not count before they are due.
+
+        Returns queues whose oldest make room for them at once, and where they begin then.
+        """
+        keys, offsets, lengths = pending.keys, pending.offsets, pending.lengths
+        if pending.is_delayed:
             in_queues = keys < DUE
-            count, size_bytes = int(np.count_nonzero(in_queues)), int(lengths[in_queues].sum(dtype=np.int64))
-        else:
-            count, size_bytes = len(keys), int(lengths.sum(dtype=np.int64))
-        self.messages += count
+            keys, offsets, lengths = keys[in_queues], offsets[in_queues], lengths[in_queues]
+        size_bytes = int(lengths.sum(dtype=np.int64))
+        self.messages += len(keys)
         self.size_bytes += size_bytes
         self.appended_bytes += size_bytes
+        rows, starts = self._over_messages(item, pending.touched, pending.ends)
+        if self.queue_bytes is not None and len(keys):
+            own = (keys & np.uint64(0xFFFFFFFF)).astype(np.int64) - item.first
+            over = self.queue_bytes.add(item, own, offsets, lengths, round_number)
+            if item.topic.options.moves:
+                self.queue_bytes.note_over(over)
+            elif item.topic.options.overflow == "drop_oldest":
+                rows = np.append(rows, over)
+                starts = np.append(starts, self.queue_bytes.starts_within(item, over))
+        if not len(rows):
+            return None
+        return (rows + item.first).astype(np.uint32), starts
 
-    def overflow_of(self, item: TopicState, touched: U32, ends: I64) -> tuple[U32, I64] | None:
-        """Queues whose oldest messages make room for what was just put in line, and where they begin then."""
+    def _over_messages(self, item: TopicState, touched: U32, ends: I64) -> tuple[I64, I64]:
+        """Rows that hold too many messages, and where they begin without these."""
         options = item.topic.options
         most = options.queue_max_messages
+        rows: I64 = touched.astype(np.int64)
         if most is None or options.overflow != "drop_oldest" or options.moves:
-            return None  # Where messages are moved, nothing goes that nobody has looked at.
-        rows: Any = touched.astype(np.int64)
+            return rows[:0], ends[:0]  # Where messages are moved, nothing goes that nobody has looked at.
         over = ends - item.live_from(rows) > most
-        if not over.any():
-            return None
-        return (touched[over] + np.uint32(item.first)).astype(np.uint32), ends[over] - most
+        return rows[over], ends[over] - most
 
     # -- told by whoever measures ------------------------------------------------------------------------
 
@@ -194,6 +243,16 @@ class Quota:
                 refuses = options.overflow == "refuse"
                 here[place] = allowed_share(limit, mine, theirs, rest) if refuses else max(0, limit - theirs)
         self._limits = here[0], here[1]
+
+
+def sums_within(rows: I64, lengths: I64) -> I64:
+    """Of each message the bytes of its queue in the batch, up to and with it."""
+    order = np.argsort(rows, kind="stable")
+    firsts, ordered = group_starts(rows[order]), lengths[order]
+    sums, counts = np.cumsum(ordered), np.diff(np.append(firsts, len(rows)))
+    found = np.empty(len(rows), np.int64)
+    found[order] = sums - np.repeat(sums[firsts] - ordered[firsts], counts)
+    return found
 
 
 def places_within(rows: I64) -> I64:

@@ -152,6 +152,9 @@ class Retention:
 
     def _look(self, item: TopicState, trim: Trim | None) -> bool:
         options, topic_id = item.topic.options, item.topic.id
+        queue_bytes = None if item.quota is None else item.quota.queue_bytes
+        if trim is None and queue_bytes is not None:
+            queue_bytes.forget()
         if trim is not None and options.needs_rest:
             self._measure(item)
         before, own_befores = self._cuts(item, trim)
@@ -167,6 +170,10 @@ class Retention:
             done = self._keep_newest(item, options.retention_messages, trim)
         if done:
             done = self._shorten(item, trim)
+        if done and queue_bytes is not None:
+            queue_bytes.read(item, self._queries, lambda: self._tables.closing)
+            if options.overflow == "drop_oldest":
+                done = self._move(item, *queue_bytes.over(item), trim, LossReason.OVERFLOW)
         if done and options.overflow == "drop_oldest" and (overflow := self._overflow(item)) is not None:
             done = self._expire(item, overflow, trim, LossReason.OVERFLOW)
         if done and options.delete_consumed:
@@ -424,5 +431,6 @@ class Retention:
 
 def _is_watched(item: TopicState) -> bool:
     options = item.topic.options
-    by_itself = options.max_messages is not None or options.max_bytes is not None or options.overflow in BY_RANK
+    limits = options.max_messages, options.max_bytes, options.queue_max_bytes
+    by_itself = options.overflow in BY_RANK or any(limit is not None for limit in limits)
     return by_itself or (options.queue_max_messages is not None and options.moves)

@@ -42,7 +42,7 @@ from .losses import LossReason
 from .maintenance import Flush, Maintenance
 from .merger import Merger
 from .named_topics import NamedTopics
-from .options import StoreOptions
+from .options import FlushMode, StoreOptions
 from .queries import Queries, ReadLimits
 from .reader import Slice
 from .recovery import LogReplay, Opened, open_directory, unusable
@@ -242,6 +242,10 @@ class ShardStore:
         """
         return self._catalog.create(name, queues, options or TopicOptions(), topic_id, first, end)
 
+    def next_topic_id(self) -> int:
+        """What the next topic that is made without an id will have."""
+        return self._state.next_topic_id
+
     def grow_topic(self, name: str, queues: int, end: int | None = None) -> StoredTopic:
         """Give a topic more queues, those below ``end`` (by default all) on this shard. Durable on return."""
         return self._catalog.grow(name, queues, end)
@@ -291,14 +295,14 @@ class ShardStore:
 
     # -- writing -----------------------------------------------------------------------------------------
 
-    def append(self, topic_id: int, batch: RecordBatch) -> Appended:
-        """Check a batch, give its records offsets and put it in line. Reads the disk for a producer that was idle
-        since the last flush, and never otherwise.
+    def append(self, topic_id: int, batch: RecordBatch, *, flush: FlushMode | None = None) -> Appended:
+        """Give the records of a batch offsets, in line. Reads the disk only for a producer idle since the last flush.
 
+        ``flush``: how durable it is before it may be committed; None: as the topic says, or else the store.
         Raises ``UnknownTopic``, ``UnknownQueue``, ``InvalidBatch``, ``MessageTooLarge``, ``StoreBusy``,
         ``DiskFull``, ``ShardStopped``, or what :meth:`.Sequences.repeat` raises for a batch of a producer.
         """
-        return self._line.append_records(((self._queries.topic_state(topic_id), batch),))[0]
+        return self._line.append_records(((self._queries.topic_state(topic_id), batch),), flush=flush)[0]
 
     def append_many(
         self, items: Sequence[tuple[int, RecordBatch]], *, documents: Changes | None = None
@@ -561,10 +565,8 @@ class ShardStore:
 
     def damage(self) -> list[str]:
         """What is known to be damaged on the disk, in words: each file once."""
-        found = [table.damage for table in self._tables.damaged()]
-        found += [one.damage for one in self._tables.checkpoint.damaged()]
-        found += [one.damage for one in self._tables.ids.damaged()]
-        return [damage.message for damage in found if damage is not None]
+        parts = self._tables, self._tables.checkpoint, self._tables.ids
+        return [one.damage.message for part in parts for one in part.damaged() if one.damage is not None]
 
     def stats(self) -> StoreStats:
         """Counters and gauges for ``/metrics``."""

@@ -192,7 +192,7 @@ class TopicState:
         self.losses = 0  # raised by whatever makes records unreadable
         self.gone: Losses = {}
         self.version = 0  # raised by every change
-        self.quota = Quota() if topic.options.has_quota else None
+        self.quota = Quota(topic.options) if topic.options.has_quota else None
         #: Of a named topic, by row: what lies below was another queue's that had the number. It may be shorter.
         self.begins: I64 = np.zeros(0, np.int64)
 
@@ -226,7 +226,9 @@ class TopicState:
         if not topic.options.has_quota:
             self.quota = None
         elif self.quota is None:
-            self.quota = Quota()
+            self.quota = Quota(topic.options)
+        else:
+            self.quota.use(topic.options)
         self.version += 1
 
     def make_room(self, count: int) -> None:

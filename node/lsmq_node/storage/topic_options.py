@@ -27,12 +27,14 @@ class TopicOptions:
         retention_ms: drop messages older than this; None keeps them.
         retention_bytes: drop the oldest beyond this many bytes of the topic, over all its shards; None keeps them.
         ack: ``quorum`` or ``leader``: when a write is acknowledged, unless the request says otherwise.
+        flush: ``sync`` or ``async``: whether a message counts on a replica once it is on the disk, or once it is
+            written, unless the request says otherwise; None as each node's ``flush_mode``.
         max_message_bytes: refuse larger messages; None takes the node's limit.
         key_queues: spread keys over this many queues, the first, for ever: strict order, whatever the topic grows to.
             None spreads them over all there are.
         retention_messages: keep the newest so many of each queue; None keeps them.
         max_messages, max_bytes: the topic holds no more, over all its shards; None is no limit.
-        queue_max_messages: no queue of it holds more.
+        queue_max_messages, queue_max_bytes: no queue of it holds more.
         overflow: what happens at those limits: ``refuse`` what is new, ``drop_newest``, which takes it and drops it,
             ``drop_oldest``, or, of queues alone, ``drop_lowest_priority`` and ``drop_nearest_deadline``.
         on_disk_full: ``refuse`` what is new, or ``drop_oldest`` when the disk is nearly full.
@@ -56,12 +58,14 @@ class TopicOptions:
     retention_ms: int | None = None
     retention_bytes: int | None = None
     ack: str = "quorum"
+    flush: str | None = None
     max_message_bytes: int | None = None
     key_queues: int | None = None
     retention_messages: int | None = None
     max_messages: int | None = None
     max_bytes: int | None = None
     queue_max_messages: int | None = None
+    queue_max_bytes: int | None = None
     overflow: str = "refuse"
     on_disk_full: str = "refuse"
     delete_consumed: bool = False
@@ -116,7 +120,7 @@ class TopicOptions:
     def _check_ranked(self) -> None:
         if self.overflow not in BY_RANK:
             return
-        for name in ("max_messages", "max_bytes"):
+        for name in ("max_messages", "max_bytes", "queue_max_bytes"):
             if getattr(self, name) is not None:
                 raise InvalidRequest(
                     f"overflow {self.overflow!r} is for queue_max_messages alone, and {name} is {getattr(self, name)}; "
@@ -166,7 +170,8 @@ class TopicOptions:
     @property
     def has_quota(self) -> bool:
         """Whether there is something that :mod:`.quotas` sees to."""
-        return self.max_messages is not None or self.max_bytes is not None or self.queue_max_messages is not None
+        limits = self.max_messages, self.max_bytes, self.queue_max_messages, self.queue_max_bytes
+        return any(limit is not None for limit in limits)
 
     @property
     def needs_rest(self) -> bool:
@@ -221,6 +226,7 @@ _WHOLE_NUMBERS = (
     "max_messages",
     "max_bytes",
     "queue_max_messages",
+    "queue_max_bytes",
     "ttl_ms",
     "forget_empty_ms",
     "delete_retention_ms",
@@ -228,6 +234,7 @@ _WHOLE_NUMBERS = (
 #: The first is the default.
 _CHOICES = {
     "ack": ("quorum", "leader"),
+    "flush": (None, "sync", "async"),
     "overflow": ("refuse", "drop_oldest", "drop_newest", *BY_RANK),
     "on_disk_full": ("refuse", "drop_oldest"),
     "cleanup": ("delete", "compact"),

@@ -85,7 +85,7 @@ class ShardTransactions(ShardMachine):
         self._hour_began = 0.0
         self.last: dict[int, int] = {}  # by coordinator, the number of the last batch put in line here
         self.counts = service.counts
-        self._shard_count = service.broker.topology.shard_count
+        self._coordinators = service.broker.topology.home_shards
         self._send = service.send
         self._sending: dict[int, asyncio.Task[Any]] = {}
 
@@ -99,7 +99,7 @@ class ShardTransactions(ShardMachine):
         for at in range(0, len(documents), _LOAD_AT_ONCE):
             self.book.load(documents[at : at + _LOAD_AT_ONCE], self.now)
             await asyncio.sleep(0)
-        self.last, behind = last_numbers(store.documents(LANE), self._shard_count, store.producer_epoch)
+        self.last, behind = last_numbers(store.documents(LANE), self._coordinators, store.producer_epoch)
         if behind:  # The rest of a unit that was cut off; the shard forgets producers in time.
             await self.durable(self.put(Step(behind)))
         self.load_idle(self._idle)

@@ -38,7 +38,7 @@ class TransactionDelivery:
 
     @classmethod
     def from_dict(cls, found: dict[str, Any], coordinators: int) -> TransactionDelivery:
-        """What another node sent, of a cluster with so many shards. Nothing is decompressed: coordinators pack nothing.
+        """What another node sent, where there are so many coordinators. Nothing is decompressed: they pack nothing.
 
         Raises ``InvalidRequest`` and ``InvalidBatch``.
         """

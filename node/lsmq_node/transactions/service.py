@@ -43,7 +43,7 @@ class TransactionService(MachineService[ShardTransactions]):
 
     def shard_of(self, group: str) -> int:
         """The shard whose leader coordinates a producer group."""
-        return key_hash(group) % self.broker.topology.shard_count
+        return key_hash(group) % self.broker.topology.home_shards
 
     async def coordinator(self, group: str) -> ShardTransactions:
         """What coordinates a producer group. Raises ``NotLeader``, ``Unavailable``."""
@@ -62,7 +62,7 @@ class TransactionService(MachineService[ShardTransactions]):
     async def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """A delivery of another node."""
         shard = asked_shard(self.broker.topology, asked)
-        delivery = await asyncio.to_thread(TransactionDelivery.from_dict, asked, self.broker.topology.shard_count)
+        delivery = await asyncio.to_thread(TransactionDelivery.from_dict, asked, self.broker.topology.home_shards)
         return {"dropped": await self.receive(shard, delivery)}
 
     def _batch(self, port: ShardPort, topic_id: int, packed: bytes, *producer: int) -> RecordBatch:

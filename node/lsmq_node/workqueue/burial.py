@@ -138,7 +138,8 @@ class DeadLetterMover:
 
     async def _bury(self, burial: Burial, tasks: Sequence[OpenMessage]) -> None:
         work, found = self._work, Found()
-        topic = await letter_topic(self._broker, work.settings.dead_letter_topic(work.topic.name))
+        name = work.settings.dead_letter_topic(work.topic.name)
+        topic = await letter_topic(self._broker, name, work.port.number)
         queue = letter_queue(self._broker, topic, work.port.number, "dead_letter")
         await work.port.prepare(topic)
         places = burial.places

@@ -10,6 +10,7 @@ from typing import Any
 from lsmq.errors import InvalidRequest, LsmqError, NotLeader, TooManyGroups
 from lsmq.filters import MessageFilter
 from lsmq_node.broker import Broker, Hold
+from lsmq_node.broker.leader_calls import LeaderCalls
 from lsmq_node.broker.letter_targets import check_target
 from lsmq_node.broker.placement import number_end
 from lsmq_node.broker.stages import count_messages
@@ -19,12 +20,15 @@ from lsmq_node.storage import StoredTopic
 
 from .chunks import SETTINGS, prefix
 from .receipts import DeliveryReceipt, decode_receipt, group_hash
-from .settings import FairBy, Order, WorkSettings
+from .settings import FairBy, Order, WorkSettings, decode_settings
 from .shard_work import ShardWork, WorkDelivery, delete_documents
 from .tasks import Refusal, WorkCounts
 
 #: Groups by topics and shards, that were used lately.
 _MAX_WORKS = 5_000
+#: Of the requests of nodes to each other.
+OPERATION = "work_settings"
+_TIMEOUT_S = 5.0
 
 
 class WorkService(MachineService[ShardWork]):
@@ -36,6 +40,7 @@ class WorkService(MachineService[ShardWork]):
         super().__init__(broker, None)
         self.counts = WorkCounts()
         self.declare = groups.declare_anywhere
+        self._settings = LeaderCalls(broker.topology, OPERATION, self._given_here, _TIMEOUT_S)
         self._turn = 0
 
     # Shards
@@ -57,6 +62,22 @@ class WorkService(MachineService[ShardWork]):
         if topic.queues > work.topic.queues:
             work.topic = topic
         return work
+
+    async def given_elsewhere(self, group: str, topic: StoredTopic) -> dict[str, Any]:
+        """What was set for the work queue where the topic begins, which a shard that came later sets as well.
+
+        Raises what asking another node may raise.
+        """
+        first = self.broker.ranges(topic)[0].shard
+        given: dict[str, Any] = (await self._settings.ask(first, {"group": group, "topic": topic.id}))["given"]
+        return given
+
+    async def _given_here(self, shard: int, asked: dict[str, Any]) -> dict[str, Any]:
+        port = self.broker.topology.port(shard)
+        key = prefix(str(asked["group"]), int(asked["topic"])) + SETTINGS
+        body = port.store.document(key)
+        port.check_readable()
+        return {"given": {} if body is None else decode_settings(body, key)}
 
     def wanted(self, topic: StoredTopic, asked: Sequence[int] | None) -> list[int]:
         """Those of the topic among the shards asked for; those led here, where none are named.
@@ -198,7 +219,7 @@ class WorkService(MachineService[ShardWork]):
         receipts = [decode_receipt(text, owner, topic.id) for text in texts]
         refusals: list[Refusal | None] = [Refusal.UNKNOWN] * len(texts)
         places: dict[int, list[int]] = {}
-        end = number_end(topic, self.broker.topology.shard_count)
+        end = number_end(topic, self.broker.topology.home_shards)
         for at, receipt in enumerate(receipts):
             if receipt is not None and receipt.queue < end:
                 places.setdefault(self.broker.shard_of(topic, receipt.queue), []).append(at)

@@ -76,6 +76,7 @@ class ShardWork(ShardMachine):
         self.given: dict[str, Any] = {}
         self._broker = service.broker
         self._declare = service.declare
+        self._given_elsewhere = service.given_elsewhere
         self._clock_ms = runtime.wall_time() * 1000 - self._loop.time() * 1000
         self._prefix = prefix(group, topic.id)
         self._counts = service.counts
@@ -125,6 +126,8 @@ class ShardWork(ShardMachine):
                 burial = Burial.decode(body, key)
             else:
                 chunks.setdefault(int(name), {})[int(number)] = SettledChunk.decode(body, int(number), key)
+        if is_new and self.port.number >= self._broker.topology.home_shards:  # It came after the work queue, perhaps.
+            self.given = await self._given_elsewhere(self.group, self.topic)
         self.ledger = self._new_ledger()
         now = self.now_ms()
         for queue, own in chunks.items():
@@ -136,7 +139,7 @@ class ShardWork(ShardMachine):
         self.check()
         if is_new:
             await delete_documents(self.port, self._of_deleted_topics())
-            await self.put_settings({})
+            await self.put_settings(self.given)
         shard, topic = self.port.number, self.topic.name
         _log.info("work_queue_loaded", group=self.group, topic=topic, shard=shard, **self.figures())
 
@@ -241,7 +244,7 @@ class ShardWork(ShardMachine):
         if not self.topic.named and int(touched[-1]) >= self.topic.queues:
             known = (topic for topic in self._broker.topology.topics.all() if topic.id == self.topic.id)
             self.topic = next(known, self.topic)
-        for shard, places in split_by_shard(touched, self.topic, self._broker.topology.shard_count):
+        for shard, places in split_by_shard(touched, self.topic, self._broker.topology.home_shards):
             if shard == self.port.number:
                 for queue in touched[places].tolist():
                     self._activate(queue)
