@@ -91,16 +91,21 @@ def new_directories(disks: Sequence[Path]) -> Iterator[BuildingSite]:
     new = [disk for disk in disks if not disk.exists()]
     site = BuildingSite(disks, [disk / RESTORING for disk in disks])
     with ExitStack() as held:
-        for disk, building in zip(disks, site.building, strict=True):
-            try:
+        try:
+            for disk, building in zip(disks, site.building, strict=True):
                 disk.mkdir(parents=True, exist_ok=True)
                 held.enter_context(_only_one(disk))
-            except OSError as error:
+                if not building.exists() and any(_entries(disk)):
+                    raise InvalidRequest(
+                        f"{disk} is not empty; a backup is restored to a new directory, never over what is there"
+                    )
+        except (OSError, LsmqError) as error:
+            for made in new:
+                with suppress(OSError):
+                    made.rmdir()
+            if isinstance(error, OSError):
                 raise _failed(disk, error) from error
-            if not building.exists() and any(_entries(disk)):
-                raise InvalidRequest(
-                    f"{disk} is not empty; a backup is restored to a new directory, never over what is there"
-                )
+            raise
         try:
             for disk, building in zip(disks, site.building, strict=True):
                 _clear(disk)  # of one that was cut short
