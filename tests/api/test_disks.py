@@ -183,7 +183,7 @@ def test_a_disk_that_goes_while_the_node_runs_stops_its_shards_alone(disks: Disk
 
 
 def test_a_full_disk_refuses_writes_of_its_shards_alone(make_node: NodeMaker, tmp_path: Path) -> None:
-    with mounted(tmp_path / "d2", "size=64m"):
+    with mounted(tmp_path / "d1", "size=64m"), mounted(tmp_path / "d2", "size=64m"):
         disks = Disks(
             make_node,
             tmp_path,

@@ -24,9 +24,10 @@ SECOND = {1, 3}
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    """Of three nodes and four shards; n1 has two disks."""
-    with running_cluster(__name__, tmp_path / "c", up=False, shards=SHARDS, settings=SETTINGS) as cluster:
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LocalCluster]:
+    """Of three nodes and four shards; n1 has two disks. A parameter is ``min_in_sync``."""
+    more = {"min_in_sync": getattr(request, "param", None)}
+    with running_cluster(__name__, tmp_path / "c", up=False, shards=SHARDS, settings=SETTINGS, **more) as cluster:
         file = cluster.configuration("n1")
         first = str(cluster.directory / "n1" / "data")
         text = file.read_text()
@@ -126,6 +127,7 @@ def test_a_disk_that_goes_while_the_node_runs_hands_its_shards_to_others(cluster
         assert read(cluster, queue) == ["before", "without"]
 
 
+@pytest.mark.parametrize("cluster", [1], indirect=True)
 def test_the_only_replica_is_waited_for(cluster: LocalCluster, second: Path) -> None:
     ask(f"{cluster.plan.nodes[0].url}/v1/topics/t", "PUT", {"queues": SHARDS})
     written(cluster, "before")

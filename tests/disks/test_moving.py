@@ -20,7 +20,7 @@ from lsmq_node.storage import DirectoryLock, ShardStore, StoreOptions
 
 from .test_held import anybody, held, where
 
-SMALL = StoreOptions(segment_bytes=64 << 10, memtable_bytes=1 << 20)
+SMALL = StoreOptions(segment_bytes=64 << 10, memtable_bytes=1 << 20, max_message_bytes=1 << 18)
 WRITTEN = {"MANIFEST": b"m" * 100, "wal/1.wal": b"w" * 70_000, "tables/1.tbl": b"t" * (3 << 20), "tables/2.tbl": b""}
 
 

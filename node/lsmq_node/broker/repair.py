@@ -15,7 +15,7 @@ import msgpack
 
 from lsmq.errors import CorruptFile
 from lsmq_node.disks import NODE_FILE, NodeFile, shard_directory
-from lsmq_node.disks.looking import Look
+from lsmq_node.disks.looking import DiskListing
 from lsmq_node.disks.mark import MARK_FILE, is_marked
 from lsmq_node.storage import StoredTopic
 from lsmq_node.storage.disk import Disk, OsDisk
@@ -58,7 +58,11 @@ def repair_directory(
 
     Its ``further`` disks are found where they were seen last if none is given.
     """
-    if further or (path / NODE_FILE).exists() or (path.is_dir() and not is_shard(path) and Look([path]).shards()):
+    if (
+        further
+        or (path / NODE_FILE).exists()
+        or (path.is_dir() and not is_shard(path) and DiskListing([path]).shards())
+    ):
         return _NodeRepair(path, further, out, tell).run(begin)
     return repair_store(path, out, tell=tell, begin=begin)
 
@@ -76,7 +80,7 @@ class _NodeRepair:
 
     def run(self, begin: Callable[[int], Advance]) -> Summary:
         self._find_disks()
-        self._look = Look(self._disks)
+        self._look = DiskListing(self._disks)
         present = self._look.shards()
         places = [self._place(number) for number in present]
         with ExitStack() as held:

@@ -24,7 +24,7 @@ from lsmq_node.settings import InvalidConfig
 from lsmq_node.storage import DirectoryLock
 
 from .choice import DiskRoom, choose
-from .looking import Look, finish_moves, shard_directory, sync_directory
+from .looking import DiskListing, finish_moves, shard_directory, sync_directory
 from .mark import MARK_FILE, DiskMark
 from .node_file import NODE_FILE, RESTORING, NodeFile
 
@@ -83,14 +83,14 @@ class NodeDisks:
 
     # Shards
 
-    def _look(self) -> Look:
+    def _look(self) -> DiskListing:
         """Raises ``DataDirectoryUnusable``."""
         try:
-            return Look(disk.path for disk in self.all if disk.problem is None)
+            return DiskListing(disk.path for disk in self.all if disk.problem is None)
         except OSError:
             self.check()  # One that cannot be listed fails.
         try:
-            return Look(disk.path for disk in self.all if disk.problem is None)
+            return DiskListing(disk.path for disk in self.all if disk.problem is None)
         except OSError as error:
             raise DataDirectoryUnusable(f"{error.filename} cannot be read: {error.strerror}") from error
 
@@ -310,7 +310,7 @@ def _known_disk(path: Path, id: str, is_known: bool) -> NodeDisk:
 
 def _shards(path: Path) -> list[int]:
     try:
-        return Look([path]).shards()
+        return DiskListing([path]).shards()
     except OSError as error:
         raise DataDirectoryUnusable(f"{path} cannot be read: {error.strerror}", directory=str(path)) from error
 

@@ -35,7 +35,7 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-class Look:
+class DiskListing:
     """What lies on some disks at one moment. Raises ``OSError`` where one cannot be read."""
 
     def __init__(self, disks: Iterable[Path]) -> None:
@@ -93,7 +93,7 @@ def finish_moves(disks: Iterable[Path]) -> None:
 
     What lies on a disk that is not among them is left until it is. Raises ``OSError``.
     """
-    look = Look(disks)
+    look = DiskListing(disks)
     for shard, left in look.unfinished().items():
         there = look.directory(shard)
         if there is None:

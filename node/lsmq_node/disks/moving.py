@@ -13,7 +13,7 @@ from lsmq_node.storage.failures import FULL
 from lsmq_node.storage.lock import unused_directory
 
 from .held import NodeDisk, NodeDisks, forget, held_disks
-from .looking import MOVED, MOVING, Look, finish_moves, shard_directory, sync_directory
+from .looking import MOVED, MOVING, DiskListing, finish_moves, shard_directory, sync_directory
 from .mark import MARK_FILE, is_marked
 from .node_file import NODE_FILE, NodeFile
 
@@ -142,8 +142,8 @@ def forget_disk(paths: Sequence[Path], which: Path) -> list[int]:
         is_there = is_marked(disk.path, node.token, disk.id)
         others = [other.path for other in disks.all if other is not disk and other.problem is None]
         try:
-            held = Look([disk.path]).shards() if is_there else []
-            left = Look(others).shards()
+            held = DiskListing([disk.path]).shards() if is_there else []
+            left = DiskListing(others).shards()
         except OSError as error:
             raise _failed(error) from error
         if held:
