@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
@@ -88,7 +87,6 @@ def test_who_waits_to_be_told_to_send_the_body_is_told_and_anything_else_is_expe
 ) -> None:
     api.create(topic_name, 1)
     body = b'{"messages": [{"queue": 0, "body": "x"}]}'
-    node = urlsplit(api.url)
 
     def head(expected: str) -> bytes:
         return (
@@ -98,7 +96,7 @@ def test_who_waits_to_be_told_to_send_the_body_is_told_and_anything_else_is_expe
 
     for expected, told in (("100-Continue", b"HTTP/1.1 100 Continue"), ("200-ok", b"HTTP/1.1 417 ")):
         with (
-            socket.create_connection((node.hostname or "", node.port or 0), timeout=PATIENCE_S) as connection,
+            socket.create_connection((api.host, api.port), timeout=PATIENCE_S) as connection,
             connection.makefile("rb") as answers,
         ):
             connection.sendall(head(expected))
