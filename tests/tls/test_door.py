@@ -184,8 +184,8 @@ def test_a_certificate_with_any_byte_changed_is_used_or_named_and_stops_nothing(
         except TlsUnusable as error:
             assert str(damaged) in error.message
             reasons.add(error.message)
-    assert any("a damaged one: Duplicate" in reason for reason in reasons), "and what is found late is, too"
-    assert any("a damaged one: error parsing asn1" in reason for reason in reasons)
+    late = [at for at in reasons if "a damaged one: error parsing asn1" in at]
+    assert late and len(late) < len(reasons), "some of it is found when extensions are read"
 
 
 def test_a_pipe_where_a_certificate_was_holds_nobody_up(authority: Authority, tmp_path: Path) -> None:
