@@ -130,7 +130,7 @@ def test_a_shard_of_which_nothing_can_be_known_is_told_beside_what_is_whole(tmp_
     assert [(each.file, each.consequence) for each in damages] == [(f"backups/{ID}", "the backup cannot be restored")]
     assert "shard 0: " in damages[0].part
     with pytest.raises(CorruptFile, match="shard 0: "):
-        restore_backup(Repository.at(str(place)), tmp_path / "new", ID)
+        restore_backup(Repository.at(str(place)), [tmp_path / "new"], ID)
     assert [each.name for each in tmp_path.iterdir()] == ["backups"]
 
 

@@ -15,8 +15,8 @@ from api.calls import Api
 from lsmq import batch_builder
 from lsmq_coordinator import known_voters, raft_records, state
 from lsmq_node.backups import manifest as backup_manifest
-from lsmq_node.broker import layout
 from lsmq_node.cluster import record
+from lsmq_node.disks import node_file
 from lsmq_node.storage import dedupe_file, keyed_file, manifest, snapshot, sstable, wal
 from support.node_process import NodeProcess
 
@@ -26,7 +26,7 @@ from .fixture import FIXTURES, SETTINGS, shown
 ARCHIVES = sorted(FIXTURES.glob("data-*.tar.xz"))
 PAGE = Path(__file__).parents[2] / "docs" / "formats" / "versions.md"
 VERSIONS = {
-    "data directory (`node.json`)": layout.FORMAT,
+    "data directory (`node.json`)": node_file.FORMAT,
     "log": wal.VERSION,
     "record batch": batch_builder.VERSION,
     "table": sstable.VERSION,
