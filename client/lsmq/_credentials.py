@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
 from lsmq.errors import InvalidRequest
+from lsmq.plain_files import plain_stat
 
 TOKEN_VARIABLE = "LSMQ_TOKEN"
 TOKEN_FILE_VARIABLE = "LSMQ_TOKEN_FILE"
@@ -68,29 +68,21 @@ class Credentials:
 
 def _read(file: Path) -> str:
     try:
-        with open(file, "rb", opener=_at_once) as opened:
-            found = os.fstat(opened.fileno()).st_mode
-            if not stat.S_ISREG(found):
-                raise InvalidRequest(
-                    f"{file}: a token is read from a regular file, again whenever it is refused, and this is none; "
-                    f"{TOKEN_VARIABLE} takes what a command prints",
-                    file=str(file),
-                )
-            if (mode := stat.S_IMODE(found)) & 0o077:
+        plain_stat(file)
+        with file.open("rb") as opened:
+            if (mode := os.fstat(opened.fileno()).st_mode & 0o777) & 0o077:
                 raise InvalidRequest(
                     f"{file}: others may read or write the token (its mode is {mode:03o}); chmod 600 it", file=str(file)
                 )
             text = opened.read(_MOST_BYTES).decode()
     except OSError as error:
-        raise InvalidRequest(f"{file}: the token cannot be read: {error.strerror}", file=str(file)) from error
+        raise InvalidRequest(
+            f"{file}: the token cannot be read: {error.strerror}; {TOKEN_VARIABLE} takes one that is in no file",
+            file=str(file),
+        ) from error
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{file}: this is no token: it is not text", file=str(file)) from error
     return _checked(text.strip(), str(file))
-
-
-def _at_once(path: str, flags: int) -> int:
-    """A pipe that nobody writes to holds up nobody who opens it so."""
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _checked(token: str, where: str) -> str:

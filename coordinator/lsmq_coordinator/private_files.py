@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from pathlib import Path
+
+from lsmq.plain_files import plain_stat
 
 
 def too_open(path: Path) -> str | None:
@@ -15,9 +16,7 @@ def too_open(path: Path) -> str | None:
 
     Where it is root's, and this process is somebody else's, a group may read it: so it is mounted into containers.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    found = plain_stat(path)
     mode = stat.S_IMODE(found.st_mode)
     forbidden = 0o037 if found.st_uid == 0 and os.geteuid() != 0 else 0o077
     return f"{mode:03o}" if mode & forbidden else None

@@ -341,6 +341,13 @@ class NodeConfig(BackupConfig):
         range=(0, 1_000_000_000),
         hazard="Every start of a program begins some.",
     )
+    principal_schedules: int = setting(
+        0,
+        "Most schedules of one principal in a shard, of those made since its leader began to lead; more are refused "
+        "with `too_many_schedules`.",
+        range=(0, 10_000),
+        hazard="Deleting schedules makes room.",
+    )
     max_inflight_bytes: int = setting(
         256 * MIB,
         "Memory for request bodies and answers in flight.",
