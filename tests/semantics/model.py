@@ -6,6 +6,7 @@ by its clock, a message *may be gone* until everything had time to settle, and i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,8 +20,11 @@ TOPICS: Mapping[str, Mapping[str, Any]] = {
     "table": {"queues": 1, "cleanup": "compact"},
     "later": {"queues": 1},
     "jobs": {"queues": 1},
+    "shared": {"queues": 1},
     "names": {"queues": "named"},
 }
+#: Of the tenants of the work queue of ``shared``, by key, where that is not 1.
+WEIGHTS: Mapping[str, int] = {"b": 2}
 
 
 @dataclass
@@ -73,6 +77,47 @@ class Later:
     due_ms: int
 
 
+class Turns:
+    """Work of tenants, who take turns. Who leads next begins anew with them.
+
+    Attributes:
+        open: whose each message is, by offset.
+        again: of these, given back before.
+        passed: of each tenant who waits, how often each other one was served since it was, or began to wait.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[int, str | None] = {}
+        self.again: set[int] = set()
+        self.passed: dict[str | None, Counter[str | None]] = {}
+        self.leader = 0
+
+    def came(self, offset: int, tenant: str | None) -> None:
+        self.open[offset] = tenant
+        self.passed.setdefault(tenant, Counter())
+
+    def popped(self, offset: int, leader: int, *, done: bool) -> None:
+        """The only worker was given a message by this leader; he settled it, or gave it back."""
+        assert offset in self.open, f"{offset} was settled before"
+        tenant = self.open[offset]
+        fresh = [each for each, whose in self.open.items() if whose == tenant and each not in self.again]
+        assert offset in self.again or offset == min(fresh), "those of a tenant come in their order"
+        if leader != self.leader:
+            self.leader, self.passed = leader, {each: Counter() for each in self.passed}
+        for other, passed in self.passed.items():
+            passed[tenant] += other != tenant
+            most = 1 if tenant is None else WEIGHTS.get(tenant, 1)
+            assert passed[tenant] <= most, f"tenant {tenant} was served {passed[tenant]} times while {other} waited"
+        if done:
+            del self.open[offset]
+            self.again.discard(offset)
+        else:
+            self.again.add(offset)
+        del self.passed[tenant]
+        if tenant in self.open.values():
+            self.passed[tenant] = Counter()
+
+
 class Model:
     """Each method is told what the cluster answered, and says what is wrong with it, if anything."""
 
@@ -90,6 +135,7 @@ class Model:
         self.cancelled: set[int] = set()
         self.open: dict[tuple[int, int], Row] = {}  # jobs by queue and offset
         self.again: set[tuple[int, int]] = set()  # of these, given back before
+        self.turns = Turns()
         self.committed: dict[int, int] = {}
 
     # Sending
@@ -111,6 +157,8 @@ class Model:
             known.remove([each for each in known.rows if each < known.end - TOPICS["ring"]["queue_max_messages"]])
         if topic == "jobs":
             self.open[queue, offset] = row
+        if topic == "shared":
+            self.turns.came(offset, row.key)
         if topic == "table" and row.key is not None:
             for each in known.rows.values():
                 each.may_be_gone |= each.key == row.key and each is not row

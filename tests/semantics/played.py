@@ -14,8 +14,9 @@ from lsmq_lab.world.machine import world
 from lsmq_lab.world.scheduler import SimulatedProcess
 from lsmq_lab.world.simulated_cluster import SimulatedCluster, SimulatedNode
 from lsmq_lab.world.uses.use import all_of, read_to
+from lsmq_node.workqueue.receipts import decode_receipt, group_hash
 
-from .model import TOPICS, Later, Model, Row
+from .model import TOPICS, WEIGHTS, Later, Model, Row
 
 #: A step of a plan: what is done, and three numbers that say how.
 Step = tuple[str, int, int, int]
@@ -44,6 +45,8 @@ class Player:
             self.producers[topic] = Producer(self.client, topic, linger_ms=0)
             await self.producers[topic].start()
         await WorkQueue(self.client, "jobs", "crew").configure(order="priority", max_deliveries=1_000)
+        shared = WorkQueue(self.client, "shared", "crew")
+        await shared.configure(fair_by="key", weights=WEIGHTS, max_deliveries=1_000)
         for name, *numbers in steps:
             await getattr(self, f"_{name}")(*numbers)
         await self._settle(0, 0, 0)
@@ -188,24 +191,49 @@ class Player:
     async def _wait_for_later(self, where: int, how: int, what: int) -> None:
         await self._look_at_later(settled=False)
 
+    async def _share(self, where: int, how: int, what: int) -> None:
+        """Some tenants get work, or some of it is done."""
+        if where % 2:
+            for key in dict.fromkeys((KEYS[how % 4], KEYS[what % 4])):
+                for _ in range(1 + what % 3):
+                    self.serial += 1
+                    row = Row(self.serial, key)
+                    sent = await self.producers["shared"].send_and_wait(f"{row.number}", key=key, queue=0)
+                    self.model.sent("shared", 0, row, sent.offset, dedupe_id=None, again=sent.duplicate)
+            return
+        for _ in range(1 + how % 4):
+            await self._pop_shared(done=what % 4 != 0)
+
+    async def _pop_shared(self, *, done: bool) -> None:
+        turns, topic = self.model.turns, await self.client.topic("shared")
+        found = (await self._ask_crew("pop", "shared", max=1, wait_ms=5_000 if turns.open else 0))["messages"]
+        if not found:
+            assert not turns.open, f"nobody was given the work {turns.open}"
+            return
+        (task,) = found
+        receipt = decode_receipt(task["receipt"], group_hash("crew"), topic.id)
+        assert receipt is not None
+        await self._settle_task(task, "shared", done=done)
+        turns.popped(task["offset"], receipt.token >> 32, done=done)
+
     async def _pop(self, where: int, how: int, what: int) -> None:
-        found = (await self._ask_crew("pop", max=1, wait_ms=5_000 if self.model.open else 0))["messages"]
+        found = (await self._ask_crew("pop", "jobs", max=1, wait_ms=5_000 if self.model.open else 0))["messages"]
         if not found:
             self.model.popped(None, None, done=False)
             return
         (task,), done = found, how % 3 != 0
-        receipts = [task["receipt"]]
-        settled = await (self._ask_crew("ack", receipts=receipts) if done else self._give_back(receipts))
-        assert settled["refused"] == []
+        await self._settle_task(task, "jobs", done=done)
         self.model.popped((task["queue"], task["offset"]), int(task["properties"]["number"]), done=done)
 
-    async def _give_back(self, receipts: list[str]) -> Any:
-        return await self._ask_crew("nack", receipts=receipts, delay_ms=0)
+    async def _settle_task(self, task: Mapping[str, Any], name: str, *, done: bool) -> None:
+        more = {} if done else {"delay_ms": 0}
+        settled = await self._ask_crew("ack" if done else "nack", name, receipts=[task["receipt"]], **more)
+        assert settled["refused"] == []
 
-    async def _ask_crew(self, what: str, **fields: Any) -> Any:
+    async def _ask_crew(self, what: str, name: str, **fields: Any) -> Any:
         """Without the client's consumer, which asks ahead: what it has then is not the highest by now."""
-        topic, path = await self.client.topic("jobs"), f"/v1/groups/crew/{what}"
-        value = {"topic": "jobs", **fields}
+        topic, path = await self.client.topic(name), f"/v1/groups/crew/{what}"
+        value = {"topic": name, **fields}
         shard, deadline = topic.route(0).shard, Deadline(60_000)
         answer = await self.client._router.ask_leader(topic, shard, "POST", path, value=value, deadline=deadline)
         return answer.value()
@@ -273,6 +301,8 @@ class Player:
         await self._look_at_later(settled=settled)
         while self.model.open:
             await self._pop(0, 1, 0)
+        while self.model.turns.open:
+            await self._pop_shared(done=True)
 
 
 def play(seed: int, steps: Sequence[Step]) -> None:

@@ -73,8 +73,8 @@ def nothing_expires(patch: Patch) -> None:
 
 
 def priorities_are_one(patch: Patch) -> None:
-    lane = TenantTurns.lane
-    patch.setattr(TenantTurns, "lane", lambda self, level, tenant: lane(self, 0, tenant))
+    lane = TenantTurns._lane
+    patch.setattr(TenantTurns, "_lane", lambda self, level, tenant: lane(self, 0, tenant))
 
 
 BROKEN: dict[str, Callable[[Patch], None]] = {

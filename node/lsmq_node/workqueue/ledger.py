@@ -109,7 +109,7 @@ class WorkLedger(OpenMessages):
                 self._set(task, DeliveryState.TAKEN)
             return taken
         taken = []
-        for lane, item, stored_ms in self._turns.take(limit):
+        for level, tenant, item, stored_ms in self._turns.take(limit):
             if isinstance(item, OpenMessage):
                 self._set(item, DeliveryState.TAKEN)
                 taken.append(item)
@@ -118,7 +118,7 @@ class WorkLedger(OpenMessages):
             window = self._windows[queue]
             window.blocked -= 1
             self.lined -= 1
-            task = self._new_task(window, offset, tenant=lane.tenant, level=lane.level)
+            task = self._new_task(window, offset, tenant=tenant, level=level)
             task.stored_ms = stored_ms
             taken.append(task)
             self._resume(queue)
@@ -299,7 +299,7 @@ class WorkLedger(OpenMessages):
                     task.stored_ms = stored_ms or 0
                     self._open_again(task, fail, now)
                 else:
-                    self._turns.lane(level, tenant).add(queue, offset, stored_ms)
+                    self._turns.add(level, tenant, queue, offset, stored_ms)
                     window.blocked += 1
                     self.lined += 1
             window.pass_by(offset)

@@ -18,8 +18,8 @@ REMEMBERED = 65_536
 #: Messages that may wait for their key, or for their turn after they were looked at. A queue looks ahead while it has
 #: fewer of them than there is room left, so that one does not take all of it.
 MAX_BLOCKED = 1 << 21
-#: A key or tag that has messages counts as so many of them: it takes some hundred bytes.
-LANE_COST = 32
+#: Who has messages counts as so many of them, and as so many more while it may have none: see :mod:`.lanes`.
+LANE_COST, PARKED_COST = 1, 16
 _FLYING = (DeliveryState.IN_FLIGHT, DeliveryState.TAKEN)
 
 
@@ -116,7 +116,9 @@ class OpenMessages(ABC):
 
     def _has_room(self, window: Window) -> bool:
         """Whether one more message of the queue may wait. Else it is stalled."""
-        if self.blocked + self.lined + LANE_COST * self._turns.lane_count + window.blocked < MAX_BLOCKED:
+        turns = self._turns
+        counted = LANE_COST * turns.lane_count + PARKED_COST * turns.parked_count
+        if self.blocked + self.lined + counted + window.blocked < MAX_BLOCKED:
             return True
         self._stalled[window.queue] = None
         return False
@@ -136,7 +138,7 @@ class OpenMessages(ABC):
         task.state = state
         self.states[state] += 1
         if state is DeliveryState.READY:
-            self._turns.lane(task.level, task.tenant).add_again(task)
+            self._turns.add_again(task)
             if self.on_ready is not None:
                 self.on_ready(task)
         elif state is DeliveryState.DEAD and listed:
@@ -187,7 +189,7 @@ class OpenMessages(ABC):
         if flies:
             self._fly(tenant, 1)
         if task.state is DeliveryState.READY:
-            self._turns.lane(level, tenant).add_again(task)
+            self._turns.add_again(task)
 
     def _settle(self, task: OpenMessage, token: int = 0) -> None:
         """``token``: of the delivery that did it, where one did."""

@@ -12,96 +12,59 @@ here. One that has as many in flight as it may is *parked*: it is passed over un
 from __future__ import annotations
 
 import heapq
-from array import array
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
+from .lanes import NONE, Chains, Lanes
 from .tasks import DeliveryState, OpenMessage
 
 _COMPACT_AT = 512
 _LEVELS_A_PRIORITY = 256
 _GOES = -(1 << 80)
+#: Lanes and messages that can be copied at once.
+_FEW = 32_768
 
 Place = tuple[int, int]
 """Queue and offset of a message that was not delivered yet."""
 
 
-class TenantLane:
-    """What a tenant has at a level: messages to be delivered again, and new ones at 12 bytes each; with ageing 20."""
+class Turn(NamedTuple):
+    """One message in its turn: whose, at which level, and when it was stored, where messages age."""
 
-    __slots__ = (
-        "_compact_at",
-        "_first",
-        "_offsets",
-        "_queues",
-        "_times",
-        "_turn",
-        "again",
-        "credit",
-        "level",
-        "tenant",
-    )
+    level: int
+    tenant: int
+    item: OpenMessage | Place
+    stored_ms: int
 
-    def __init__(self, level: int, tenant: int) -> None:
-        self.level = level
-        self.tenant = tenant
-        self.credit = 0
-        self.again: deque[OpenMessage] | None = None
+
+class Again:
+    """What a lane has to be delivered again: half of what it gives, while there are new ones."""
+
+    __slots__ = ("_compact_at", "_tasks", "is_next")
+
+    def __init__(self) -> None:
+        self._tasks: deque[OpenMessage] = deque()
         self._compact_at = _COMPACT_AT
-        self._queues = array("I")
-        self._offsets = array("Q")
-        self._times: array[int] | None = None
-        self._first = 0
-        self._turn = False
+        self.is_next = False
 
     def __bool__(self) -> bool:
-        while self.again and self.again[0].state is not DeliveryState.READY:  # it was adopted, or settled
-            self.again.popleft()
-        return bool(self.again) or self._first < len(self._offsets)
-
-    def add_again(self, task: OpenMessage) -> None:
-        if self.again is None:
-            self.again = deque()
-        self.again.append(task)
-        if len(self.again) >= self._compact_at:  # who picks leaves behind what it took
-            self.again = still_ready(self.again)
-            self._compact_at = max(_COMPACT_AT, 2 * len(self.again))
-
-    def add(self, queue: int, offset: int, stored_ms: int | None = None) -> None:
-        """``stored_ms`` is kept where it is given, which is always or never."""
-        self._queues.append(queue)
-        self._offsets.append(offset)
-        if stored_ms is not None:
-            self._times = array("Q") if self._times is None else self._times
-            self._times.append(stored_ms)
+        while self._tasks and self._tasks[0].state is not DeliveryState.READY:  # it was adopted, or settled
+            self._tasks.popleft()
+        return bool(self._tasks)
 
     @property
-    def _gives_again(self) -> bool:
-        return bool(self.again) and (self._turn or self._first >= len(self._offsets))
+    def first(self) -> OpenMessage:
+        return self._tasks[0]
 
-    @property
-    def stored_ms(self) -> int:
-        """Of the next one of a lane that has one."""
-        if self._gives_again:
-            assert self.again
-            return self.again[0].stored_ms
-        return 0 if self._times is None else self._times[self._first]
+    def add(self, task: OpenMessage) -> None:
+        self._tasks.append(task)
+        if len(self._tasks) >= self._compact_at:  # who picks leaves behind what it took
+            self._tasks = still_ready(self._tasks)
+            self._compact_at = max(_COMPACT_AT, 2 * len(self._tasks))
 
-    def pop(self) -> OpenMessage | Place:
-        """The next one of a lane that has one: half of those to be delivered again, while there are new ones."""
-        if self._gives_again:
-            assert self.again
-            self._turn = False
-            return self.again.popleft()
-        self._turn = True
-        place = self._queues[self._first], self._offsets[self._first]
-        self._first += 1
-        if self._first >= _COMPACT_AT and 2 * self._first > len(self._offsets):
-            del self._queues[: self._first], self._offsets[: self._first]
-            if self._times is not None:
-                del self._times[: self._first]
-            self._first = 0
-        return place
+    def pop(self) -> OpenMessage:
+        return self._tasks.popleft()
 
 
 def still_ready(tasks: Iterable[OpenMessage]) -> deque[OpenMessage]:
@@ -124,46 +87,113 @@ class TenantTurns:
         self._room_of = room_of
         self._order: list[tuple[int, int]] = []  # a heap: what is never above a level's place, and the level, negated
         self._touched: set[int] = set()  # levels whose place may have moved to the front since
-        self._rings: dict[int, OrderedDict[int, TenantLane]] = {}
-        self._parked: dict[int, dict[int, TenantLane]] = {}  # by tenant and level
-        self.lane_count = 0
+        self._lanes, self._chains = Lanes(), Chains()
+        self._again: dict[int, Again] = {}  # by lane
+        self._rings: dict[int, int] = {}  # by level the lane whose turn comes last; its next one's comes first
+        self._credits: dict[int, int] = {}  # by level what the first lane has left of its turn, if it has begun
+        self._parked: dict[int, list[int]] = {}  # by tenant
 
     def __bool__(self) -> bool:
         """Whether there is something to take, as far as is known."""
         return bool(self._rings)
 
-    def lane(self, level: int, tenant: int) -> TenantLane:
-        """The tenant's, whose turn comes; to add to it at once."""
-        parked = self._parked.get(tenant)
-        if parked is not None and level in parked:
-            return parked[level]
-        ring = self._rings.get(level)
-        if ring is None:
-            ring = self._rings[level] = OrderedDict()
-            self._touched.add(level)
+    @property
+    def lane_count(self) -> int:
+        """Of tenants at levels at which they have something."""
+        return self._lanes.count
+
+    @property
+    def parked_count(self) -> int:
+        """Of tenants that may have no more now."""
+        return len(self._parked)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all lanes, and of messages that were not delivered."""
+        return self._lanes.size_bytes + self._chains.size_bytes
+
+    def add(self, level: int, tenant: int, queue: int, offset: int, stored_ms: int | None = None) -> None:
+        """A message that was not delivered yet. ``stored_ms`` is given always or never."""
+        lane, tails = self._lane(level, tenant), self._lanes.tails
+        tails[lane] = self._chains.push(tails[lane], queue, offset, stored_ms)
+
+    def add_again(self, task: OpenMessage) -> None:
+        """One that is to be delivered again."""
+        lane = self._lane(task.level, task.tenant)
+        again = self._again.get(lane)
+        if again is None:
+            again = self._again[lane] = Again()
+        again.add(task)
+
+    def _lane(self, level: int, tenant: int) -> int:
+        """The tenant's, whose turn comes if it is not parked; to add to it at once."""
+        lane = self._lanes.find(level, tenant)
+        if lane == NONE:
+            lane = self._lanes.add(level, tenant)
+            self._line_up(lane)
         elif self._ageing_ms is not None:
             self._touched.add(level)
-        lane = ring.get(tenant)
-        if lane is None:
-            lane = ring[tenant] = TenantLane(level, tenant)
-            self.lane_count += 1
         return lane
 
-    def take(self, limit: int) -> Iterator[tuple[TenantLane, OpenMessage | Place, int]]:
-        """Up to ``limit``, in the order in which they are to go, with their time where messages age.
+    def _line_up(self, lane: int) -> None:
+        """Its turn comes after those of all others at its level."""
+        level, nexts = self._lanes.levels[lane], self._lanes.nexts
+        last = self._rings.get(level)
+        if last is None:
+            nexts[lane] = lane
+            self._touched.add(level)
+        else:
+            nexts[lane], nexts[last] = nexts[last], lane
+            if self._ageing_ms is not None:
+                self._touched.add(level)
+        self._rings[level] = lane
 
-        Each counts as in flight before the next is taken.
+    def _leave(self, level: int) -> None:
+        """The first lane of a level has no turn any more."""
+        last, nexts = self._rings[level], self._lanes.nexts
+        if nexts[last] == last:
+            del self._rings[level]
+        else:
+            nexts[last] = nexts[nexts[last]]
+
+    def _has(self, lane: int) -> bool:
+        """Whether a lane has a message."""
+        return self._lanes.tails[lane] != NONE or bool(self._again.get(lane))
+
+    def _next_again(self, lane: int) -> Again | None:
+        """What gives the next message of a lane that has one, where that is to be delivered again."""
+        again = self._again.get(lane)
+        return again if again and (again.is_next or self._lanes.tails[lane] == NONE) else None
+
+    def _stored_ms(self, lane: int) -> int:
+        """Of the next message of a lane that has one."""
+        again = self._next_again(lane)
+        return self._chains.first_time(self._lanes.tails[lane]) if again is None else again.first.stored_ms
+
+    def _pop(self, lane: int) -> OpenMessage | Place:
+        """The next message of a lane that has one."""
+        again = self._next_again(lane)
+        if again is not None:
+            again.is_next = False
+            return again.pop()
+        if lane in self._again:
+            self._again[lane].is_next = True
+        tails = self._lanes.tails
+        queue, offset, tails[lane] = self._chains.pop(tails[lane])
+        return queue, offset
+
+    def take(self, limit: int) -> Iterator[Turn]:
+        """Up to ``limit``, in the order in which they are to go.
+
+        Each counts as in flight before the next is taken; nothing is added meanwhile.
         """
         while self._rings and limit > 0:
             level = self._first_level()
-            ring = self._rings[level]
             if self._ageing_ms is not None:
                 self._touched.add(level)
-            for item in self._take_turn(ring, limit):
+            for item in self._take_turn(level, limit):
                 limit -= 1
                 yield item
-            if not ring:
-                del self._rings[level]
 
     def _first_level(self) -> int:
         """The one that comes next."""
@@ -189,34 +219,68 @@ class TenantTurns:
         """Of a level in the order, by its next message; a lane without any goes first, as it goes away."""
         if self._ageing_ms is None:
             return -level
-        lane = next(iter(self._rings[level].values()))
-        return lane.stored_ms * _LEVELS_A_PRIORITY - level * self._ageing_ms if lane else _GOES
+        lane = self._lanes.nexts[self._rings[level]]
+        if not self._has(lane):
+            return _GOES
+        return self._stored_ms(lane) * _LEVELS_A_PRIORITY - level * self._ageing_ms
 
-    def _take_turn(
-        self, ring: OrderedDict[int, TenantLane], limit: int
-    ) -> Iterator[tuple[TenantLane, OpenMessage | Place, int]]:
-        tenant, lane = next(iter(ring.items()))
-        lane.credit = lane.credit or self._weights.get(tenant, 1)
-        while lane and lane.credit and limit > 0:
+    def _take_turn(self, level: int, limit: int) -> Iterator[Turn]:
+        lane = self._lanes.nexts[self._rings[level]]
+        tenant = self._lanes.tenants[lane]
+        credit = self._credits.pop(level, 0) or self._weights.get(tenant, 1)
+        while credit and limit > 0 and self._has(lane):
             if self._room_of is not None and self._room_of(tenant) <= 0:
-                del ring[tenant]
-                self._parked.setdefault(tenant, {})[lane.level] = lane
+                self._leave(level)
+                self._parked.setdefault(tenant, []).append(lane)
                 return
-            lane.credit -= 1
+            credit -= 1
             limit -= 1
-            stored_ms = lane.stored_ms
-            yield lane, lane.pop(), stored_ms
-        if not lane:
-            del ring[tenant]
-            self.lane_count -= 1
-        elif not lane.credit:
-            ring.move_to_end(tenant)
+            stored_ms = 0 if self._ageing_ms is None else self._stored_ms(lane)
+            yield Turn(level, tenant, self._pop(lane), stored_ms)
+        if not self._has(lane):
+            self._leave(level)
+            self._remove(lane)
+        elif credit:
+            self._credits[level] = credit
+        else:
+            self._rings[level] = lane
+        self._tidy()
+
+    def _remove(self, lane: int) -> None:
+        """It has nothing and no turn any more."""
+        self._again.pop(lane, None)
+        self._lanes.remove(lane)
+
+    def _tidy(self) -> None:
+        """Give back the memory of those that went, where most did, and nobody waits for long until it is done."""
+        if not (self._lanes.is_sparse or self._chains.is_sparse) or self._lanes.count + self._chains.count > _FEW:
+            return
+        rings = {level: list(self._ring(last)) for level, last in self._rings.items()}
+        there = [
+            *(lane for ring in rings.values() for lane in ring),
+            *(each for some in self._parked.values() for each in some),
+        ]
+        self._lanes, self._chains, numbers = self._lanes.compacted(self._chains, there)
+        self._again = {numbers[lane]: again for lane, again in self._again.items()}
+        self._parked = {tenant: [numbers[lane] for lane in some] for tenant, some in self._parked.items()}
+        self._rings.clear()
+        for ring in rings.values():
+            for lane in ring:
+                self._line_up(numbers[lane])
+
+    def _ring(self, last: int) -> Iterator[int]:
+        lane = last
+        while True:
+            lane = self._lanes.nexts[lane]
+            yield lane
+            if lane == last:
+                return
 
     def unpark(self, tenant: int) -> None:
         """It may take more again: its turn comes after the others'."""
-        for lane in self._parked.pop(tenant, {}).values():
-            self.lane_count -= 1
-            if lane:
-                lane.credit = 0
-                self.lane(lane.level, tenant)
-                self._rings[lane.level][tenant] = lane
+        for lane in self._parked.pop(tenant, ()):
+            if self._has(lane):
+                self._line_up(lane)
+            else:
+                self._remove(lane)
+        self._tidy()
