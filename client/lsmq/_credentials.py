@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from lsmq.errors import InvalidRequest
+from lsmq.plain_files import plain_stat
 
 TOKEN_VARIABLE = "LSMQ_TOKEN"
 TOKEN_FILE_VARIABLE = "LSMQ_TOKEN_FILE"
@@ -67,6 +68,7 @@ class Credentials:
 
 def _read(file: Path) -> str:
     try:
+        plain_stat(file)
         with file.open("rb") as opened:
             if (mode := os.fstat(opened.fileno()).st_mode & 0o777) & 0o077:
                 raise InvalidRequest(
@@ -74,7 +76,10 @@ def _read(file: Path) -> str:
                 )
             text = opened.read(_MOST_BYTES).decode()
     except OSError as error:
-        raise InvalidRequest(f"{file}: the token cannot be read: {error.strerror}", file=str(file)) from error
+        raise InvalidRequest(
+            f"{file}: the token cannot be read: {error.strerror}; {TOKEN_VARIABLE} takes one that is in no file",
+            file=str(file),
+        ) from error
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{file}: this is no token: it is not text", file=str(file)) from error
     return _checked(text.strip(), str(file))

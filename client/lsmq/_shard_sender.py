@@ -60,6 +60,7 @@ class SenderOptions:
     deadline_ms: int
     request_timeout_ms: int
     ack: str | None
+    flush: str | None
     codec: Codec
 
 
@@ -312,7 +313,8 @@ class ShardSender:
         """One request to the shard's leader; the offsets it gave, when it stored the batch, and the numbers of queues
         with names, and which messages are repeats by their ids."""
         options = self._options
-        query = f"?{urlencode({'ack': options.ack})}" if options.ack else ""
+        asked = {name: value for name, value in (("ack", options.ack), ("flush", options.flush)) if value}
+        query = f"?{urlencode(asked)}" if asked else ""
         self.attempts += 1
         answer = await self._router.attempt(
             self._topic,

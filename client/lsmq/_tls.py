@@ -11,6 +11,7 @@ import aiohttp
 
 from lsmq import runtime
 from lsmq.errors import InvalidRequest
+from lsmq.plain_files import plain_stat
 
 #: Files are looked at again after so long, when a request is made: certificates change, and clients run for months.
 _LOOK_EVERY_S = 10.0
@@ -76,7 +77,7 @@ class ClientTls:
 
     def _found(self) -> list[tuple[int, int]]:
         try:
-            return [(found.st_ino, found.st_mtime_ns) for found in (path.stat() for path in self._files)]
+            return [(found.st_ino, found.st_mtime_ns) for found in map(plain_stat, self._files)]
         except OSError as error:
             raise InvalidRequest(f"{error.filename}: cannot be read: {error.strerror}") from error
 

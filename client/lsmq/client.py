@@ -45,7 +45,7 @@ from lsmq.errors import (
 from lsmq.filters import MessageFilter
 from lsmq.messages import FoundMessages, Key, due_of_id
 from lsmq.record_batch import Message, parse_message_id
-from lsmq.topics import Ack, Offsets, OnDiskFull, Overflow, Route, Topic, TopicChanges, TopicUsage
+from lsmq.topics import Ack, Flush, Offsets, OnDiskFull, Overflow, Route, Topic, TopicChanges, TopicUsage
 
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
@@ -168,6 +168,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
         ack: Ack | None = None,
+        flush: Flush | None = None,
         max_message_bytes: int | None = None,
         dedupe_window_ms: int | Literal["forever"] | None = None,
         order: Literal["ordinary", "strict"] | None = None,
@@ -190,6 +191,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
 
         With ``queues="named"`` it has a queue for each name that is used, and those need not be made before; with
         ``forget_empty_ms`` names are forgotten that had no message to be read for so long.
+        With ``flush="async"`` its messages are acknowledged before they are on the disk (``docs/replication.md``).
         With ``ttl_ms`` its messages are delivered for so long, or for their own time to live if that is less; with
         ``expired_to`` they go to that topic then, and with ``dropped_to`` what ``overflow`` drops. With
         ``order="strict"`` a key stays in its queue even when the topic grows. With ``cleanup="compact"`` of each key
@@ -201,6 +203,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
             "retention_ms": retention_ms,
             "retention_bytes": retention_bytes,
             "ack": ack,
+            "flush": flush,
             "max_message_bytes": max_message_bytes,
             "dedupe_window_ms": dedupe_window_ms or None,
             "order": order,

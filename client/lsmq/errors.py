@@ -391,7 +391,7 @@ class UnknownSchedule(LsmqError):
 
 
 class TooManySchedules(LsmqError):
-    """So many schedules are in the shard that it takes no more."""
+    """So many schedules are in the shard that it takes no more, or none of yours (`principal_schedules`)."""
 
     code = "too_many_schedules"
 

@@ -23,7 +23,7 @@ from lsmq.producer import (
     Producer,
 )
 from lsmq.record_batch import Codec
-from lsmq.topics import Ack, Topic
+from lsmq.topics import Ack, Flush, Topic
 
 _MAX_POSITION = (1 << 63) - 1
 _TRIES = 8
@@ -57,6 +57,7 @@ class GroupProducer:
         max_buffer_bytes: int = DEFAULT_MAX_BUFFER_BYTES,
         max_message_bytes: int | None = None,
         ack: Ack | None = None,
+        flush: Flush | None = None,
         partitioner: Partitioner | None = None,
         deadline_ms: int | None = None,
         request_timeout_ms: int | None = None,
@@ -80,6 +81,7 @@ class GroupProducer:
             max_buffer_bytes=max_buffer_bytes,
             max_message_bytes=max_message_bytes,
             ack=ack,
+            flush=flush,
             partitioner=partitioner,
             deadline_ms=deadline_ms,
             request_timeout_ms=request_timeout_ms,

@@ -47,7 +47,7 @@ from lsmq.messages import (
 from lsmq.partitioners import Partitioner
 from lsmq.queue_names import check_queue_name, queue_slot
 from lsmq.record_batch import BatchBuilder, Codec
-from lsmq.topics import Ack, Topic, most_at_once
+from lsmq.topics import Ack, Flush, Topic, most_at_once
 
 DEFAULT_LINGER_MS = 5
 DEFAULT_BATCH_BYTES = 1 << 20
@@ -79,7 +79,8 @@ class Producer:
     A topic that is deleted and made anew under its name is another topic: batches fail, and sends raise,
     ``TopicReplaced`` from then on.
 
-    ``ack`` is ``"quorum"`` or ``"leader"``, or the topic's own when left out. ``partitioner`` chooses the
+    ``ack`` is ``"quorum"`` or ``"leader"``, and ``flush`` ``"sync"`` or ``"async"``: a replica has a batch once it is
+    on its disk, or once it is written. Left out they are the topic's own. ``partitioner`` chooses the
     queue of a message that names none (see :mod:`lsmq.partitioners`). ``codec`` compresses batches. In a named topic
     every message names its queue, which is there from its first message on.
 
@@ -101,6 +102,7 @@ class Producer:
         max_buffer_bytes: int = DEFAULT_MAX_BUFFER_BYTES,
         max_message_bytes: int | None = None,
         ack: Ack | None = None,
+        flush: Flush | None = None,
         partitioner: Partitioner | None = None,
         deadline_ms: int | None = None,
         request_timeout_ms: int | None = None,
@@ -118,6 +120,8 @@ class Producer:
             raise InvalidRequest(f"max_buffer_bytes ({max_buffer_bytes}) is below batch_bytes ({batch_bytes})")
         if ack not in (None, "quorum", "leader"):
             raise InvalidRequest(f"ack is {ack!r}; it must be 'quorum' or 'leader'")
+        if flush not in (None, "sync", "async"):
+            raise InvalidRequest(f"flush is {flush!r}; it must be 'sync' or 'async'")
         if linger_ms < 0:
             raise InvalidRequest(f"linger_ms is {linger_ms}; it must be 0 or more")
         self._client = client
@@ -132,6 +136,7 @@ class Producer:
             deadline_ms or client.deadline_ms,
             request_timeout_ms or client.request_timeout_ms,
             ack,
+            flush,
             codec,
         )
         self._topic: Topic | None = None

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -115,7 +115,15 @@ class Rights:
 
     async def tokens(self) -> list[TokenInfo]:
         """All of them, by name."""
-        return [TokenInfo(**fields) for fields in (await self.client.ask("GET", "/v1/tokens"))["tokens"]]
+        return [TokenInfo(**fields) async for page in self._pages("/v1/tokens") for fields in page["tokens"]]
+
+    async def _pages(self, path: str) -> AsyncIterator[dict[str, Any]]:
+        """All of a list; a node of an earlier release has it on one."""
+        after: str | None = ""
+        while after is not None:
+            page = await self.client.ask("GET", f"{path}?after={quoted(after)}" if after else path)
+            yield page
+            after = page.get("next")
 
     async def create_token(
         self, name: str, *, ttl_ms: int | None = None, roles: Iterable[GrantedRole] = ()
@@ -142,8 +150,11 @@ class Rights:
 
     async def roles(self) -> list[Role]:
         """By name."""
-        found = (await self.client.ask("GET", "/v1/roles"))["roles"]
-        return [Role(fields["name"], fields["built_in"], _rights(fields["rights"])) for fields in found]
+        return [
+            Role(fields["name"], fields["built_in"], _rights(fields["rights"]))
+            async for page in self._pages("/v1/roles")
+            for fields in page["roles"]
+        ]
 
     async def put_role(self, name: str, rights: Iterable[Right]) -> None:
         """Make a role, or put these in place of its rights. Raises ``InvalidRequest`` for a built-in one."""
@@ -157,8 +168,11 @@ class Rights:
 
     async def grants(self) -> list[Principal]:
         """Who was granted what, by name."""
-        found = (await self.client.ask("GET", "/v1/acl"))["principals"]
-        return [Principal(fields["name"], *_grants(fields)) for fields in found]
+        return [
+            Principal(fields["name"], *_grants(fields))
+            async for page in self._pages("/v1/acl")
+            for fields in page["principals"]
+        ]
 
     async def grant(self, name: str, *, roles: Iterable[GrantedRole] = (), rights: Iterable[Right] = ()) -> None:
         """Beside what was granted before. Raises ``UnknownRole``."""
@@ -184,12 +198,11 @@ class Rights:
     async def limits(self) -> PrincipalLimits:
         """What holds for everybody, and for somebody alone."""
         own: dict[str, Mapping[str, int]] = {}
-        after: str | None = ""
-        while after is not None:
-            found = await self.client.ask("GET", f"/v1/limits?after={quoted(after)}")
-            own.update({fields["name"]: fields["limits"] for fields in found["principals"]})
-            after = found["next"]
-        return PrincipalLimits(found["defaults"], own)
+        defaults: Mapping[str, int] = {}
+        async for page in self._pages("/v1/limits"):
+            own.update({fields["name"]: fields["limits"] for fields in page["principals"]})
+            defaults = page["defaults"]
+        return PrincipalLimits(defaults, own)
 
     async def alter_limits(self, name: str, limits: Mapping[str, int | None]) -> None:
         """Give somebody limits of his own, beside those he has, such as ``{"requests_per_s": 100}``.

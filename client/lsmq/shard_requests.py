@@ -83,7 +83,9 @@ class ShardRequests:
         found: dict[str, Any] = answer.value()
         return found
 
-    async def store(self, topic: Topic, shard: int, batch: bytes, ack: str | None = None) -> bool:
+    async def store(
+        self, topic: Topic, shard: int, batch: bytes, ack: str | None = None, flush: str | None = None
+    ) -> bool:
         """Send a packed record batch, the same bytes until they are stored; whether they had been stored before.
 
         To a topic whose queues have names the batch has them before it: see ``docs/formats/record-batch.md``.
@@ -93,7 +95,7 @@ class ShardRequests:
             shard,
             "POST",
             f"{topic_path(topic.name)}/batches",
-            params={"ack": ack} if ack else None,
+            params={name: value for name, value in (("ack", ack), ("flush", flush)) if value},
             body=batch,
             content_type=NAMED_BATCH if topic.named else BATCH,
             accept=BATCH,

@@ -16,6 +16,9 @@ DEFAULT_MAX_MESSAGE_BYTES = 1 << 20
 Ack = Literal["quorum", "leader"]
 """When a write counts as stored: on the disk of every replica in sync, or of the leader alone."""
 
+Flush = Literal["sync", "async"]
+"""When a replica counts as having it: once it is on its disk, or once it is written, and on the disk a moment later."""
+
 
 Overflow = Literal["refuse", "drop_oldest", "drop_newest", "drop_lowest_priority", "drop_nearest_deadline"]
 OnDiskFull = Literal["refuse", "drop_oldest"]
@@ -28,6 +31,7 @@ class TopicChanges(TypedDict, total=False):
     retention_ms: int | None
     retention_bytes: int | None
     ack: Ack | None
+    flush: Flush | None
     max_message_bytes: int | None
     dedupe_window_ms: int | Literal["forever"] | None
     retention_messages: int | None

@@ -1,4 +1,5 @@
-"""Print what pyproject.toml, read from the working directory, asks for: the package's needs and those of the extras.
+"""Print what pyproject.toml, read from the working directory, asks for: the package's needs and those of the extras,
+but for what these name of its own extras.
 
 With ``--build`` what builds the wheel instead, and what of its needs comes as source alone. Needs Python 3.11 and
 nothing else.
@@ -19,4 +20,5 @@ if sys.argv[1:] == ["--build"]:
 else:
     extras = document["project"]["optional-dependencies"]
     wanted = [*document["project"]["dependencies"], *(line for extra in sys.argv[1:] for line in extras[extra])]
+    wanted = [line for line in wanted if not line.startswith(f"{document['project']['name']}[")]
 print("\n".join(wanted))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lsmq import runtime
+from lsmq.plain_files import plain_stat
 
 from .errors import TlsUnusable
 from .parts import UNSEEN, Part
@@ -59,8 +60,8 @@ class TlsFiles:
     client_auth: ClientAuth = ClientAuth.NONE
 
     def state(self) -> tuple[tuple[int, int, int], ...]:
-        """Another one when a file is another one. Raises ``OSError``."""
-        found = [path.stat() for path in (self.cert, self.key, self.ca) if path is not None]
+        """Another one when a file is another one. Raises ``OSError``, for what is no file too."""
+        found = [plain_stat(path) for path in (self.cert, self.key, self.ca) if path is not None]
         return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
 
 
@@ -254,6 +255,7 @@ def _load_chain(context: ssl.SSLContext, files: TlsFiles) -> None:
         )
 
     try:
+        plain_stat(files.cert)
         context.load_cert_chain(files.cert, files.key, password=no_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
@@ -267,6 +269,7 @@ def _load_chain(context: ssl.SSLContext, files: TlsFiles) -> None:
 
 def _load_authorities(context: ssl.SSLContext, path: Path) -> None:
     try:
+        plain_stat(path)
         context.load_verify_locations(path)
     except ssl.SSLError as error:
         raise TlsUnusable(
@@ -295,18 +298,20 @@ def _validity(cert: Path) -> tuple[float, float]:
     from cryptography import x509  # Only where there is TLS: it takes memory, and a moment.
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
+    uses: set[x509.ObjectIdentifier] = set()
     try:
         found = x509.load_pem_x509_certificates(cert.read_bytes())[0]
+        begins_s, expires_s = found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp()
+        with suppress(x509.ExtensionNotFound):
+            uses = set(found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
     except OSError as error:
         raise TlsUnusable(f"{cert}: the certificate cannot be read: {error.strerror}", file=str(cert)) from error
-    except ValueError as error:
-        raise TlsUnusable(f"{cert}: holds no certificate in PEM", file=str(cert)) from error
-    with suppress(x509.ExtensionNotFound):
-        uses = found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-        if not {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE} & set(uses):
-            raise TlsUnusable(
-                f"{cert} is good for clients alone; give a certificate for servers, with the names that the node is "
-                "reached by (lsmq tls issue DIR NAME --host HOST)",
-                file=str(cert),
-            )
-    return found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp()
+    except (ValueError, x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType) as error:
+        raise TlsUnusable(f"{cert}: holds no certificate in PEM, or a damaged one: {error}", file=str(cert)) from error
+    if uses and not {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE} & uses:
+        raise TlsUnusable(
+            f"{cert} is good for clients alone; give a certificate for servers, with the names that the node is "
+            "reached by (lsmq tls issue DIR NAME --host HOST)",
+            file=str(cert),
+        )
+    return begins_s, expires_s

@@ -79,12 +79,13 @@ class NodeConfig(BackupConfig):
 
     flush_mode: FlushMode = setting(
         FlushMode.SYNC,
-        "`sync`: acknowledge after fdatasync. `async`: after write(2).",
+        "`sync`: acknowledge after fdatasync. `async`: after write(2). A [topic or a request](replication.md#what-an-"
+        "acknowledgement-means) may say otherwise.",
         hazard="With `async` a power cut loses what was acknowledged last.",
     )
     flush_interval_ms: int = setting(
         100,
-        "With `async`, the longest time between two fdatasyncs.",
+        "With `async`, be it of the node, a topic or a request, the longest time between two fdatasyncs.",
         range=(1, 60_000),
         hazard="So much may be lost to a power cut.",
     )
@@ -339,6 +340,13 @@ class NodeConfig(BackupConfig):
         "shard that a producer sends to; more are refused with `too_many_producers`.",
         range=(0, 1_000_000_000),
         hazard="Every start of a program begins some.",
+    )
+    principal_schedules: int = setting(
+        0,
+        "Most schedules of one principal in a shard, of those made since its leader began to lead; more are refused "
+        "with `too_many_schedules`.",
+        range=(0, 10_000),
+        hazard="Deleting schedules makes room.",
     )
     max_inflight_bytes: int = setting(
         256 * MIB,

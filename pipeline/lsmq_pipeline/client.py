@@ -301,6 +301,6 @@ class PipelineClient:
 
     # Writing
 
-    def send(self, topic: Topic, shard: int, packed: bytes, ack: str | None) -> Future[bool]:
+    def send(self, topic: Topic, shard: int, packed: bytes, ack: str | None, flush: str | None) -> Future[bool]:
         """Begin to send one record batch of queues of one shard; the result: whether it had been stored before."""
-        return self._loop.submit(self._shards.store(topic, shard, packed, ack))
+        return self._loop.submit(self._shards.store(topic, shard, packed, ack, flush))

@@ -131,6 +131,7 @@ class WriteOptions:
     connection: ConnectionOptions
     topic: str | None
     ack: str | None
+    flush: str | None
     query_id: str | None
     batch_bytes: int
     batch_messages: int
@@ -185,6 +186,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         connection=_connection(given),
         topic=given.text("topic") or None,
         ack=given.choice("ack", ("quorum", "leader", ""), "") or None,
+        flush=given.choice("flush", ("sync", "async", ""), "") or None,
         query_id=given.text("queryId") or None,
         batch_bytes=given.number("batchBytes", 1 << 20),
         batch_messages=given.number("batchMessages", 10_000),

@@ -178,7 +178,8 @@ class TopicWriter:
         producer_id = self._name.producer_id(lane.topic, lane.shard, group)
         pack = encode_named if lane.topic.named else encode
         packed = pack(rows, producer_id=producer_id, sequence=sequence, codec=self._codec)
-        lane.flying = self._cluster.send(lane.topic, lane.shard, packed, self._options.ack), rows
+        options = self._options
+        lane.flying = self._cluster.send(lane.topic, lane.shard, packed, options.ack, options.flush), rows
         lane.batches += 1
 
     def _settle(self, lane: _Lane) -> None:

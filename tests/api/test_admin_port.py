@@ -24,7 +24,7 @@ from .test_rights import ROUTES, Asking, ask
 
 ADMINISTRATION = {
     "drainNode", "undrainNode", "removeNode", "moveReplicas", "cancelMove", "pauseMoves", "resumeMoves", "unpinShard",
-    "replaceVoter", "keepVoter",
+    "replaceVoter", "keepVoter", "growShards",
     "transferLeader", "reviveShard", "listTokens", "createToken", "rotateToken", "revokeTokens", "listRoles", "putRole",
     "deleteRole", "listGrants", "grantRights", "revokeRights", "testRights", "listLimits", "alterLimits",
     "removeLimits",

@@ -9,11 +9,13 @@ import select
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
 from lsmq_node import connections
+from lsmq_node.api import serve
 from lsmq_node.api.serve import client_limits
 from lsmq_node.config import NodeConfig
 from lsmq_node.connections import Doorkeeper, Limits
@@ -141,6 +143,23 @@ def test_who_is_refused_and_goes_on_sending_is_heard_for_a_while_only_and_few_at
             assert (await last.reader.read()).startswith(b"HTTP/1.1 503")
             at.keeper.close()
             await until(lambda: at.keeper.heard == 0, "nobody is heard any more")
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /healthz HT", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-More: "])
+def test_a_request_that_is_never_whole_keeps_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes
+) -> None:
+    assert serve.KEEPALIVE_S == 75.0
+    monkeypatch.setattr(serve, "KEEPALIVE_S", 0.5)
+
+    async def test() -> None:
+        async with serve.serving(NodeConfig(data=tmp_path, port=0)) as node, asyncio.timeout(PATIENCE_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", node.broker.config.port)
+            writer.write(begun)
+            assert await reader.read() == b""
+            writer.close()
 
     asyncio.run(test())
 

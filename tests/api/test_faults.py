@@ -82,7 +82,7 @@ def test_writes_are_delayed_while_the_engine_falls_behind(tmp_path: Path, monkey
 
 def test_writes_refused_by_the_engine_say_when_to_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(client: Session, broker: Broker) -> None:
-        def refuse(*_: object) -> None:
+        def refuse(*_: object, **__: object) -> None:
             raise StoreBusy("memtables wait for their flush; try again in a moment")
 
         monkeypatch.setattr(ShardStore, "append", refuse)
@@ -97,7 +97,7 @@ def test_a_bug_is_a_500_that_says_no_more_than_it_should(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async def test(client: Session, broker: Broker) -> None:
-        def fail(*_: object) -> None:
+        def fail(*_: object, **__: object) -> None:
             raise RuntimeError("secret")
 
         monkeypatch.setattr(ShardStore, "append", fail)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from lsmq import errors
 from lsmq_node.api.app import route_table
 from lsmq_node.api.routing import ApiOperation
 from lsmq_node.config import NodeConfig
+from support.waiting import PATIENCE_S
 
 from .calls import Api
 
@@ -77,3 +80,34 @@ def test_a_method_that_is_not_possible_says_which_are(api: Api, method: str, pat
     assert answer.code == "method_not_allowed" and answer.headers["Allow"] == allowed
     assert answer.error["message"] == f"{method} is not possible on {path}; possible: {allowed}"
     assert isinstance(errors.from_dict(answer.error), errors.MethodNotAllowed)
+
+
+def test_who_waits_to_be_told_to_send_the_body_is_told_and_anything_else_is_expected_in_vain(
+    api: Api, topic_name: str
+) -> None:
+    api.create(topic_name, 1)
+    body = b'{"messages": [{"queue": 0, "body": "x"}]}'
+
+    def head(expected: str) -> bytes:
+        return (
+            f"POST /v1/topics/{topic_name}/messages HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nExpect: {expected}\r\n\r\n"
+        ).encode()
+
+    for expected, told in (("100-Continue", b"HTTP/1.1 100 Continue"), ("200-ok", b"HTTP/1.1 417 ")):
+        with (
+            socket.create_connection((api.host, api.port), timeout=PATIENCE_S) as connection,
+            connection.makefile("rb") as answers,
+        ):
+            connection.sendall(head(expected))
+            line = answers.readline()
+            assert line.startswith(told), line
+            if expected == "100-Continue":
+                assert answers.readline() == b"\r\n"
+                connection.sendall(body)
+                assert answers.readline().startswith(b"HTTP/1.1 200 ")
+                assert answers.readlines()
+            else:
+                refused = json.loads(answers.readlines()[-1])["error"]
+                assert refused["code"] == "invalid_request" and "it may be 100-continue" in refused["message"]
+    assert api.bodies(topic_name, 0) == ["x"]

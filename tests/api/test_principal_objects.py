@@ -119,3 +119,21 @@ def test_a_principal_begins_so_many_idempotent_producers_and_goes_on_with_them(r
     assert maker.call("POST", "/v1/topics/t/producers/72/take", take).status == 200
     maker.send("t", {"body": "without a producer's id", "queue": 0})
     assert send(neighbour, 73).status == 200
+
+
+def test_a_principal_has_so_many_schedules_in_a_shard(realm: Realm) -> None:
+    _, maker = limited(realm, schedules=2)
+    _, neighbour = limited(realm, schedules=2)
+
+    def put(who: Asking, name: str) -> Answer:
+        document = {"cron": "0 9 * * *", "tz": "UTC", "message": {"body": "x", "queue": 0}}
+        return who.call("PUT", f"/v1/topics/t/schedules/{name}", document)
+
+    assert [put(maker, name).status for name in ("a", "b")] == [201, 201]
+    refused(put(maker, "c"), "too_many_schedules", "principal_schedules", 2)
+    assert put(maker, "b").status == 200, "one of its name in its place is no other one"
+    assert put(neighbour, "c").status == 201
+    assert put(maker, "c").status == 200, "it counts for who made it"
+    maker.call("DELETE", "/v1/topics/t/schedules/a", status=204)
+    assert put(maker, "d").status == 201
+    refused(put(maker, "a"), "too_many_schedules", "principal_schedules", 2)

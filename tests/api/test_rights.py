@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
@@ -430,6 +431,23 @@ def test_answers_fit_the_document(realm: Realm) -> None:
     fits("listGrants", "GET", "/v1/acl")
     fits("whoami", "GET", "/v1/whoami")
     fits("testRights", "POST", f"/v1/acl/{name}/test", {"kind": "cluster", "action": "alter"})
+
+
+@pytest.mark.parametrize(("path", "field"), [("tokens", "tokens"), ("roles", "roles"), ("acl", "principals")])
+def test_lists_come_in_pages(realm: Realm, path: str, field: str) -> None:
+    name, _ = realm.somebody(("monitor", ""))
+    realm.admin.call("POST", f"/v1/tokens/{name}/rotate", {}, status=201)
+    realm.admin.call("PUT", "/v1/roles/paged", {"rights": []}, status=204)
+    whole = realm.admin.get(f"/v1/{path}").json()
+    assert len(whole[field]) > 2 and whole["next"] is None
+    found, after, pages = [], "", 0
+    while after is not None:
+        page = realm.admin.get(f"/v1/{path}?limit=1&after={quote(after)}").json()
+        found += page[field]
+        after, pages = page["next"], pages + 1
+    assert found == whole[field] and pages == len(found)
+    assert [each["name"] for each in found] == sorted(each["name"] for each in found)
+    realm.admin.get(f"/v1/{path}?limit=1001", 400)
 
 
 def noted(realm: Realm) -> list[dict[str, Any]]:

@@ -11,11 +11,11 @@ import pytest
 
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.broker import Broker
-from lsmq_node.schedules import Schedule
+from lsmq_node.schedules import Schedule, shard_schedules
 from lsmq_node.storage import ShardStore
 
 from .calls import Api
-from .in_process import SMALL, Session, with_node
+from .in_process import SMALL, Session, node_of, with_node
 
 DAILY = {"cron": "0 9 * * 1-5", "tz": "Europe/Berlin", "message": {"body": "x", "key": "k"}}
 
@@ -147,6 +147,23 @@ def test_schedules_go_with_their_topic(tmp_path: Path) -> None:
         while store.document(schedule.key) is not None and time.monotonic() < deadline:
             await client.get("/healthz")
         assert store.document(schedule.key) is None
+
+    with_node(tmp_path, check)
+
+
+def test_a_schedule_that_is_replaced_again_and_again_takes_no_more_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_schedules, "_STALE", 10)
+
+    async def check(client: Session, broker: Broker) -> None:
+        for day in range(1, 29):
+            document = {"cron": f"0 0 {day} 1 *", "tz": "UTC", "message": {"body": "x", "queue": 0}}
+            answer = await client.put("/v1/topics/t/schedules/yearly", json=document)
+            assert answer.status in (200, 201), await answer.text()
+        shard = await node_of(client).schedules.shard(0)
+        assert len(shard.known) == 1 and len(shard._queue) <= 12
+        assert (next(iter(shard.known.values())).next_ms, next(iter(shard.known))) in shard._queue
 
     with_node(tmp_path, check)
 

@@ -116,7 +116,7 @@ def test_a_host_that_is_not_ours_is_refused(make_node: NodeMaker) -> None:
 
 def test_a_newer_format_is_refused_with_what_to_do(node: NodeProcess) -> None:
     node.stop()
-    (node.data / "node.json").write_text('{"format": 3, "shards": 1}')
+    (node.data / "node.json").write_text('{"format": 4, "shards": 1}')
     line = failure(node)
     assert line.startswith("error: unsupported_format:")
     assert "upgrade" in line

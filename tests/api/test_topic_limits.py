@@ -66,7 +66,7 @@ def test_what_is_over_is_refused_with_words_and_seen(api: Api, topic_name: str) 
 
 def test_a_queue_holds_no_more_bytes_than_it_may_by_number_and_by_name(api: Api, topic_name: str) -> None:
     body = "x" * 400
-    for name, queues, place in ((topic_name, 2, {"queue": 1}), (f"{topic_name}.n", "named", {"queue_name": "a"})):
+    for name, queues, place in ((topic_name, 2, {"queue": 1}), (f"{topic_name}.n", "named", {"queue": "a"})):
         api.create(name, queues, queue_max_bytes=1_000)
         api.send(name, *[{**place, "body": body}] * 2)
         refused = api.send(name, {**place, "body": body}, status=507)

@@ -248,11 +248,22 @@ def test_what_a_topic_had_up_to_a_moment_is_sent_to_another_one(node: NodeProces
     assert "choose another name" in lsmq(node.url, *arguments, "again", code=1)
     assert "has no topic" in lsmq(node.url, "backup", "extract", backups, "--topic", "x", "--as", "y", code=1)
 
-    lsmq(node.url, "backup", "extract", backups, "--topic", "names", "--queue", "user/3", "--as", "three")
+    named = ("backup", "extract", backups, "--topic", "names", "--queue", "user/3", "--as")
+    lsmq(node.url, *named, "three")
     listed = api.get("/v1/topics/three/queues").json()["queues"]
     assert [queue["name"] for queue in listed] == ["user/3"]
     bodies = [message["body"] for message in api.get("/v1/topics/three/queues/user%2F3/messages").json()["messages"]]
     assert bodies == [str(number) for number in range(3, 70, 7)]
+    said = lsmq(node.url, *named, "four", "--queue", "user/8", code=1)
+    assert "10 messages sent to four" in said and "no queue 'user/8' of names" in said
+
+    for queue in (str(QUEUES), "-1", "01", "user/3"):
+        said = lsmq(node.url, *arguments, "fifth", "--queue", queue, code=1)
+        assert f"has no queue '{queue}'" in said and f"from 0 to {QUEUES - 1}" in said
+    assert "ends before it begins" in lsmq(node.url, *arguments, "fifth", "--from", until, code=1)
+    api.get("/v1/topics/fifth", 404)
+    assert "messages sent to sixth" in lsmq(node.url, *arguments, "sixth", "--queue", "2")
+    assert [len(messages) for messages in held(api, "sixth").values()] == [0, 0, len(expected[2]), 0, 0, 0]
 
 
 def test_snapshots_are_asked_for_by_whoever_has_them(node: NodeProcess) -> None:

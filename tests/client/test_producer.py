@@ -392,6 +392,7 @@ async def test_the_limit_counts_key_tag_and_properties_to_the_byte() -> None:
         {"batch_bytes": 5 << 20},
         {"max_buffer_bytes": 10},
         {"ack": "all"},
+        {"flush": "never"},
         {"linger_ms": -1},
     ],
 )

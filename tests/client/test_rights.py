@@ -153,6 +153,10 @@ def test_a_file_that_is_no_token_is_refused_before_anything_is_sent(tmp_path: Pa
             sync.Client("http://127.0.0.1:1", token_file=file)
     with pytest.raises(InvalidRequest, match="cannot be read"):
         sync.Client("http://127.0.0.1:1", token_file=tmp_path / "nothing")
+    os.mkfifo(pipe := tmp_path / "pipe", 0o600)  # Nobody writes to it: whoever waits for that waits for ever.
+    for none in (pipe, Path("/dev/null")):
+        with pytest.raises(InvalidRequest, match=r"regular file.*LSMQ_TOKEN takes"):
+            sync.Client("http://127.0.0.1:1", token_file=none)
     with pytest.raises(InvalidRequest, match="not both"):
         sync.Client("http://127.0.0.1:1", token="x", token_file=file)
 

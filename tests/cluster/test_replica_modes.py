@@ -18,7 +18,7 @@ from lsmq_node.storage.state import StoredTopic
 from storage.harness import KIB, bodies, body, tiny
 from support.clusters import running_cluster
 
-from .replica_group import QUEUES, Group, group, run, until
+from .replica_group import QUEUES, Group, batch, group, run, until
 
 pytestmark = pytest.mark.usefixtures("drives_there")
 
@@ -85,6 +85,71 @@ def test_with_asynchronous_flush_a_replica_syncs_its_log_before_it_promises(tmp_
             await nodes.equal()
 
     run(test)
+
+
+async def put_loosely(
+    nodes: Group, leader: Replica, content: bytes, ack: Ack, mode: FlushMode = FlushMode.ASYNC
+) -> None:
+    leader.check_writable(ack)
+    await leader.wait(leader.store.append(1, batch(content), flush=mode), ack)
+
+
+def test_a_write_says_on_all_replicas_whether_it_is_synced(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with group(tmp_path, options=tiny(**NEVER)) as nodes:
+            leader = await nodes.lead("a")
+            await nodes.all_in_sync()
+            await nodes.make_topic(leader)
+
+            def syncs() -> dict[str, int]:
+                return {name: nodes[name].store.stats().fsyncs_total for name in nodes.sites}
+
+            before = syncs()
+            for number in range(10):
+                await put_loosely(nodes, leader, b"%d" % number, Ack.QUORUM if number % 2 else Ack.LEADER)
+            assert syncs() == before
+            await put_loosely(nodes, leader, b"10", Ack.QUORUM, FlushMode.SYNC)
+            after = syncs()
+            assert all(after[name] > before[name] for name in nodes.sites)
+            assert all(nodes[name].store.stats().durable_lsn == leader.end_lsn for name in nodes.sites)
+            leader = await nodes.lead("b", without=("a",))
+            assert list(bodies(leader.store, 1, 0).values()) == [b"%d" % number for number in range(11)]
+            await nodes.all_in_sync()
+            await nodes.equal()
+
+    run(test)
+
+
+def test_when_all_lose_power_what_was_synced_is_kept_and_what_was_only_written_may_go(tmp_path: Path) -> None:
+    async def test(seed: int, directory: Path) -> None:
+        async with group(directory, options=tiny(**NEVER), start=False) as nodes:
+            drives = {name: Drive(directory) for name in nodes.sites}
+            for name, site in nodes.sites.items():
+                site.disk = drives[name]
+                await nodes.start(name)
+            leader = await nodes.lead("a")
+            await nodes.all_in_sync()
+            await nodes.make_topic(leader)
+            sent = [body(number, 3_000) for number in range(12)]
+            for number, content in enumerate(sent):
+                mode = FlushMode.SYNC if number == 6 else FlushMode.ASYNC
+                await put_loosely(nodes, leader, content, Ack.QUORUM, mode)
+            survivors = {name: drive.power_cut(seed + at) for at, (name, drive) in enumerate(drives.items())}
+            for name, site in nodes.sites.items():
+                with suppress(OSError):  # nothing can be closed properly
+                    await nodes.stop(name)
+                site.disk = survivors[name]
+            for name in nodes.sites:
+                await nodes.start(name)
+            leader = await nodes.lead("b")
+            await nodes.all_in_sync()
+            found = list(bodies(leader.store, 1, 0).values())
+            assert len(found) >= 7 and found == sent[: len(found)]
+            await nodes.put(leader, b"more")
+            await nodes.equal()
+
+    for seed in range(3):
+        run(lambda seed=seed: test(seed, tmp_path / str(seed)))  # type: ignore[misc]
 
 
 def test_with_asynchronous_flush_killed_processes_lose_nothing(tmp_path: Path) -> None:

@@ -97,6 +97,18 @@ def test_a_request_that_is_passed_on_is_that_of_who_sent_it(urls: list[str], adm
         assert ask(f"{url}/v1/topics/{topic}/messages", "POST", {"messages": messages})[0] == 401
 
 
+def test_schedules_count_for_who_makes_them_whichever_node_is_asked(urls: list[str], admin: str, topic: str) -> None:
+    tenant = made(urls[0], admin, "planner", ("tenant", topic))
+    assert ask(f"{urls[0]}/v1/limits/planner", "PATCH", {"schedules": 1}, admin)[0] == 204
+    for queue in range(0, QUEUES, 2):
+        document = {"cron": "0 9 * * *", "tz": "UTC", "message": {"body": "x", "queue": queue}}
+        statuses = []
+        for number, url in enumerate(urls):
+            path = f"{url}/v1/topics/{topic}/schedules/of-{queue}-{number}"
+            statuses.append(ask(path, "PUT", document, tenant)[0])
+        assert statuses == [201, 429, 429]
+
+
 def test_what_opens_the_inside_opens_nothing_outside_and_the_other_way_round(
     cluster: LocalCluster, urls: list[str], admin: str
 ) -> None:

@@ -104,6 +104,33 @@ async def test_whose_token_is_revoked_is_shown_nothing_more(
         assert not await page.evaluate("document.querySelectorAll('table').length")
 
 
+async def test_a_tenant_sees_what_is_its_own_and_is_told_what_is_not(
+    make_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    assert EXECUTABLE is not None
+    realm = await realm_of(make_node)
+    for topic in ("shop.orders", "bank.orders"):
+        realm.admin.create(topic, 1)
+        realm.admin.send(topic, {"queue": 0, "body": f"of {topic}"})
+        realm.admin.call("PUT", f"/v1/groups/{topic}", {"mode": "work_queue"}, status=200)
+    _, tenant = realm.somebody(("tenant", "shop."))
+    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+        page = await tabs.open(f"{realm.node.url}/console")
+        await signs_in(page, tenant.own["Authorization"].removeprefix("Bearer "))
+        await shows(page, f"{TEXT}.includes('for those who may describe the cluster')", "figures are not for him")
+        assert not await page.evaluate("document.querySelector('main [role=alert]')")
+        for list in ("topics", "groups"):
+            await page.evaluate(f"location.hash = '#/{list}'")
+            await shows(page, f"{TEXT}.includes('shop.orders')", "his own are listed")
+            assert not await page.evaluate(f"{TEXT}.includes('bank')")
+        await page.evaluate("location.hash = '#/topics/shop.orders/0'")
+        await shows(page, f"{TEXT}.includes('of shop.orders')", "his messages are shown")
+        for address in ("#/topics/bank.orders/0", "#/groups/bank.orders?topic=shop.orders", "#/cluster", "#/backups"):
+            await page.evaluate(f"location.hash = {address!r}")
+            await shows(page, "document.querySelector('main [role=alert]')?.textContent.includes('may not')", address)
+            assert not await page.evaluate(f"{TEXT}.includes('of bank')")
+
+
 async def test_who_uses_the_page_stays_in_and_a_page_that_only_asks_by_itself_does_not(
     make_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:

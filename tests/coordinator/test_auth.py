@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import stat
 import time
 from collections.abc import Awaitable, Callable
@@ -172,6 +173,9 @@ def test_secrets_come_from_files_that_nobody_else_reads_or_writes(tmp_path: Path
         ClusterSecret.load(path)
     with pytest.raises(SecretUnusable, match="cannot be read"):
         ClusterSecret.load(tmp_path / "none")
+    os.mkfifo(pipe := tmp_path / "pipe", 0o600)
+    with pytest.raises(SecretUnusable, match=r"pipe: .*not a regular file"):
+        ClusterSecret.load(pipe)
 
 
 @pytest.fixture

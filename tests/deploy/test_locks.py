@@ -52,7 +52,7 @@ def test_each_package_is_one_version_with_hashes(name: str) -> None:
         assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", found) for found in hashes), str(requirement)
 
 
-@pytest.mark.parametrize(("name", "asked"), [("node.lock", ["node"]), ("build.lock", ["--build"])])
+@pytest.mark.parametrize(("name", "asked"), [("node.lock", ["node", "s3"]), ("build.lock", ["--build"])])
 @pytest.mark.parametrize("environment", ENVIRONMENTS, ids=lambda environment: environment["python_version"])
 def test_the_locks_have_what_the_package_asks_for(name: str, asked: list[str], environment: dict[str, str]) -> None:
     words = [sys.executable, IMAGE / "requirements.py", *asked]

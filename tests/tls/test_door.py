@@ -24,6 +24,7 @@ from lsmq import ConnectionFailed, InvalidRequest, sync
 from lsmq.client import Client
 from lsmq_coordinator import private_files
 from lsmq_coordinator.authority import Authority
+from lsmq_coordinator.errors import TlsUnusable
 from lsmq_coordinator.tls import Certificates, TlsFiles
 from lsmq_node import connections
 from lsmq_node.connections import Doorkeeper, Limits
@@ -167,6 +168,40 @@ def test_files_that_come_as_a_link_to_others_are_seen_to_change(authority: Autho
     (tmp_path / "next").symlink_to("second")
     (tmp_path / "next").rename(tmp_path / "now")
     assert used.look() and used.problem() is None and not used.look()
+
+
+def test_a_certificate_with_any_byte_changed_is_used_or_named_and_stops_nothing(
+    authority: Authority, tmp_path: Path
+) -> None:
+    cert, key = authority.issue("damaged", HOSTS)
+    content = x509.load_pem_x509_certificate(cert.read_bytes()).public_bytes(serialization.Encoding.DER)
+    damaged, reasons = tmp_path / "damaged.crt", set()
+    for at in range(len(content)):
+        changed = content[:at] + bytes((content[at] ^ 0x55,)) + content[at + 1 :]
+        damaged.write_text(ssl.DER_cert_to_PEM_cert(changed))
+        try:
+            Certificates(TlsFiles(damaged, key))
+        except TlsUnusable as error:
+            assert str(damaged) in error.message
+            reasons.add(error.message)
+    late = [at for at in reasons if "a damaged one: error parsing asn1" in at]
+    assert late and len(late) < len(reasons), "some of it is found when extensions are read"
+
+
+def test_a_pipe_where_a_certificate_was_holds_nobody_up(authority: Authority, tmp_path: Path) -> None:
+    cert, key = authority.issue("piped", HOSTS)
+    used = Certificates(TlsFiles(cert, key))
+    kept = cert.rename(tmp_path / "kept.crt")
+    os.mkfifo(cert, 0o600)
+    assert not used.look()
+    problem = used.problem()
+    assert problem is not None and f"{cert}: cannot be read: it is not a regular file" in problem
+    with pytest.raises(InvalidRequest, match="not a regular file"):
+        Client("https://127.0.0.1:1", ca=cert)
+    cert.unlink()
+    kept.rename(cert)
+    used.look()
+    assert used.problem() is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of root")

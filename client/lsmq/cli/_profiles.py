@@ -18,6 +18,8 @@ from typing import Final
 
 import click
 
+from lsmq.plain_files import plain_stat
+
 PROFILE_VARIABLE: Final = "LSMQ_PROFILE"
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _MOST_BYTES: Final = 64 * 1024
@@ -72,6 +74,7 @@ class Profiles:
         """A file that others may change is refused: it says whom a token is shown to."""
         file = self._file(name)
         try:
+            plain_stat(file)
             with file.open("rb") as opened:
                 if (mode := os.fstat(opened.fileno()).st_mode & 0o777) & 0o077:
                     raise click.UsageError(
@@ -81,6 +84,8 @@ class Profiles:
         except FileNotFoundError as error:
             known = ", ".join(self.names()) or "none yet"
             raise click.UsageError(f"there is no profile {name!r}; there are: {known} (lsmq profile add)") from error
+        except OSError as error:
+            raise click.UsageError(f"{file}: the profile cannot be read: {error.strerror}") from error
         try:
             found = json.loads(text)
             if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):

@@ -335,8 +335,7 @@ async def extract(
       lsmq backup extract /backups/lsmq --topic orders --as orders --groups --url http://other:7600
     """
     module = _module("extract")
-    numbers = frozenset(int(queue) if queue.isdecimal() else queue for queue in queues)
-    wanted = module.WantedMessages(topic, (numbers | frozenset(queues)) or None, _ms(begin) or 0, _ms(end))
+    wanted = module.WantedMessages(topic, frozenset(queues) or None, _ms(begin) or 0, _ms(end))
     with private_files(), ExitStack() as shown:
         done = await module.extract_topic(
             client,
@@ -355,7 +354,9 @@ async def extract(
         click.echo(f"{done.passed_over} were passed over: their headers are nothing that a client makes", err=True)
     for group, why in sorted(done.refused.items()):
         click.echo(f"error: the offsets of group {group} were not set: {why}", err=True)
-    if done.refused:
+    for queue in sorted(done.missing):
+        click.echo(f"error: the backup has no queue {queue!r} of {topic}", err=True)
+    if done.refused or done.missing:
         click.get_current_context().exit(1)
 
 

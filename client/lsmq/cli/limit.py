@@ -37,6 +37,7 @@ _OPTIONS: dict[str, tuple[_Value, str]] = {
     "groups": (_COUNT, "Consumer groups in a shard."),
     "transactions": (_COUNT, "Transactions in a shard that are not finished."),
     "producers": (_COUNT, "Idempotent producers that begin within producer_expiry_ms."),
+    "schedules": (_COUNT, "Schedules in a shard."),
 }
 
 

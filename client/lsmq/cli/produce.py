@@ -17,7 +17,7 @@ from lsmq.cli._input import STDIN, OutgoingMessage, from_file, from_json_line, f
 from lsmq.cli._queues import queue_of
 from lsmq.cli.options import DURATION, TIME, TOPIC, asks_a_node, json_option
 from lsmq.cli.render import ProgressBar, counted, print_json, progress, size_text
-from lsmq.topics import Ack
+from lsmq.topics import Ack, Flush
 
 _FILES = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
 
@@ -67,6 +67,7 @@ class InputOptions:
 @click.option("--delay", "delay_ms", type=DURATION, help="They come into their queues so much later, as 10m or 7d.")
 @click.option("--at", "deliver_at", type=TIME, help="When they come into their queues: 2026-12-24T18:00.")
 @click.option("--ack", type=click.Choice(["quorum", "leader"]), help="When a write counts as stored.")
+@click.option("--flush", type=click.Choice(["sync", "async"]), help="When a replica has it: on its disk, or written.")
 @click.option("--compress", is_flag=True, help="Compress batches with zstd.")
 @click.option("--linger", "linger_ms", type=DURATION, default="5ms", show_default=True, help="Wait for a batch.")
 @click.option("--receipts", is_flag=True, help="Print queue, offset and id of each message as JSON lines.")
@@ -89,6 +90,7 @@ async def produce(
     delay_ms: int | None,
     deliver_at: datetime | None,
     ack: Ack | None,
+    flush: Flush | None,
     compress: bool,
     linger_ms: int,
     receipts: bool,
@@ -132,7 +134,7 @@ async def produce(
     total = _size_bytes(options.files)
     started_s = time.monotonic()
     codec = Codec.ZSTD if compress else Codec.NONE
-    producer = Producer(client, topic, ack=ack, linger_ms=linger_ms, codec=codec)
+    producer = Producer(client, topic, ack=ack, flush=flush, linger_ms=linger_ms, codec=codec)
     with progress("sending", total, of_bytes=True, beside=STDIN in options.files and sys.stdin.isatty()) as shown:
         async with producer:
             await _send_all(producer, options, summary, shown, print_receipts=receipts)

@@ -45,6 +45,9 @@ _ALTERABLE: tuple[Callable[[Command], Command], ...] = (
     ),
     click.option("--retention-bytes", type=SIZE, help="Keep at most this much of the topic, such as 10GiB."),
     click.option("--ack", type=click.Choice(["quorum", "leader"]), help="When a write counts as stored."),
+    click.option(
+        "--flush", type=click.Choice(["sync", "async"]), help="When a replica has it: on its disk, or written."
+    ),
     click.option("--max-message-bytes", type=SIZE, help="Refuse larger messages, such as 64KiB."),
     click.option(
         "--cleanup", type=click.Choice(["delete", "compact"]), help="compact: keep the last message of each key."

@@ -34,6 +34,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
     parser.add_argument("--uses", help="what clients do beside orders, as jobs,delayed, whatever a seed says")
     parser.add_argument("--trouble", type=float, default=3.0, metavar="S", help="seconds of weather in each seed")
+    parser.add_argument("--short", action="store_true", help="as many faults in a second, and one use in each seed")
     options = parser.parse_args()
     seeds = _range(parser, options.seeds)
     if options.trouble < 1:
@@ -41,10 +42,13 @@ def main() -> int:
     fix_hashes()
     from . import runs
     from .aimed import SCENES
-    from .runs import USUAL, played, shrunk
+    from .clients import USUAL
+    from .runs import played, shrunk
     from .uses import USES
 
     runs.TROUBLE_S = options.trouble
+    if options.short:
+        runs.shorten()
 
     uses = None if options.uses is None else [use for use in options.uses.split(",") if use]
     if unknown := set(uses or ()) - {*USUAL, *USES}:

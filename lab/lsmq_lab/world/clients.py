@@ -77,7 +77,9 @@ class Clients:
             roles += [("sender", self._send_jobs), ("worker1", self._work), ("worker2", self._work)]
         if "ledger" in uses:
             roles.append(("bank", self._transact))
-        self._topics: UsedTopics = {topic: {"queues": QUEUES} for topic in ("orders", *USUAL) if topic in ("orders", *uses)}
+        self._topics: UsedTopics = {
+            topic: {"queues": QUEUES} for topic in ("orders", *USUAL) if topic in ("orders", *uses)
+        }
         hosts = (f"10.0.1.{number}" for number in count(1))
         for name, role in roles:
             self._start(name, next(hosts), role, self._topics)

@@ -46,6 +46,8 @@ DESTRUCTIVE = ("fail sync", "lose disk", "set back", "lose tail", "flip bit")
 
 
 _OPERATOR_DEADLINE_MS = 1_000
+#: In so much time, or less, as many faults come.
+_USUAL_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +75,13 @@ def drawn(chance: Random, nodes: int, begin_s: float, end_s: float, *, membershi
     # Runs are of different weather: not everything happens in each.
     chosen = [kind for kind in kinds if chance.random() < 0.7] or kinds
     weights = [_KINDS[kind] for kind in chosen]
-    plan = []
+    plan, hurry = [], max(1.0, _USUAL_S / end_s)
     if membership:
         chosen += _MEMBERSHIP
         weights += _MEMBERSHIP.values()
-        plan.append(Fault(round(begin_s + chance.random(), 4), "join", nodes, 1))
-    at = begin_s + chance.expovariate(2.0)
-    pace = chance.choice((1.0, 2.0, 4.0))
+        plan.append(Fault(round((begin_s + chance.random()) / hurry, 4), "join", nodes, 1))
+    at = begin_s / hurry + chance.expovariate(2.0 * hurry)
+    pace = chance.choice((1.0, 2.0, 4.0)) * hurry
     while at < end_s:
         node = chance.randint(1, nodes)
         other = chance.choice([number for number in range(1, nodes + 1) if number != node])

@@ -58,7 +58,7 @@ from . import (
 from .access import ACCESS, AUDITED, Access
 from .asker import Asker
 from .browser_sessions import check_by_cookie, shown_cookie
-from .failures import HttpConnection, failures
+from .failures import HttpConnection, failures, go_on_or_refuse
 from .forwarding import answered_elsewhere, answering_passed_on
 from .openapi import document
 from .origins import let_pages_read, own_pages
@@ -117,7 +117,7 @@ def make_app(node: Node) -> web.Application:
     for route in table:
         handler = watched(route, node, metrics, slow, _handler(route, node, metrics))
         for method in route.methods:
-            app.router.add_route(method, route.path, handler, name=route.operation)
+            app.router.add_route(method, route.path, handler, name=route.operation, expect_handler=go_on_or_refuse)
     node.broker.topology.peers.answer_passed_on(answering_passed_on(app))
     return app
 

@@ -55,6 +55,7 @@ _FETCH = {**schemas.FETCH, "properties": {**schemas.FETCH["properties"], **FILTE
 #: More names than these are looked at in a thread.
 _MANY = 1_000
 _ACK = Parameter("ack", schemas.ACK, "As in sending messages.")
+_FLUSH = Parameter("flush", schemas.FLUSH, "As in sending messages.")
 
 
 @ROUTES.post(
@@ -65,7 +66,7 @@ _ACK = Parameter("ack", schemas.ACK, "As in sending messages.")
         media_types=(BATCH_TYPE,),
         headers={"Lsmq-Duplicate": "`1` when the producer's batch had been stored before."},
     ),
-    parameters=(_ACK,),
+    parameters=(_ACK, _FLUSH),
     request=Content(
         "One record batch, without the columns TOPIC and OFFSET. Where queues are named there come before it the "
         "length of the names (4 bytes, little-endian) and the names joined by NUL, and QUEUE says which of them.",
@@ -93,19 +94,19 @@ async def send_batch(call: Call) -> web.StreamResponse:
     up to ten years, or a time) is after the answer's `STORED_MS` comes later; its `OFFSET` is part of its id.
     """
     topic = await call.topic()
-    broker, ack = call.broker, call.ack(call.query["ack"])
+    broker, ack, flush = call.broker, call.ack(call.query["ack"]), call.flush(call.query["flush"])
     wanted = NAMED_BATCH_TYPE if topic.named else BATCH_TYPE
     if (found := media_type(call.request)) != wanted:
         raise InvalidRequest(f"Content-Type is {found!r}; a batch for topic {topic.name!r} is sent as {wanted}")
     columns: dict[int, NDArray[Any] | int]
     if topic.named:
         shard, names, batch = await broker.unpack_named(topic, await call.body(), call.hold)
-        request = ProduceRequest(topic, ((shard, batch),), ack, (names,))
+        request = ProduceRequest(topic, ((shard, batch),), ack, flush, (names,))
         ((appended, numbers),) = await broker.produce_named(request)
         columns = {Column.QUEUE: numbers}
     else:
         part = await broker.unpack(topic, await call.body(), call.hold)
-        (appended,) = await broker.produce(ProduceRequest(topic, (part,), ack))
+        (appended,) = await broker.produce(ProduceRequest(topic, (part,), ack, flush))
         columns = {}
     columns |= {Column.OFFSET: np.maximum(appended.offsets, 0), Column.STORED_MS: appended.stored_ms}
     flags = np.where(appended.offsets < 0, np.uint8(Flag.DROPPED), np.uint8(0))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import structlog
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.typedefs import Handler
 
 from lsmq.errors import (
@@ -105,6 +105,22 @@ class AdminConnection(HttpConnection):
     administers = True
 
 
+async def go_on_or_refuse(request: web.Request) -> web.StreamResponse | None:
+    """Tells whoever waits for it to send the body (``Expect: 100-continue``); None: the request goes on. Of anything
+    else that is expected nothing is known."""
+    expected = request.headers.get("Expect", "")
+    if request.version < HttpVersion11:
+        return None
+    if expected.lower() != "100-continue":
+        refused = InvalidRequest(f"Expect is {expected[:_REASON_CHARACTERS]!r}; it may be 100-continue", field="Expect")
+        response = error_answer(request, refused, 417)
+        response.force_close()
+        return response
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # Of the answer itself nothing is sent yet.
+    return None
+
+
 @web.middleware
 async def failures(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The outermost handler: answers errors, logs what nobody expected."""
@@ -123,7 +139,7 @@ async def failures(request: web.Request, handler: Handler) -> web.StreamResponse
             request, UnknownPath(f"there is nothing at {request.path}; /v1/openapi.json lists what there is")
         )
     except web.HTTPException as error:
-        return error_answer(request, InvalidRequest(error.reason), 417 if error.status == 417 else None)
+        return error_answer(request, InvalidRequest(error.reason))
     except ConnectionError:
         raise  # The caller is gone; aiohttp ends the connection.
     except Exception as error:

@@ -372,7 +372,8 @@ async def send_messages(call: Call) -> web.StreamResponse:
             producer_id=producer["id"], producer_epoch=producer.get("epoch", 0), sequence=producer["sequence"]
         )
         batches.append((shard, RecordBatch(packed, verify=False)))
-    sent = ProduceRequest(topic, batches, call.ack(document.get("ack")), [part.joined_names for part in parts.values()])
+    ack, flush = call.ack(document.get("ack")), call.flush(document.get("flush"))
+    sent = ProduceRequest(topic, batches, ack, flush, [part.joined_names for part in parts.values()])
     results: list[Any] = [None] * len(messages)
     stored = await _store(broker, sent, list(parts.items()))
     for part, (_, found) in zip(parts.values(), stored, strict=True):
@@ -436,7 +437,8 @@ async def _send_to_leaders(
     def part_of(shard: int, part: ShardMessages) -> ShardPart:
         async def here() -> dict[str, Any]:
             batch = RecordBatch(part.builder.build(), verify=False)
-            sent = ProduceRequest(topic, ((shard, batch),), call.ack(document.get("ack")), (part.joined_names,))
+            ack, flush = call.ack(document.get("ack")), call.flush(document.get("flush"))
+            sent = ProduceRequest(topic, ((shard, batch),), ack, flush, (part.joined_names,))
             ((_, results),) = await _store(call.broker, sent, ((shard, part),))
             return {"results": results}
 

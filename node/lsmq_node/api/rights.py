@@ -75,13 +75,18 @@ async def whoami(call: Call) -> web.StreamResponse:
     return answer(call.request, {**found, **_shown_grants(grants)})
 
 
-@ROUTES.get("/v1/tokens", Content("Without what is secret of them.", schemas.TOKENS))
+@ROUTES.get("/v1/tokens", Content("Without what is secret of them.", schemas.TOKENS), parameters=PAGE)
 async def list_tokens(call: Call) -> web.StreamResponse:
-    """All tokens, by name."""
+    """All tokens, by name, the older of one name first."""
     now_ms = runtime.wall_ms()
-    tokens = sorted(call.node.rights.book.tokens.values(), key=lambda token: (token.principal, token.created_ms))
+    tokens, following = page(call, call.node.rights.book.tokens.values(), _place)
     found = [{**_shown_token(token), "good": token.is_good(now_ms)} for token in tokens]
-    return answer(call.request, {"tokens": found})
+    return answer(call.request, {"tokens": found, "next": following})
+
+
+def _place(token: Token) -> str:
+    """Of a token among all: a space comes before all that a name has."""
+    return f"{token.principal} {token.created_ms:016d} {token.id}"
 
 
 @ROUTES.post(
@@ -129,12 +134,13 @@ async def revoke_tokens(call: Call) -> web.StreamResponse:
     return web.Response(status=204)
 
 
-@ROUTES.get("/v1/roles", Content("Those of every cluster, and this one's own.", schemas.ROLES_ANSWER))
+@ROUTES.get("/v1/roles", Content("Those of every cluster, and this one's own.", schemas.ROLES_ANSWER), parameters=PAGE)
 async def list_roles(call: Call) -> web.StreamResponse:
     """All roles, with their rights."""
-    roles = sorted(call.node.rights.book.roles.items())
-    found = [{"name": name, "built_in": name in BUILT_IN, "rights": _shown_rights(each)} for name, each in roles]
-    return answer(call.request, {"roles": found})
+    roles = call.node.rights.book.roles
+    names, following = page(call, roles)
+    found = [{"name": name, "built_in": name in BUILT_IN, "rights": _shown_rights(roles[name])} for name in names]
+    return answer(call.request, {"roles": found, "next": following})
 
 
 @ROUTES.put(
@@ -158,11 +164,13 @@ async def delete_role(call: Call) -> web.StreamResponse:
     return web.Response(status=204)
 
 
-@ROUTES.get("/v1/acl", Content("By name.", schemas.PRINCIPALS))
+@ROUTES.get("/v1/acl", Content("By name.", schemas.PRINCIPALS), parameters=PAGE)
 async def list_grants(call: Call) -> web.StreamResponse:
     """Who was granted what."""
-    grants = sorted(call.node.rights.book.grants.items())
-    return answer(call.request, {"principals": [{"name": name, **_shown_grants(each)} for name, each in grants]})
+    grants = call.node.rights.book.grants
+    names, following = page(call, grants)
+    listed = [{"name": name, **_shown_grants(grants[name])} for name in names]
+    return answer(call.request, {"principals": listed, "next": following})
 
 
 @ROUTES.post(

@@ -42,9 +42,13 @@ ROTATE: Schema = object_of(
 )
 _TOKEN = {"name": NAME, "id": TOKEN_ID, "created_ms": TIME_MS, "expires_ms": _EXPIRES, "by": text()}
 NEW_TOKEN: Schema = object_of({**_TOKEN, "token": text("Shown here, and never again.")})
-TOKENS: Schema = object_of({"tokens": list_of(object_of({**_TOKEN, "good": flag("Whether it has not expired.")}))})
+TOKENS: Schema = object_of(
+    {"tokens": list_of(object_of({**_TOKEN, "good": flag("Whether it has not expired.")})), "next": NEXT}
+)
 ROLE: Schema = object_of({"rights": RIGHTS})
-ROLES_ANSWER: Schema = object_of({"roles": list_of(object_of({"name": NAME, "built_in": flag(), "rights": RIGHTS}))})
+ROLES_ANSWER: Schema = object_of(
+    {"roles": list_of(object_of({"name": NAME, "built_in": flag(), "rights": RIGHTS})), "next": NEXT}
+)
 GRANTS: Schema = object_of({"roles": ROLES, "rights": RIGHTS}, required=())
 _PRINCIPAL = object_of({"name": NAME, "roles": ROLES, "rights": RIGHTS})
 SESSION: Schema = object_of(
@@ -55,7 +59,7 @@ SESSION: Schema = object_of(
         "anti_forgery": text("To be sent in `Lsmq-Anti-Forgery` with all that changes something."),
     }
 )
-PRINCIPALS: Schema = object_of({"principals": list_of(_PRINCIPAL)})
+PRINCIPALS: Schema = object_of({"principals": list_of(_PRINCIPAL), "next": NEXT})
 TEST: Schema = object_of({"kind": _KIND, "name": text(default=""), "action": _ACTION}, required=("kind", "action"))
 TESTED: Schema = object_of({"allowed": flag(), "by": text("What allows it; null: nothing does.", null=True)})
 _OF_EVERYBODY: Schema = object_of({each.value: integer(0) for each in Limited})

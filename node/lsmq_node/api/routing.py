@@ -26,7 +26,7 @@ from lsmq_node.broker.stages import stage
 from lsmq_node.config import Forward, NodeConfig
 from lsmq_node.node import Node
 from lsmq_node.rights import EVERYTHING, ResourceKind
-from lsmq_node.storage import StoredTopic
+from lsmq_node.storage import FlushMode, StoredTopic
 from lsmq_node.workers import LARGE_BYTES
 
 from .access import Access
@@ -320,6 +320,10 @@ class Call:
     def ack(self, given: str | None) -> Ack | None:
         """What the request says of its acknowledgement."""
         return None if given is None else Ack(given)
+
+    def flush(self, given: str | None) -> FlushMode | None:
+        """What the request says of how durable a message is before it counts."""
+        return None if given is None else FlushMode(given)
 
     @property
     def schema(self) -> Schema:

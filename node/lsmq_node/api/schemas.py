@@ -22,6 +22,11 @@ ACK: Schema = {
     "description": "When to answer: once the in-sync set has the message, or once the leader has it. "
     "With one node both mean: committed as the flush mode promises.",
 }
+FLUSH: Schema = {
+    "enum": ["sync", "async"],
+    "description": "When a replica counts as having the message: once it is on its disk, or once it is written, and on "
+    "the disk within `flush_interval_ms`. Where neither request nor topic says so, the node's `flush_mode` does.",
+}
 TIME_MS: Schema = integer(0, 2**63 - 1)
 
 
@@ -64,6 +69,11 @@ TOPIC_OPTIONS: dict[str, Any] = {
     },
     "delete_consumed": flag("Messages go once all groups of the topic have committed them.", null=True),
     "ack": {**ACK, "description": "What an acknowledgement of this topic means when a request does not say."},
+    "flush": {
+        "enum": ["sync", "async", None],
+        "description": "When a replica counts as having a message of this topic, when a request does not say; null: as "
+        "each node's `flush_mode` says.",
+    },
     "max_message_bytes": integer(1, 2**31 - 1, "Largest message of this topic; null: the node's limit.", null=True),
     "key_queues": integer(
         1, 2**31 - 1, "Keys go to so many queues, the first, for ever: that is strict order. null: to all.", null=True
@@ -394,6 +404,7 @@ SEND: Schema = object_of(
     {
         "messages": list_of(MESSAGE_TO_SEND, minItems=1, maxItems=Limit("max_messages_per_request")),
         "ack": ACK,
+        "flush": FLUSH,
         "producer": PRODUCER,
     },
     required=("messages",),

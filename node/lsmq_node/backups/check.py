@@ -60,7 +60,11 @@ def verify_repository(
     for found in backups:
         for shard in found.shards:
             source = repository.place.path(BACKUPS, found.id)
-            verifier = FileVerifier(shard.decoded(f"{source}: shard {shard.shard}"), OsDisk())
+            try:
+                verifier = FileVerifier(shard.decoded(f"{source}: shard {shard.shard}"), OsDisk())
+            except CorruptFile as error:
+                _unusable(repository, found.id, error, book)
+                continue
             for file in shard.files:
                 if file.sha256 in whole:
                     continue
@@ -93,9 +97,13 @@ def _load(repository: Repository, ids: list[str], book: FindingsBook) -> list[Ba
         try:
             found.append(repository.load(id))
         except CorruptFile as error:
-            size = repository.place.size(BACKUPS, id) or 0
-            book.damage(Path(BACKUPS) / id, 0, size, "damaged", error.message, "the backup cannot be restored")
+            _unusable(repository, id, error, book)
     return found
+
+
+def _unusable(repository: Repository, id: str, error: CorruptFile, book: FindingsBook) -> None:
+    size = repository.place.size(BACKUPS, id) or 0
+    book.damage(Path(BACKUPS) / id, 0, size, "damaged", error.message, "the backup cannot be restored")
 
 
 def _described(backup: BackupManifest) -> str:

@@ -9,6 +9,7 @@ is asked for, as the offset that the same message has now (:mod:`.extract_groups
 from __future__ import annotations
 
 import asyncio
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -42,16 +43,19 @@ from .restore import open_restored, place_shard
 #: So much is read at a time.
 _READ_BYTES = 4 << 20
 _READ_RECORDS = 10_000
+#: Of a queue, as it is written.
+_NUMBER = re.compile("0|[1-9][0-9]{0,9}")
 #: Says when a message was stored, on those that were sent anew.
 STORED_PROPERTY = "restored.stored_ms"
 
 
 @dataclass(frozen=True, slots=True)
 class WantedMessages:
-    """Which messages: of ``topic``, of ``queues`` (numbers or names; None: all), stored in ``[from_ms, until_ms)``."""
+    """Which messages: of ``topic``, of ``queues`` (their names, or numbers as text; None: all), stored in
+    ``[from_ms, until_ms)``."""
 
     topic: str
-    queues: frozenset[int | str] | None = None
+    queues: frozenset[str] | None = None
     from_ms: int = 0
     until_ms: int | None = None
 
@@ -61,12 +65,14 @@ class Extracted:
     """What came of it. ``passed_over`` could not be sent anew: their headers are nothing that a client makes.
 
     ``groups``: in how many queues each group's offset was set. ``refused``: groups that could not be set, and why.
+    ``missing``: names of queues that were asked for, and that the backup has not.
     """
 
     messages: int = 0
     passed_over: int = 0
     groups: dict[str, int] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    missing: set[str] = field(default_factory=set)
 
 
 async def extract_topic(
@@ -86,7 +92,8 @@ async def extract_topic(
         work: where there is space for the shards meanwhile; the system's directory for such files without it.
         groups: have groups go on there where they had been in the backup, at or behind the same message.
 
-    Raises ``InvalidRequest`` for a topic that the backup does not have, ``TopicExists`` for a ``name`` that is taken;
+    Raises ``InvalidRequest`` for a topic that the backup does not have, for numbers that are no queues of it, and for a
+    time that ends before it begins; ``TopicExists`` for a ``name`` that is taken;
     ``CorruptFile``, ``DiskFull``, and what sending raises: then the new topic holds a part.
     """
     backup = await asyncio.to_thread(repository.load, id)
@@ -94,11 +101,12 @@ async def extract_topic(
     if topic is None:
         names = ", ".join(sorted(found.name for found in backup.topics)[:20])
         raise InvalidRequest(f"the backup {backup.id} has no topic {wanted.topic!r}; it has {names or 'none'}")
+    _check(wanted, topic)
     await _create(client, topic, name)
     held = {part.shard for part in queue_ranges(topic, backup.home_shards)}
     shards = [shard for shard in backup.shards if shard.shard in held]
     advance = begin(sum(file.size_bytes for shard in shards for file in shard.files))
-    done = Extracted()
+    done = Extracted(missing=set(wanted.queues or ()) if topic.named else set())
     with tempfile.TemporaryDirectory(prefix="lsmq-extract-", dir=work) as directory:
         async with Producer(client, name) as producer:
             for shard in shards:
@@ -107,6 +115,18 @@ async def extract_topic(
                 await _send_shard(client, name, producer, backup, shard, placed, topic, wanted, groups, done)
                 await asyncio.to_thread(shutil.rmtree, placed / f"shard-{shard.shard}")
     return done
+
+
+def _check(wanted: WantedMessages, topic: StoredTopic) -> None:
+    if wanted.until_ms is not None and wanted.until_ms <= wanted.from_ms:
+        raise InvalidRequest("what is wanted ends before it begins: no message is stored from then on and before that")
+    for queue in sorted(wanted.queues or ()) if not topic.named else ():
+        if not _NUMBER.fullmatch(queue) or int(queue) >= topic.queues:
+            raise InvalidRequest(
+                f"the topic {topic.name!r} of the backup has no queue {queue[:60]!r}; its queues are numbers from 0 to "
+                f"{topic.queues - 1}",
+                field="queue",
+            )
 
 
 async def _create(client: Client, topic: StoredTopic, name: str) -> None:
@@ -143,6 +163,7 @@ async def _send_shard(
         stood = await asyncio.to_thread(
             GroupPlaces.of, store, topic, [number for number, _ in queues] if groups else []
         )
+        done.missing.difference_update(queue for _, queue in queues if isinstance(queue, str))
         for number, queue in queues:
             offset = 0
             stood.enter(number)
@@ -179,7 +200,7 @@ def _queues(
     else:
         parts = [part for part in queue_ranges(topic, backup.home_shards) if part.shard == shard.shard]
         found = [(number, number) for part in parts for number in range(part.first, part.end)]
-    return [(number, queue) for number, queue in found if wanted.queues is None or queue in wanted.queues]
+    return [(number, queue) for number, queue in found if wanted.queues is None or str(queue) in wanted.queues]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 import crc32c
@@ -52,7 +53,14 @@ class ShardBackup:
 
     def decoded(self, source: str) -> SnapshotManifest:
         """Raises ``CorruptFile`` or ``UnsupportedFormat``."""
-        return decode_snapshot(self.snapshot, source)
+        try:
+            found = decode_snapshot(self.snapshot, source)
+            names = {file.name for file in found.files}
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise damaged(source, f"the snapshot manifest is none: {type(error).__name__}: {error}") from error
+        if names != {file.name for file in self.files}:
+            raise damaged(source, "the files that the backup has of the shard are not those of its snapshot")
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "snapshot": base64.b64encode(self.snapshot).decode()}
@@ -175,4 +183,7 @@ def _topic_dict(topic: StoredTopic) -> dict[str, Any]:
 def _topic(fields: dict[str, Any]) -> StoredTopic:
     ranges = tuple((first, end, shard) for first, end, shard in fields["ranges"])
     options = TopicOptions.from_dict(fields["options"])
+    numbers = [fields["id"], fields["queues"], fields["created_ms"], *chain.from_iterable(ranges)]
+    if type(fields["name"]) is not str or any(type(number) is not int or number < 0 for number in numbers):
+        raise ValueError(f"of a topic it says {str(fields)[:200]}")
     return StoredTopic(fields["id"], fields["name"], fields["queues"], options, fields["created_ms"], ranges)

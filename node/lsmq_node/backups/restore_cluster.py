@@ -115,8 +115,8 @@ def _check(backup: BackupManifest, settings: ClusterConfig) -> int:
     if settings.shards != backup.home_shards:
         raise InvalidRequest(
             f"what the backup {backup.id} is of was made with {backup.home_shards} shards, and cluster.shards is "
-            f"{settings.shards}: where a queue lies follows from it. Set cluster.shards to {backup.home_shards}, or "
-            "send topics to a cluster with another number by `lsmq backup extract`",
+            f"{settings.shards}: where a queue lies follows from it. Set cluster.shards to {backup.home_shards}; "
+            "`lsmq shard grow` adds more once it runs. To a cluster with fewer, send topics by `lsmq backup extract`",
             setting="cluster.shards",
         )
     sizes = {shard.decoded(f"shard {shard.shard}").manifest.segment_bytes for shard in backup.shards}

@@ -21,6 +21,7 @@ from lsmq.errors import (
     TooManyProducers,
     TooManyQueues,
     TooManyRequests,
+    TooManySchedules,
     TooManyTopics,
     TooManyTransactions,
 )
@@ -46,6 +47,7 @@ class Limited(StrEnum):
     GROUPS = "groups"  # of consumers
     TRANSACTIONS = "transactions"  # open, or not delivered
     PRODUCERS = "producers"  # idempotent ones that begin
+    SCHEDULES = "schedules"
 
     __hash__ = str.__hash__  # That of Enum is written in Python, and asked for at each request.
 
@@ -209,16 +211,17 @@ class Made:
         self._maker: dict[Hashable, str] = {}
         self._counts: dict[str, int] = {}
 
-    def make(self, key: Hashable) -> None:
-        """Somebody makes it. Raises :meth:`Allowances.refusal` where he has made as many as he may."""
-        principal = self.check(key)
+    def make(self, key: Hashable, maker: str | None = None) -> None:
+        """Somebody makes it: ``maker``, or whoever asks. Raises :meth:`Allowances.refusal` where he has made as many as
+        he may."""
+        principal = self.check(key, maker)
         if principal is not None:
             self._maker[key] = principal
             self._counts[principal] = self._counts.get(principal, 0) + 1
 
-    def check(self, key: Hashable) -> str | None:
+    def check(self, key: Hashable, maker: str | None = None) -> str | None:
         """Who is counted when it is made, if anybody. Raises as :meth:`make`."""
-        principal = asking.get()
+        principal = maker or asking.get()
         limit = 0 if principal is None else self._allowances.limit(self._what, principal)
         if principal is None or not limit or key in self._maker:
             return None
@@ -258,5 +261,6 @@ _REFUSALS: Final[Mapping[Limited, tuple[type[LsmqError], str, str]]] = MappingPr
             "idempotent producers at this node that are not forgotten (producer_expiry_ms)",
             "use one for many batches",
         ),
+        Limited.SCHEDULES: (TooManySchedules, "schedules in this shard", "delete some"),
     }
 )

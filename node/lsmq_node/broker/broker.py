@@ -295,7 +295,7 @@ class Broker:
         ports = await self.writable(topic, [shard for shard, _ in batches], ack)
         begin = self._admit_producers(zip(ports, (batch for _, batch in batches), strict=True))
         if len(batches) == 1:
-            appended = ports[0].store.append(topic.id, batches[0][1])
+            appended = ports[0].store.append(topic.id, batches[0][1], flush=request.flush)
             self.allowances.began_producers(begin)
             future = ports[0].wait(appended, ack)
             if future is not None:
@@ -305,7 +305,7 @@ class Broker:
         waits = []
         for port, (_, batch) in zip(ports, batches, strict=True):
             try:
-                results.append(port.store.append(topic.id, batch))
+                results.append(port.store.append(topic.id, batch, flush=request.flush))
             except LsmqError as refusal:
                 if results:
                     refusal.details["sent"] = True
@@ -368,21 +368,23 @@ class Broker:
         results = []
         waits = []
         for (shard, batch), joined in zip(request.batches, request.names, strict=True):
-            port, appended, numbers = await self._append_named(topic, shard, joined, batch, ack)
+            port, appended, numbers = await self._append_named(request, ack, shard, joined, batch)
             results.append((appended, numbers))
             waits.append(port.wait(appended, ack))
         await _all(waits)
         return results
 
     async def _append_named(
-        self, topic: StoredTopic, shard: int, joined: bytes, batch: RecordBatch, ack: Ack
+        self, request: ProduceRequest, ack: Ack, shard: int, joined: bytes, batch: RecordBatch
     ) -> tuple[ShardPort, Appended, NDArray[np.uint32]]:
         """Put in line; nothing is awaited between that and the return."""
+        topic = request.topic
         while True:
             (port,) = await self.writable(topic, [shard], ack)
             begin = self._admit_producers([(port, batch)])
             try:
-                found = port.store.names(topic.id).append(joined, batch, self.names.slots(topic, shard))
+                slots = self.names.slots(topic, shard)
+                found = port.store.names(topic.id).append(joined, batch, slots, flush=request.flush)
                 self.allowances.began_producers(begin)
                 return port, *found
             except NamesBehind:

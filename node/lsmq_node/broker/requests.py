@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lsmq.filters import MessageFilter
 from lsmq.record_batch import RecordBatch
-from lsmq_node.storage import StoredTopic
+from lsmq_node.storage import FlushMode, StoredTopic
 
 from .read_redirects import ReadFrom
 from .selection import Selection
@@ -27,13 +27,14 @@ from .topology import Ack
 class ProduceRequest:
     """Record batches of one topic, one a shard, as :meth:`Broker.unpack` or a builder made them.
 
-    The producer's id, epoch and sequence stand in each batch. ``ack`` None: as the topic says. For a named topic there
-    are ``names`` of each batch, joined by NUL, and its QUEUE column says which of them.
+    The producer's id, epoch and sequence stand in each batch. ``ack`` and ``flush`` None: as the topic says. For a
+    named topic there are ``names`` of each batch, joined by NUL, and its QUEUE column says which of them.
     """
 
     topic: StoredTopic
     batches: Sequence[tuple[int, RecordBatch]]
     ack: Ack | None = None
+    flush: FlushMode | None = None
     names: Sequence[bytes] = ()
 
 

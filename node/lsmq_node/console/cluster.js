@@ -4,13 +4,14 @@ import { act, count, el, table } from "/console/drawing.js";
 
 export async function cluster(into, parts) {
   if (parts.length) return shard(into, parts[0]);
-  const place = el("div");
-  into.append(el("h1", {}, "Cluster"), el("p", {}, el("a", { href: address("/backups") }, "Backups of this node")), place, ...(drains((await ask("/v1/cluster")).nodes) ?? []));
+  const place = el("div"), begun = await ask("/v1/cluster"), voting = voters(begun.nodes);
+  into.append(el("h1", {}, "Cluster"), el("p", {}, el("a", { href: address("/backups") }, "Backups of this node")), place, ...voting.shown, ...(drains(begun.nodes) ?? []));
   await keep(3000, async () => {
     const found = await ask("/v1/cluster");
+    voting.update(found);
     place.replaceChildren(
-      table("Nodes", ["node", "url", "rack", "host", "state", "alive", "#leads", "#replicas", "problems"], found.nodes.map((each) => [
-        each.id, each.url, each.rack ?? "", each.host ?? "", condition(each), alive(each), each.shards_led, each.replicas, each.problems.join("; ")])),
+      table("Nodes", ["node", "url", "rack", "host", "state", "alive", "votes", "#leads", "#replicas", "problems"], found.nodes.map((each) => [
+        each.id, each.url, each.rack ?? "", each.host ?? "", condition(each), alive(each), votes(each, found), each.shards_led, each.replicas, each.problems.join("; ")])),
       el("h2", {}, "Who holds what"), map(found),
       el("h2", {}, "Shards"),
       table("Shards", ["shard", "leader", "#epoch", "in sync", "replicas", "moving to", "problem"], found.shards.map((each) => [
@@ -47,6 +48,35 @@ function drains(nodes) {
   return [el("h2", {}, "Take a node out of use"), el("form", { submit: (event) => event.preventDefault() }, el("label", {}, "Node", which),
     act("Drain", async () => { await ask(path(), { method: "POST" }); return `${which.value} hands over what it leads, and its replicas go to others`; }, true),
     act("Call off", async () => { await ask(path(), { method: "DELETE" }); return `${which.value} may have replicas again`; }, true))];
+}
+
+const STEPS = ["filling", "joining", "leaving"];
+const SAID = { filling: "is sent the log of the control plane", joining: "is sent the last of the log, and the other votes no more", leaving: "votes, and the other goes" };
+
+/** Whose vote goes to whom: how far that is, and a form that begins it. It stays while the tables above are drawn anew. */
+function voters(nodes) {
+  const some = nodes.filter((each) => each.state !== "removed");
+  if (some.length < 2) return { shown: [], update: () => {} };
+  const under = el("div", { role: "status" }), far = el("p"), bar = el("progress", { "aria-label": "Voter", max: STEPS.length });
+  const chosen = (name) => el("select", { name }, some.map((each) => el("option", { value: each.id }, each.id)));
+  const old = chosen("old"), by = chosen("by"), path = (id) => `/v1/cluster/voters/${encodeURIComponent(id)}/replace`;
+  old.value = some.find((each) => each.voter)?.id ?? some[0].id;
+  by.value = some.find((each) => !each.voter)?.id ?? some[0].id;
+  let known = "";
+  const keepIt = (id) => act("Keep it", async () => { await ask(path(id), { method: "DELETE" }); return `${id} goes on voting`; });
+  const update = ({ voter_change: change }) => {
+    const now = JSON.stringify([change?.old, change?.new]);
+    if (change) { far.textContent = `${change.new} takes the vote of ${change.old}: it ${SAID[change.step]}`; bar.value = STEPS.indexOf(change.step); }
+    if (now !== known) under.replaceChildren(...(change ? [far, bar, " ", keepIt(change.old)] : []));
+    known = now;
+  };
+  return { update, shown: [el("h2", {}, "Who votes"), under, el("form", { submit: (event) => event.preventDefault() }, el("label", {}, "Instead of", old), el("label", {}, "votes", by),
+    act("Replace", async () => { await ask(path(old.value), { method: "POST", body: { by: by.value } }); return `${by.value} is to vote instead of ${old.value}`; }, true))] };
+}
+
+function votes(node, found) {
+  if (node.id === found.voter_change?.new && !node.voter) return "will";
+  return node.voter ? (node.id === found.control_leader ? "yes, leads" : "yes") : "no";
 }
 
 const condition = (node) => (node.state !== "draining" || node.replicas ? node.state : node.only_votes ? "only votes" : "drained");

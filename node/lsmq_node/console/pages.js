@@ -1,5 +1,5 @@
 // The pages. Each costs the node a bounded answer, however many queues and groups there are.
-import { ask, keep } from "/console/console.js";
+import { address, ask, keep } from "/console/console.js";
 import { bytes, count, el, line } from "/console/drawing.js";
 import { backups } from "/console/backups.js";
 import { cluster } from "/console/cluster.js";
@@ -22,11 +22,16 @@ async function overview(into) {
     ["shards led without enough in sync", "shards_not_in_sync", count],
     ["parts stopped", "parts_stopped", count],
   ];
-  await keep(5000, async () => {
+  const look = async () => {
     const found = await ask("/v1/history");
     tiles.replaceChildren(...shown.map(([label, name, say]) => el("div", { class: "tile" }, el("p", {}, label),
       el("strong", {}, found[name].length ? say(found[name].at(-1)) : "-"), line(found[name], `${label}, the last hour`))));
-  });
+  };
+  try { await keep(5000, look); } catch (error) {
+    if (error.code !== "forbidden") throw error;
+    const others = ["topics", "groups", "producers"].flatMap((each, at) => [at ? ", " : "", el("a", { href: address(`/${each}`) }, each)]);
+    into.replaceChildren(el("h1", {}, "This node"), el("p", {}, "Its figures are for those who may describe the cluster. There are also: ", others, "."));
+  }
 }
 
 export const pages = { "": overview, topics, later, groups, producers, cluster, backups };

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from lsmq.errors import InvalidRequest, UnknownSchedule
-from lsmq_node.broker import Broker, LeaderCalls
+from lsmq_node.broker import Broker, LeaderCalls, asking
 from lsmq_node.machines import MachineService
 from lsmq_node.storage import StoredTopic
 
@@ -32,6 +32,7 @@ class ScheduleService(MachineService[ShardSchedules]):
 
     async def put(self, topic: StoredTopic, schedule: Schedule) -> bool:
         """Make it, or put it in place of the topic's schedule of its name; whether there was one. Durable on return.
+        Counted for whoever asks, where that is new in its shard.
 
         Where its queue is in another shard than before, it is deleted there first.
         """
@@ -45,7 +46,8 @@ class ScheduleService(MachineService[ShardSchedules]):
                     known = True
                 except UnknownSchedule:
                     pass
-        answer = await self._leaders.ask(own, {"do": "keep", "schedule": astuple(schedule)})
+        kept = {"do": "keep", "schedule": astuple(schedule), "maker": asking.get()}
+        answer = await self._leaders.ask(own, kept)
         return known or bool(answer["known"])
 
     def _shard_of(self, topic: StoredTopic, queue: int | str) -> int:
@@ -86,7 +88,7 @@ class ScheduleService(MachineService[ShardSchedules]):
             case "keep":
                 schedule = Schedule(*body["schedule"])
                 await shard.port.prepare(await self.broker.topic_by_id(schedule.topic_id))
-                return {"known": await shard.keep(schedule)}
+                return {"known": await shard.keep(schedule, body.get("maker"))}
             case "forget":
                 await shard.forget(body["topic"], body["name"])
                 return {}

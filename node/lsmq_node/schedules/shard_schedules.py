@@ -13,7 +13,7 @@ import structlog
 
 from lsmq.errors import LsmqError, TooManySchedules, UnknownSchedule
 from lsmq.record_batch import RecordBatch
-from lsmq_node.broker import ShardPort
+from lsmq_node.broker import Limited, Made, ShardPort
 from lsmq_node.machines import ShardMachine, Step
 from lsmq_node.storage.later_names import numbered
 
@@ -32,6 +32,8 @@ _CERTAIN_MS = 3_600_000
 _LOOK_S = 30.0
 _LOAD_AT_ONCE = 200
 _AGAIN_S = 1.0
+#: So many times beside the next ones are in memory, of schedules that were replaced.
+_STALE = 1_000
 
 _log = structlog.get_logger("lsmq.schedules")
 
@@ -44,6 +46,7 @@ class ShardSchedules(ShardMachine):
     def __init__(self, service: ScheduleService, port: ShardPort) -> None:
         super().__init__(service, port)
         self.known: dict[str, Schedule] = {}
+        self._made = Made(service.broker.allowances, Limited.SCHEDULES)
         self._queue: list[tuple[int, str]] = []  # by next time; what is not the schedule's next time any more is stale
         self._look_at = 0.0
         self._making: set[str] = set()  # keys of schedules whose queues, which have names, are being made
@@ -101,7 +104,7 @@ class ShardSchedules(ShardMachine):
     def _firing(self, schedule: Schedule, now_ms: int) -> Step | None:
         """None where its queue has a name and is not there: it is being made."""
         if not self.store.has_topic(schedule.topic_id):
-            return Step({schedule.key: None}, appended=partial(self.known.pop, schedule.key, None))
+            return Step({schedule.key: None}, appended=partial(self._drop, schedule.key))
         after = self._after(schedule, now_ms)
         batch = RecordBatch(schedule.due(after.count), verify=False)
         if isinstance(schedule.queue, str):
@@ -131,18 +134,27 @@ class ShardSchedules(ShardMachine):
 
         def appended() -> None:
             for key in keys:
-                self.known.pop(key, None)
+                self._drop(key)
 
         return Step(dict.fromkeys(keys), appended=appended)
 
     def _keep(self, schedule: Schedule) -> None:
         self.known[schedule.key] = schedule
         heappush(self._queue, (schedule.next_ms, schedule.key))
+        if len(self._queue) > 2 * len(self.known) + _STALE:
+            self._queue = [(each.next_ms, key) for key, each in self.known.items()]
+            heapify(self._queue)
+
+    def _drop(self, key: str) -> None:
+        self.known.pop(key, None)
+        self._made.gone(key)
 
     # What is asked
 
-    async def keep(self, schedule: Schedule) -> bool:
+    async def keep(self, schedule: Schedule, maker: str | None) -> bool:
         """Make it, or put it in place of the one of its name; whether that was there. Durable on return.
+
+        ``maker``: the principal whom it counts for, where it is new.
 
         Raises ``TooManySchedules``, and what a write raises.
         """
@@ -152,13 +164,20 @@ class ShardSchedules(ShardMachine):
             raise TooManySchedules(
                 f"there are {MAX_SCHEDULES} schedules in this shard, the limit; delete some", limit=MAX_SCHEDULES
             )
-        await self.done(Step({schedule.key: schedule.encode()}, appended=partial(self._keep, schedule)))
+        if not known:
+            self._made.check(schedule.key, maker)
+        await self.done(Step({schedule.key: schedule.encode()}, appended=partial(self._take, schedule, maker)))
         return known
+
+    def _take(self, schedule: Schedule, maker: str | None) -> None:
+        if schedule.key not in self.known:
+            self._made.make(schedule.key, maker)
+        self._keep(schedule)
 
     async def forget(self, topic_id: int, name: str) -> None:
         """Durable on return. Raises ``UnknownSchedule``."""
         schedule = self.schedule(topic_id, name)
-        await self.done(Step({schedule.key: None}, appended=partial(self.known.pop, schedule.key, None)))
+        await self.done(Step({schedule.key: None}, appended=partial(self._drop, schedule.key)))
 
     def schedule(self, topic_id: int, name: str) -> Schedule:
         """Raises ``UnknownSchedule``."""

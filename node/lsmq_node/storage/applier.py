@@ -74,6 +74,7 @@ class PendingRecords:
     repeats: Repeats | None = None
     #: What is remembered of their deduplication ids.
     ids: IdRows | None = None
+    flags: int = 0  # of the log entry
 
     def touched_queues(self) -> tuple[int, U32]:
         """The topic's id and the queues that got records, in any order and with repeats."""

@@ -35,7 +35,7 @@ from .delayed import delayed_count
 from .disk import Clock
 from .failures import again
 from .losses import LossReason
-from .options import StoreOptions
+from .options import FlushMode, StoreOptions
 from .producers import BROKER_PRODUCERS, StoredBatch
 from .quotas import Quota
 from .sequences import Sequences, SequenceVerdict
@@ -48,6 +48,9 @@ _MANY_DELAYED = 1024
 Pending = PendingRecords | PendingEntry
 WrittenEntry = Pending | LogEntry
 """On disk and not applied: as it came from a producer here, or raw, as it came from a leader or from the log."""
+
+#: How durable an entry is to be, in its flags; None: as the store says.
+_FLUSH_FLAGS = {None: EntryFlag(0), FlushMode.SYNC.value: EntryFlag.SYNC, FlushMode.ASYNC.value: EntryFlag.ASYNC}
 
 
 class Round:
@@ -180,11 +183,13 @@ class Line:
         *,
         behind: Behind | None = None,
         expected: Round | None = None,
+        flush: FlushMode | None = None,
     ) -> list[Appended]:
         """Put batches in line, to be committed or dropped together.
 
         What became of the entry ``behind`` them is the last item returned.
         With ``expected``, the round that the batches were made in, :class:`RoundOver` is raised where it is another.
+        ``flush``: how durable each is before it may be committed; None: as its topic says, or else the store.
 
         Raises ``UnknownQueue``, ``InvalidBatch``, ``TooManyMessages``, ``MessageTooLarge``, what
         :meth:`Sequences.check` raises, or what ``check_open`` and ``admit`` raise.
@@ -217,7 +222,7 @@ class Line:
             self._check_quotas(items, columns, verdicts)
             plan = self._plan(items, columns, verdicts)
             appended = [
-                self._append_or_repeat(state, batch, parsed, verdict, now_ms, plan)
+                self._append_or_repeat(state, batch, parsed, verdict, now_ms, plan, flush)
                 for (state, batch), parsed, verdict in zip(items, columns, verdicts, strict=True)
             ]
             if behind is not None:
@@ -276,9 +281,10 @@ class Line:
         verdict: StoredBatch | SequenceVerdict,
         now_ms: int,
         plan: dict[BatchColumns, PlannedIds],
+        flush: FlushMode | None,
     ) -> Appended:
         if verdict is SequenceVerdict.NEXT:
-            return self._append_records(state, batch, columns, now_ms, plan.get(columns))
+            return self._append_records(state, batch, columns, now_ms, plan.get(columns), flush)
         assert columns.producer is not None, "only a producer's batch can be a repeat"
         repeat = verdict if isinstance(verdict, StoredBatch) else self._sequences.repeat(columns.producer, now_ms)
         assert repeat is not None, "the other one is in line by now"
@@ -292,6 +298,7 @@ class Line:
         columns: BatchColumns,
         stored_ms: int,
         planned: PlannedIds | None,
+        flush: FlushMode | None,
     ) -> Appended:
         repeats = None if planned is None else planned.repeats()
         if state.quota is not None:
@@ -302,10 +309,11 @@ class Line:
         )
         check = wrap64(int(pending.offsets.sum()))
         count, topic_id = batch.record_count, state.topic.id
-        flags, body, repeated = 0, batch.buffer[: batch.total_bytes], None
+        flags = _FLUSH_FLAGS[flush.value if flush else state.topic.options.flush]
+        body, repeated = batch.buffer[: batch.total_bytes], None
         if planned is not None:
             planned.stored(pending.answers)
-            flags = EntryFlag.IDS
+            flags |= EntryFlag.IDS
         if repeats is not None:
             flags |= EntryFlag.REPEATS
             body = memoryview(b"".join((body, encode_repeats(repeats.rows, pending.answers[repeats.rows]))))
@@ -314,6 +322,7 @@ class Line:
         header = encode_entry_header(
             EntryKind.RECORDS, self.epoch, self.durable_lsn, stored_ms, topic_id, count, check, flags
         )
+        pending.flags = flags
         _, pending.end_lsn = self._appender.append(header, body)
         self._note_in_line(pending)
         self._pending.append(pending)
@@ -357,7 +366,8 @@ class Line:
         if over is not None:
             queues, offsets = over
             body = encode_columns(len(queues), {Column.QUEUE: queues, Column.OFFSET: offsets})
-            self.append_entry(EntryKind.TRIM, state.topic.id, len(queues), body, LossReason.OVERFLOW)
+            flags = pending.flags & (EntryFlag.SYNC | EntryFlag.ASYNC)
+            self.append_entry(EntryKind.TRIM, state.topic.id, len(queues), body, LossReason.OVERFLOW, flags)
 
     # -- delayed messages --------------------------------------------------------------------------------
 
@@ -387,14 +397,16 @@ class Line:
         reached = self.committed_lsn()
         self._delayed = [item for item in self._delayed if item[0] > reached]
 
-    def append_entry(self, kind: EntryKind, topic_id: int, count: int, body: bytes, check: int = 0) -> Appended:
+    def append_entry(
+        self, kind: EntryKind, topic_id: int, count: int, body: bytes, check: int = 0, flags: int = 0
+    ) -> Appended:
         """Put an entry other than records in line. The caller holds ``lock``. Raises as :meth:`append_records`."""
         self._check_takes()
         now = self._clock.now_ms()
-        header = encode_entry_header(kind, self.epoch, self.durable_lsn, now, topic_id, count, check)
+        header = encode_entry_header(kind, self.epoch, self.durable_lsn, now, topic_id, count, check, flags)
         self._changing = True
         lsn, end_lsn = self._appender.append(header, body)
-        entry = LogEntry(lsn, end_lsn, kind, self.epoch, self.durable_lsn, now, topic_id, count, check, body)
+        entry = LogEntry(lsn, end_lsn, kind, self.epoch, self.durable_lsn, now, topic_id, count, check, body, flags)
         self._pending.append(PendingEntry(entry))
         self._changing = False
         return Appended(end_lsn, self.current, np.empty(0, np.int64), now)
@@ -505,3 +517,8 @@ class PlannedIds:
 def end_of(item: WrittenEntry) -> int:
     """The LSN after an entry."""
     return item.entry.end_lsn if isinstance(item, PendingEntry) else item.end_lsn
+
+
+def flags_of(item: Pending) -> int:
+    """The flags of the log entry that it is, or will be."""
+    return item.entry.flags if isinstance(item, PendingEntry) else item.flags

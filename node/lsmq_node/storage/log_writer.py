@@ -24,8 +24,8 @@ from .commit_point import CommitPoint, CommitRule, Committed
 from .disk import Buffer
 from .epochs import StoredEpochStart, encode_life, epoch_start, needed
 from .failures import FULL, WANT, again, disk_failed, torn, want
-from .line import Appended, Line, Pending, end_of
-from .options import FlushMode, StoreOptions
+from .line import Appended, Line, Pending, end_of, flags_of
+from .options import StoreOptions
 from .segments import SegmentFiles
 from .stats import Counters
 from .wal import EntryKind, LogEntry
@@ -57,6 +57,9 @@ class LogWriter:
         self._lock = runtime.Lock()  # one writes at a time; guards what follows. Taken before that of commits
         self._writing = False  # whoever takes the lock and finds it set comes after one that was torn out
         self.written_lsn = self.durable_lsn = line.end_lsn
+        #: How far the log is as durable as the flush mode of each entry promises.
+        self.promised_lsn = line.end_lsn
+        self._sync_to_lsn = line.end_lsn  # the end of the last entry that counts only once it is synced
         self._received_lsn = line.end_lsn
         self._stream: EntryStream | None = None
         self.epochs = epochs
@@ -92,7 +95,7 @@ class LogWriter:
             raise ClientClosed(f"the store {self._path} is closed")
 
     def sync_now(self) -> None:
-        """Asynchronous mode: make durable what is written by now. Raises ``OSError``."""
+        """Make durable what is written by now, whatever the mode. Raises ``OSError``."""
         lsn, cuts = self.written_lsn, self._cuts
         self._segments.sync()
         with self._lock:
@@ -105,12 +108,13 @@ class LogWriter:
             self.sync_now()
 
     @property
-    def promised_lsn(self) -> int:
-        """How far the log is as durable as the flush mode promises."""
-        return self.durable_lsn if self._options.flush_mode is FlushMode.SYNC else self.written_lsn
+    def lags(self) -> bool:
+        """Whether the log has what counts and is not on the disk yet."""
+        return self._sync_to_lsn <= self.durable_lsn < self.written_lsn
 
     def _note_durable(self, lsn: int) -> None:
         self.durable_lsn = self.line.durable_lsn = lsn
+        self.promised_lsn = max(self.promised_lsn, lsn)
 
     # -- a leader's writes --------------------------------------------------------------------------------
 
@@ -182,13 +186,17 @@ class LogWriter:
         self._write(lsn, buffer, lsn)
         if self.on_written is not None:
             self.on_written(lsn, end_lsn, buffer, [end_of(item) for item in pending])
+        mode = self._options.flush_mode
+        if any(mode.syncs(flags_of(item)) for item in pending):
+            self._sync_to_lsn = end_lsn
         self._sync(end_lsn)
         self.commits.extend(pending)
         for item in pending:
             if isinstance(item, PendingEntry) and item.entry.kind == EntryKind.EPOCH:
                 self._epoch_begins(item.entry)
+        self.promised_lsn = end_lsn
         self._wrote(end_lsn, end_lsn, len(buffer), len(pending))
-        self.on_durable(self.promised_lsn)
+        self.on_durable(end_lsn)
 
     def _wrote(self, lsn: int, received_lsn: int, size: int, entry_count: int) -> None:
         self.written_lsn, self._received_lsn = lsn, received_lsn
@@ -216,8 +224,8 @@ class LogWriter:
             raise self._write_failed(error, kept_lsn, survivable=self._taken_back(error, lsn, end_lsn)) from error
 
     def _sync(self, lsn: int) -> None:
-        """Make the log durable up to ``lsn``, if the flush mode promises it."""
-        if self._options.flush_mode is FlushMode.SYNC:
+        """Make the log durable up to ``lsn``, if anything in it counts only then."""
+        if self.durable_lsn < self._sync_to_lsn:
             try:
                 self._segments.sync()
             except OSError as error:
@@ -264,6 +272,8 @@ class LogWriter:
             for entry in entries:
                 self._note_epoch(entry)
                 self.saw_time(entry.time_ms)
+                if self._options.flush_mode.syncs(entry.flags):
+                    self._sync_to_lsn = entry.end_lsn
             self.commits.extend(entries)
             self._wrote(stream.lsn, end_lsn, len(fresh), len(entries))
             self._writing = False
@@ -277,11 +287,12 @@ class LogWriter:
             raise
 
     def sync(self) -> int:
-        """Make what was received durable, as the flush mode promises; returns how far it is."""
+        """Make what was received durable, as the flush mode of each entry promises; returns how far it is."""
         with self._lock:
             self.check_open()
             if self.durable_lsn < self.written_lsn:
                 self._sync(self.written_lsn)
+            self.promised_lsn = self.written_lsn
             return self.promised_lsn
 
     def truncate(self, lsn: int) -> None:
@@ -319,6 +330,7 @@ class LogWriter:
         self._cuts += 1
         self.written_lsn = self._received_lsn = lsn
         self._note_durable(min(self.durable_lsn, lsn))
+        self.promised_lsn, self._sync_to_lsn = min(self.promised_lsn, lsn), min(self._sync_to_lsn, lsn)
         try:
             self._segments.erase(lsn, end_lsn)
         except OSError as error:

@@ -30,7 +30,7 @@ from .log_writer import LogWriter
 from .memory import give_back
 from .memtable_age import MemtableAge
 from .merger import Merger, NoRoom
-from .options import FlushMode, StoreOptions
+from .options import StoreOptions
 from .segments import SegmentFiles
 from .syncer import Syncer
 from .tables import Closing, TableSet
@@ -93,7 +93,7 @@ class Maintenance:
         self.disk_full = False
         self.disk_free_bytes = 0
         self._end_lsn = writer.commits.lsn
-        self._syncer = Syncer(options, writer) if options.flush_mode is FlushMode.ASYNC else None
+        self._syncer = Syncer(options, writer)
         self._merger = merger
         self._age = MemtableAge(options.memtable_age_ms, str(path))
         self._settling = 0  # raised by who waits for merges
@@ -164,7 +164,7 @@ class Maintenance:
         """The log grew: have the next segment ready before it is needed, and sync in time."""
         crossed = self._ahead(end_lsn) != self._ahead(self._end_lsn)
         self._end_lsn = end_lsn
-        if self._syncer is not None:
+        if self._writer.lags:
             self._syncer.note_written()
         if crossed:
             with self._tables.changed:
@@ -190,9 +190,8 @@ class Maintenance:
             ("retain", self._retain_loop),
             ("keys", self._keys_loop),
             ("house", self._house_loop),
+            ("sync", self._syncer.run),
         ]
-        if self._syncer is not None:
-            loops.append(("sync", self._syncer.run))
         for name, loop in loops:
             thread = runtime.Thread(target=self._guard, args=(loop,), name=f"lsmq-{name}", daemon=True)
             self._threads.append(thread)
@@ -422,7 +421,6 @@ class Maintenance:
         with self._tables.changed:
             self._tables.closing = True
             self._tables.changed.notify_all()
-        if self._syncer is not None:
-            self._syncer.close()
+        self._syncer.close()
         for thread in self._threads:
             thread.join()

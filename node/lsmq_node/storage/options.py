@@ -8,7 +8,7 @@ from enum import Enum
 from lsmq.errors import InvalidRequest
 from lsmq.record_batch import Codec
 
-from .wal import BLOCK_BYTES
+from .wal import BLOCK_BYTES, EntryFlag
 
 MiB = 1 << 20
 
@@ -22,6 +22,11 @@ class FlushMode(Enum):
 
     SYNC = "sync"  # once it is on the disk (fdatasync); survives power loss
     ASYNC = "async"  # once the operating system has it; survives a crash of the process, not of the machine
+
+    def syncs(self, flags: int) -> bool:
+        """Whether an entry with these flags is to be on the disk before it counts, where this is the store's mode."""
+        own = flags & (EntryFlag.SYNC | EntryFlag.ASYNC)
+        return own == EntryFlag.SYNC if own else self is FlushMode.SYNC
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,4 +144,6 @@ class QueueBytes:
         return QueuePieces(self.limit, first)
 
     def _starts_within(self, item: TopicState, rows: list[int]) -> I64:
-        return np.array([self._known[row].start_within(item.first_live(row)) for row in rows], np.int64)
+        """Of a row that is forgotten by now, as it was in a batch for more than are remembered, where it begins."""
+        starts = ((self._known.get(row), item.first_live(row)) for row in rows)
+        return np.array([start if known is None else known.start_within(start) for known, start in starts], np.int64)

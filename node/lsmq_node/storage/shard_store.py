@@ -42,7 +42,7 @@ from .losses import LossReason
 from .maintenance import Flush, Maintenance
 from .merger import Merger
 from .named_topics import NamedTopics
-from .options import StoreOptions
+from .options import FlushMode, StoreOptions
 from .queries import Queries, ReadLimits
 from .reader import Slice
 from .recovery import LogReplay, Opened, open_directory, unusable
@@ -295,14 +295,14 @@ class ShardStore:
 
     # -- writing -----------------------------------------------------------------------------------------
 
-    def append(self, topic_id: int, batch: RecordBatch) -> Appended:
-        """Check a batch, give its records offsets and put it in line. Reads the disk for a producer that was idle
-        since the last flush, and never otherwise.
+    def append(self, topic_id: int, batch: RecordBatch, *, flush: FlushMode | None = None) -> Appended:
+        """Give the records of a batch offsets, in line. Reads the disk only for a producer idle since the last flush.
 
+        ``flush``: how durable it is before it may be committed; None: as the topic says, or else the store.
         Raises ``UnknownTopic``, ``UnknownQueue``, ``InvalidBatch``, ``MessageTooLarge``, ``StoreBusy``,
         ``DiskFull``, ``ShardStopped``, or what :meth:`.Sequences.repeat` raises for a batch of a producer.
         """
-        return self._line.append_records(((self._queries.topic_state(topic_id), batch),))[0]
+        return self._line.append_records(((self._queries.topic_state(topic_id), batch),), flush=flush)[0]
 
     def append_many(
         self, items: Sequence[tuple[int, RecordBatch]], *, documents: Changes | None = None

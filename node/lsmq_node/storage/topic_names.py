@@ -30,6 +30,7 @@ from .line import Appended, Round, RoundOver
 from .losses import LossReason
 from .name_log import U16, NameChange, NameChanges, encode, put_again, with_offsets
 from .name_table import NO_SLOT
+from .options import FlushMode
 from .queue_names import NameBatch
 from .renumber import with_queues
 from .state import TopicState
@@ -52,12 +53,15 @@ class Slots:
 class TopicNames(KnownNames):
     """Thread-safe. :meth:`refresh` reads the disk; all else looks at memory."""
 
-    def append(self, joined: bytes, batch: RecordBatch, slots: Slots) -> tuple[Appended, U32]:
+    def append(
+        self, joined: bytes, batch: RecordBatch, slots: Slots, *, flush: FlushMode | None = None
+    ) -> tuple[Appended, U32]:
         """Put a batch in line whose QUEUE column says which of the names, and before it the names that are new.
 
         Args:
             joined: names with NUL between them, which the column counts from 0.
             slots: what the shard holds: a name of another slot is refused.
+            flush: as in ``ShardStore.append``; for names that are new as well.
 
         Returns what became of it, and the number of each record's queue.
 
@@ -78,7 +82,7 @@ class TopicNames(KnownNames):
                 queues = (numbers + state.first).astype(np.uint32)[which]
                 items = [(state, with_queues(batch, queues))]
                 try:
-                    appended = self._put_in_line(puts, items, round_)
+                    appended = self._put_in_line(puts, items, round_, flush)
                 except RoundOver:
                     continue
                 return appended[-1], queues
@@ -216,13 +220,16 @@ class TopicNames(KnownNames):
         puts: tuple[NameChanges, list[bytes]] | None,
         items: list[tuple[TopicState, RecordBatch]],
         round_: Round,
+        flush: FlushMode | None = None,
     ) -> list[Appended]:
         """Changes of names, then batches. Raises ``RoundOver`` and what the line raises: then nothing has happened."""
         if puts is None:
-            return self._line.append_records(items, expected=round_)
+            return self._line.append_records(items, expected=round_, flush=flush)
         changes, names = puts
         log, batches = self._log(), encode(changes, self._options.max_batch_bytes, self._options.max_batch_records)
-        appended = self._line.append_records([*((log, batch) for batch in batches), *items], expected=round_)
+        appended = self._line.append_records(
+            [*((log, batch) for batch in batches), *items], expected=round_, flush=flush
+        )
         last = appended[len(batches) - 1]
         begin, end = int(appended[0].offsets[0]), int(last.offsets[-1]) + 1
         item = InLine(begin, end, last, changes, names)

@@ -27,6 +27,8 @@ class TopicOptions:
         retention_ms: drop messages older than this; None keeps them.
         retention_bytes: drop the oldest beyond this many bytes of the topic, over all its shards; None keeps them.
         ack: ``quorum`` or ``leader``: when a write is acknowledged, unless the request says otherwise.
+        flush: ``sync`` or ``async``: whether a message counts on a replica once it is on the disk, or once it is
+            written, unless the request says otherwise; None as each node's ``flush_mode``.
         max_message_bytes: refuse larger messages; None takes the node's limit.
         key_queues: spread keys over this many queues, the first, for ever: strict order, whatever the topic grows to.
             None spreads them over all there are.
@@ -56,6 +58,7 @@ class TopicOptions:
     retention_ms: int | None = None
     retention_bytes: int | None = None
     ack: str = "quorum"
+    flush: str | None = None
     max_message_bytes: int | None = None
     key_queues: int | None = None
     retention_messages: int | None = None
@@ -231,6 +234,7 @@ _WHOLE_NUMBERS = (
 #: The first is the default.
 _CHOICES = {
     "ack": ("quorum", "leader"),
+    "flush": (None, "sync", "async"),
     "overflow": ("refuse", "drop_oldest", "drop_newest", *BY_RANK),
     "on_disk_full": ("refuse", "drop_oldest"),
     "cleanup": ("delete", "compact"),

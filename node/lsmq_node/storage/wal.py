@@ -88,6 +88,8 @@ class EntryFlag(IntFlag):
 
     IDS = 1  # RECORDS: the deduplication ids of the batch are remembered from here on
     REPEATS = 2  # RECORDS: some messages are not stored; behind the batch stands which, see :mod:`.dedupe`
+    SYNC = 4  # durable means synced for this entry, whatever a replica's ``flush_mode``
+    ASYNC = 8  # durable means written for this entry; it is synced in the background
 
 
 @dataclass(frozen=True, slots=True)
