@@ -28,6 +28,8 @@ from lsmq_pipeline.errors import SchemaMismatch
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
+#: The last moment that a message may expire at.
+_LAST_MOMENT_MS = (1 << 44) - 1
 _NIL, _EMPTY_MAP, _NO_PAIRS = b"\xc0", b"\x80", b"\x90"
 
 
@@ -44,7 +46,7 @@ class RecordRows:
     key_hashes: NDArray[np.uint64]
     tag_hashes: NDArray[np.uint32]
     type_hashes: NDArray[np.uint32]
-    ttls: I64
+    expires: I64
     priorities: NDArray[np.uint16]  # with subpriorities
     flags: NDArray[np.uint8]
     bytes: Any
@@ -62,7 +64,7 @@ class RecordRows:
             self.key_hashes[places],
             self.tag_hashes[places],
             self.type_hashes[places],
-            self.ttls[places],
+            self.expires[places],
             self.priorities[places],
             self.flags[places],
             self.bytes.take(pa.array(places)),
@@ -78,7 +80,7 @@ class RecordRows:
             self.key_hashes[start:stop],
             self.tag_hashes[start:stop],
             self.type_hashes[start:stop],
-            self.ttls[start:stop],
+            self.expires[start:stop],
             self.priorities[start:stop],
             self.flags[start:stop],
             self.bytes.slice(start, stop - start),
@@ -97,7 +99,7 @@ def joined(parts: list[RecordRows]) -> RecordRows:
         np.concatenate([part.key_hashes for part in parts]),
         np.concatenate([part.tag_hashes for part in parts]),
         np.concatenate([part.type_hashes for part in parts]),
-        np.concatenate([part.ttls for part in parts]),
+        np.concatenate([part.expires for part in parts]),
         np.concatenate([part.priorities for part in parts]),
         np.concatenate([part.flags for part in parts]),
         pa.concat_arrays([part.bytes for part in parts]),
@@ -131,7 +133,7 @@ def to_rows(batch: Any, *, max_message_bytes: int) -> RecordRows:
         key_hashes=_hashes(keys, key_hash, np.uint64, count),
         tag_hashes=_hashes(tags, tag_hash, np.uint32, count),
         type_hashes=_hashes(types, type_hash, np.uint32, count),
-        ttls=_ttls(columns.get("ttl_ms"), count),
+        expires=_expiries(columns, count),
         priorities=_priorities(columns, count),
         flags=flags,
         bytes=record,
@@ -220,17 +222,33 @@ def _priorities(columns: Mapping[str, Any], count: int) -> NDArray[np.uint16]:
     return made
 
 
-def _ttls(column: Any, count: int) -> I64:
-    """Times to live, 0 for none. Raises ``SchemaMismatch`` for what is none."""
+def _expiries(columns: Mapping[str, Any], count: int) -> I64:
+    """A time to live, or the moment when it expires, of each row; 0 for none. Raises ``SchemaMismatch``.
+
+    Whether a moment is over is not asked: a task that is tried again has to write the same.
+    """
+    ttls = _milliseconds(columns, "ttl_ms", count, 1, MAX_TTL_MS, "a time to live in milliseconds")
+    moments = _milliseconds(
+        columns, "expires_at_ms", count, MAX_TTL_MS + 1, _LAST_MOMENT_MS, "a moment in milliseconds since 1970"
+    )
+    if ((ttls > 0) & (moments > 0)).any():
+        raise SchemaMismatch(
+            "a row has both 'ttl_ms' and 'expires_at_ms'; leave one of the two null", column="expires_at_ms"
+        )
+    return np.maximum(ttls, moments)
+
+
+def _milliseconds(columns: Mapping[str, Any], name: str, count: int, first: int, last: int, what: str) -> I64:
+    column = columns.get(name)
     if column is None:
         return np.zeros(count, np.int64)
     found: I64 = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-    wrong = _valid(column) & ((found < 1) | (found > MAX_TTL_MS))
+    wrong = _valid(column) & ((found < first) | (found > last))
     if wrong.any():
         raise SchemaMismatch(
-            f"column 'ttl_ms' has {int(found[np.argmax(wrong)])}; a time to live is 1 to {MAX_TTL_MS} milliseconds, or "
+            f"column {name!r} has {int(found[np.argmax(wrong)])}; {what} is {first} to {last}, or "
             "null for a message that does not expire",
-            column="ttl_ms",
+            column=name,
         )
     return found
 
@@ -375,7 +393,7 @@ def encode(rows: RecordRows, *, producer_id: int, sequence: int, codec: Codec) -
         (Column.TAG_HASH, rows.tag_hashes),
         (Column.TYPE_HASH, rows.type_hashes),
         (Column.PRIORITY, rows.priorities),
-        (Column.EXPIRES_MS, rows.ttls),
+        (Column.EXPIRES_MS, rows.expires),
         (Column.FLAGS, rows.flags),
     ]
     directory, deltas = [], []

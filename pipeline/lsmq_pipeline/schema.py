@@ -107,6 +107,7 @@ _WRITABLE: dict[str, tuple[str, ...]] = {
     "key_is_text": ("boolean",),
     "type": ("string",),
     "ttl_ms": ("bigint", "int"),
+    "expires_at_ms": ("bigint",),
 }
 _PASSED_OVER = frozenset({"offset", "id", "stored_time", "expires_time"})
 

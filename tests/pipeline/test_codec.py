@@ -93,6 +93,32 @@ def test_both_priorities_go_into_one_column_and_come_out_of_it() -> None:
     assert [(row["priority"], row["subpriority"]) for row in shown] == list(zip(firsts, seconds, strict=True))
 
 
+def test_each_row_has_a_time_to_live_or_a_moment_when_it_expires() -> None:
+    moment = 1_700_000_000_000
+    given_ = {"ttl_ms": pa.array([None, 5_000, None]), "expires_at_ms": pa.array([moment, None, None])}
+    rows = to_rows(
+        pa.record_batch({"body": pa.array(["x"] * 3), "queue": pa.array([0] * 3), **given_}), max_message_bytes=100
+    )
+    batch = RecordBatch(encode(rows, producer_id=9, sequence=3, codec=Codec.NONE))
+    assert list(batch.column(Column.EXPIRES_MS)) == [moment, 5_000, 0]
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        ({"expires_at_ms": [1_700_000_000]}, "column 'expires_at_ms' has 1700000000; a moment in milliseconds"),
+        ({"expires_at_ms": [1 << 44]}, "column 'expires_at_ms' has 17592186044416"),
+        ({"expires_at_ms": [-1]}, "column 'expires_at_ms' has -1"),
+        ({"ttl_ms": [0]}, "column 'ttl_ms' has 0; a time to live in milliseconds is 1 to"),
+        ({"ttl_ms": [5], "expires_at_ms": [1_700_000_000_000]}, "a row has both 'ttl_ms' and 'expires_at_ms'"),
+    ],
+)
+def test_what_is_no_time_to_live_or_moment_is_refused(columns: dict[str, list[int]], text: str) -> None:
+    arrays = {name: pa.array(values, pa.int64()) for name, values in columns.items()}
+    with pytest.raises(SchemaMismatch, match=text):
+        to_rows(pa.record_batch({"body": pa.array(["x"]), **arrays}), max_message_bytes=100)
+
+
 @settings(max_examples=150, deadline=None)
 @given(MESSAGES, st.booleans(), st.booleans())
 def test_a_batch_becomes_the_rows_that_a_consumer_gets(messages: list[Any], compressed: bool, binary: bool) -> None:
