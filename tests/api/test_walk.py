@@ -159,7 +159,8 @@ def test_all_that_a_node_says_it_does_can_be_asked_by_anybody_and_it_stays_as_it
     walk(6)
     after = Size.of(node.pid)
     assert after.memory_bytes < before.memory_bytes + 48 * MIB, (before, after)
-    assert after.threads <= before.threads + 4 and after.files <= before.files + 32, (before, after)
+    # Pools have all their threads at some moment: what grows with each walk would have grown by hundreds.
+    assert after.threads <= before.threads + 16 and after.files <= before.files + 32, (before, after)
     assert all(later <= earlier + 8 for earlier, later in zip(objects, counts(), strict=True)), (objects, counts())
     assert {200, 400} <= seen["admin"] and 401 in seen[None] and 403 in seen["nobody"] & seen["tenant"]
     assert api.call("GET", "/readyz").status == 200
