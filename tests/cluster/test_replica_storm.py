@@ -12,7 +12,8 @@ import pytest
 
 from lsmq.errors import LsmqError
 from lsmq_node.broker.topology import Ack
-from storage.harness import DEPTH, KIB, bodies, tiny
+from storage.harness import KIB, bodies, tiny
+from support.extent import part_in_number
 
 from .replica_group import NAMES, QUEUES, Group, batch, group, run, until
 
@@ -101,7 +102,7 @@ async def writes_go_on(nodes: Group, stored: Callable[[], int]) -> None:
             await until(lambda: stored() >= enough or not serves(nodes), "some are acknowledged", 5.0)
 
 
-@pytest.mark.parametrize("seed", range(3 * DEPTH))
+@pytest.mark.parametrize("seed", range(part_in_number(12)))
 def test_nothing_acknowledged_is_lost_and_replicas_end_up_equal(tmp_path: Path, seed: int) -> None:
     async def test() -> None:
         chance = random.Random(seed)

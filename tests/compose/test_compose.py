@@ -230,6 +230,7 @@ async def break_and_mend(stack: Stack) -> None:
 @pytest.mark.slow
 @pytest.mark.xdist_group("containers")
 @pytest.mark.timeout(900)
+@pytest.mark.soak
 def test_containers_are_killed_and_come_back_and_nothing_is_lost(stack: Stack) -> None:
     began = time.monotonic()
     with stack.up():
@@ -247,6 +248,7 @@ def test_containers_are_killed_and_come_back_and_nothing_is_lost(stack: Stack) -
 @pytest.mark.slow
 @pytest.mark.xdist_group("containers")
 @pytest.mark.timeout(900)
+@pytest.mark.soak
 def test_drills_on_containers_lose_nothing(stack: Stack) -> None:
     with stack.up():
         until(lambda: all(map(stack.ready, NODES)), "all nodes are ready", 120)

@@ -120,6 +120,7 @@ def test_the_key_of_the_authority_is_seen_by_nobody_else_and_readers_have_no_mor
 @pytest.mark.slow
 @pytest.mark.xdist_group("containers")
 @pytest.mark.timeout(900)
+@pytest.mark.soak
 def test_containers_serve_in_tls_and_in_nothing_else(stack: Stack) -> None:
     tls = stack.in_tls()
     with tls.up():

@@ -376,6 +376,7 @@ def test_a_voter_that_was_not_filled_breaks_no_invariant_either(first: int) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("where", "name", "bug"),
     [

@@ -57,6 +57,7 @@ def test_lag_is_reported_as_a_table_and_as_json(shared_node: NodeProcess, topic_
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("spark")
+@pytest.mark.soak
 def test_every_job_runs_as_a_command_and_shows_its_progress(
     spark: SparkSession, shared_node: NodeProcess, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_topic_is_archived_by_a_command(shared_node: NodeProcess, topic_name: 
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_example_answers_what_pandas_answers(shared_node: NodeProcess, topic_name: str, tmp_path: Path) -> None:
     example = ROOT / "docs" / "examples" / "spark" / "flights.py"
     words = ["--url", shared_node.url, "--topic", topic_name, "--directory", str(tmp_path), "--rows", "18000"]
@@ -113,6 +115,7 @@ def test_the_example_answers_what_pandas_answers(shared_node: NodeProcess, topic
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_benchmark_compares_with_files_and_puts_every_figure_into_its_result() -> None:
     from lsmq_lab.benchmarks import BENCHES
 

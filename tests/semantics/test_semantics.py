@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lsmq_node.workqueue.turns import TenantTurns, Turn
 from simulation import test_uses
+from support.extent import part_in_number
 
 from .played import Player, Step, play
 
@@ -56,14 +57,14 @@ def profile(examples: int) -> settings:
     )
 
 
-@profile(4)
+@profile(part_in_number(4, 2))
 @given(st.integers(0, 999), st.lists(steps, min_size=20, max_size=40))
 def test_a_cluster_means_what_the_model_says(seed: int, plan: list[Step]) -> None:
     play(seed, plan)
 
 
 @pytest.mark.slow
-@profile(25)
+@profile(part_in_number(25, 5))
 @given(st.integers(1_000, 9_999), st.lists(steps, min_size=40, max_size=80))
 def test_longer_lives_mean_what_the_model_says(seed: int, plan: list[Step]) -> None:
     play(seed, plan)

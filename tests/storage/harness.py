@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from lsmq_node.storage.maintenance import Maintenance
 from lsmq_node.storage.pages import PAGE_BITS, PAGE_QUEUES
 from lsmq_node.storage.producers import Head, Layer, decode_answers, decode_head, merge_values
 from lsmq_node.storage.state import TopicState
+from support.extent import SOAK, part_in_number
 
 KIB = 1024
 _most_descriptors = [200]  # more are a reason to look for what was dropped
@@ -46,16 +46,14 @@ SMALL: dict[str, Any] = {
 }
 TINY: dict[str, Any] = {**SMALL, "max_message_bytes": 8 * KIB, "memtable_bytes": 64 * KIB, "block_bytes": 512}
 
-DEPTH = int(os.environ.get("LSMQ_TEST_DEPTH", "1"))
-
 
 def profile(examples: int, steps: int = 40) -> settings:
-    """Hypothesis settings, the same examples every time; ``LSMQ_TEST_DEPTH`` multiplies them and varies them."""
+    """Hypothesis settings: a third of the examples, the same every time; in a soak all, and others each time."""
     return settings(
-        max_examples=examples * DEPTH,
+        max_examples=part_in_number(examples, 3),
         stateful_step_count=steps,
         deadline=None,
-        derandomize=DEPTH == 1,
+        derandomize=not SOAK,
         print_blob=True,
         suppress_health_check=list(HealthCheck),
     )

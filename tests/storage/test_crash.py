@@ -11,6 +11,7 @@ from lsmq.errors import LsmqError
 from lsmq_lab.world.disk import PowerCut
 from lsmq_lab.world.drive import Drive
 from support.clock import SimClock
+from support.extent import part_of
 
 from .harness import abandon, append, assert_no_orphans, flush, keep_house, merge, open_stepped
 from .model import View, assert_shows, view
@@ -89,7 +90,7 @@ def final_view(work: Workload, disk: Drive) -> View:
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_a_crash_at_any_operation_loses_nothing_acknowledged(tmp_path: Path, group: int) -> None:
     log = dry_run(tmp_path)
-    for nth in range(1 + group, len(log) + 1, GROUPS):
+    for nth in part_of(range(1 + group, len(log) + 1, GROUPS)):
         work = workload(tmp_path / str(nth), seed=nth)
         point = work.disk.at(nth)
         with contextlib.suppress(PowerCut, LsmqError):

@@ -17,6 +17,7 @@ from lsmq_node.storage.index import IndexPage
 from lsmq_node.storage.sstable import TableMeta
 from lsmq_node.storage.state import StoredTopic, TopicOptions
 from support.clock import SimClock
+from support.extent import part_of
 
 from .harness import (
     TINY,
@@ -105,7 +106,7 @@ def assert_named(outcome: object, path: Path) -> CorruptFile:
 @pytest.mark.parametrize("pattern", ["MANIFEST", "*.ckp"])
 def test_any_flipped_byte_of_manifest_and_checkpoint_is_refused(store: Store, pattern: str) -> None:
     path = store.file(pattern)
-    for at in range(len(store.disk.content(path))):
+    for at in part_of(range(len(store.disk.content(path)))):
         for mask in (1 << at % 8, 0xFF):
             outcome, _ = store.with_flip(path, at, mask)
             assert_named(outcome, path)
@@ -117,9 +118,12 @@ def test_any_flipped_byte_of_a_block_is_refused_by_its_place(tmp_path: Path, com
     path, meta = store.table()
     raw = store.disk.content(path)
     block = 0
+    tried = set(part_of(range(meta.index_position)))
     for at in range(meta.index_position):
         if at == block + int.from_bytes(raw[block + 4 : block + 8], "little"):
             block = at
+        if at not in tried:
+            continue
         outcome, _ = store.with_flip(path, at, 1 << at % 8)
         assert assert_named(outcome, path).details["position"] == block
 
@@ -128,7 +132,7 @@ def test_any_flipped_byte_of_the_index_is_made_good_from_the_blocks(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, meta = store.table()
-    for at in range(store.index_at(), meta.root_position + meta.root_bytes):
+    for at in part_of(range(store.index_at(), meta.root_position + meta.root_bytes)):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "lsmq.storage"):
             assert store.with_flip(path, at, 1 << at % 8) == (store.shown, 1)
@@ -140,7 +144,7 @@ def test_any_flipped_byte_of_properties_or_footer_is_named_and_does_no_harm(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, meta = store.table()
-    for at in range(meta.root_position + meta.root_bytes, meta.size_bytes):
+    for at in part_of(range(meta.root_position + meta.root_bytes, meta.size_bytes)):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "lsmq.storage"):
             assert store.with_flip(path, at, 1 << at % 8) == (store.shown, 0)

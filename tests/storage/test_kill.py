@@ -11,10 +11,11 @@ from pathlib import Path
 
 from lsmq_node.storage import QueueStore, ShardStore
 from lsmq_node.storage.disk import OsDisk
+from support.extent import part_in_number
 
 from .harness import TINY, assert_no_orphans, bodies, open_stepped, tiny
 
-ROUNDS = 5
+ROUNDS = part_in_number(5, 2)
 
 SHARD_WRITER = """
 import sys

@@ -30,7 +30,6 @@ from lsmq_node.storage import Appended, QueueStore, ShardStore
 from support.clock import SimClock
 
 from .harness import (
-    DEPTH,
     KIB,
     SMALL,
     Put,
@@ -409,7 +408,6 @@ class StoreMachine(RuleBasedStateMachine):
 
 TestStore = StoreMachine.TestCase
 TestStore.settings = profile(100, 50)
-TestStore.pytestmark = pytest.mark.timeout(300 * DEPTH)  # type: ignore[attr-defined]
 
 
 class QueueStoreMachine(RuleBasedStateMachine):
@@ -506,4 +504,3 @@ class QueueStoreMachine(RuleBasedStateMachine):
 
 TestQueueStore = QueueStoreMachine.TestCase
 TestQueueStore.settings = profile(50, 30)
-TestQueueStore.pytestmark = pytest.mark.timeout(300 * DEPTH)  # type: ignore[attr-defined]

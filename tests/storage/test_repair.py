@@ -17,13 +17,14 @@ from lsmq_node.storage.dump import dump_sstable
 from lsmq_node.storage.repair import Damage, Finding, Renamed, Unknown, Unplaced, repair_store
 from lsmq_node.storage.wal import segment_name
 from support.clock import SimClock
+from support.extent import part_in_number
 
-from .harness import DEPTH, Put, abandon, batch_of, flush, merge, open_stepped, put
+from .harness import Put, abandon, batch_of, flush, merge, open_stepped, put
 from .repairing import Filled, Named, QuickDisk, Repaired, everything, options, renamed
 
 WAL_BLOCK = 32 * 1024
 #: So many places of each file are flipped.
-FLIPS = 4 * DEPTH
+FLIPS = part_in_number(8)
 Change = Callable[[bytearray], object]
 
 
@@ -170,7 +171,7 @@ def test_without_manifest_checkpoint_and_mark_the_messages_are_saved(filled: Fil
 
 def test_many_files_damaged_at_once(filled: Filled, tmp_path: Path) -> None:
     files = filled.files("tables/*", "MANIFEST", "LOG_MARK", "wal/*.wal")
-    for seed in range(20 * DEPTH):
+    for seed in range(part_in_number(40)):
         chosen = random.Random(seed)
         with ExitStack() as changes:
             for path in chosen.sample(files, chosen.choice((2, 3, 6))):
