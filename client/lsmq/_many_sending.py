@@ -14,6 +14,7 @@ from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 from lsmq._message_parts import Body, Extras
+from lsmq._queue_counts import QueueCounts
 from lsmq._receipts import PendingBatch, Receipts
 from lsmq.errors import BufferFull
 from lsmq.messages import Key, MessageOptions, check_tag, encode_header, key_and_body, key_hashes, key_headers, tag_hash
@@ -160,6 +161,16 @@ async def _fill(producer: Producer, portion: _Portion) -> list[tuple[PendingBatc
         free_bytes = producer._max_buffer_bytes - producer._buffered_bytes
         room_bytes = min(free_bytes, producer._batch_bytes - held_bytes)
         end = min(bisect_right(ends, ends[at] + room_bytes) - 1, at + producer._batch_messages - held)
+        of_queue = None
+        if producer._queue_messages is not None:
+            of_queue = (
+                QueueCounts(producer._queue_messages) if batch is None else batch.counts(producer._queue_messages)
+            )
+            end = at + (
+                of_queue.take(queues[at:end])
+                if isinstance(queues, list)
+                else of_queue.take_of(producer._next_queue if queues is None else queues, end - at)
+            )
         if end == at:
             if ends[at + 1] - ends[at] > free_bytes:
                 await producer._wait_for_space(ends[at + 1] - ends[at])
@@ -170,6 +181,7 @@ async def _fill(producer: Producer, portion: _Portion) -> list[tuple[PendingBatc
             end = at + 1  # A message larger than a batch has one of its own.
         queue = producer._next_queue if queues is None else queues
         batch = batch or sender.start_batch()
+        batch.of_queue = of_queue
         builder = batch.builder
         assert type(builder) is BatchBuilder
         builder.extend(

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from lsmq._queue_counts import QueueCounts
 from lsmq.errors import LsmqError
 from lsmq.messages import due_of_id
 from lsmq.queue_names import SEPARATOR
@@ -65,6 +66,7 @@ class PendingBatch:
         "error_seen",
         "has_ids",
         "later",
+        "of_queue",
         "position",
         "queues",
         "reserved_bytes",
@@ -82,6 +84,7 @@ class PendingBatch:
         self.created_s = created_s
         self.reserved_bytes = 0
         self.has_ids = False  # some message has a deduplication id
+        self.of_queue: QueueCounts | None = None  # where that has a limit
         self.settled = False
         self.stored: RecordBatch | None = None  # what the node answered
         self._offsets: Sequence[int] | None = None  # of that, once looked at
@@ -100,6 +103,12 @@ class PendingBatch:
     def count(self) -> int:
         """How many messages it has."""
         return self.rows or len(self.queues)
+
+    def counts(self, most: int) -> QueueCounts:
+        """How many it has of each queue, which may be so many."""
+        if self.of_queue is None:
+            self.of_queue = QueueCounts(most)
+        return self.of_queue
 
     def settle(self, stored: RecordBatch, shard: int) -> None:
         """The batch is stored; ``stored`` has a record for each of its messages, in order."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lsmq._batch_receipts import BatchPart, BatchReceipt
 from lsmq._column_builder import ColumnBuilder
+from lsmq._queue_counts import QueueCounts
 from lsmq._receipts import NamedPendingBatch, PendingBatch
 from lsmq._rows import MessageRows
 from lsmq.message_columns import column_array
@@ -89,6 +90,12 @@ async def _send_some(
         free_bytes = producer._max_buffer_bytes - producer._buffered_bytes
         room_bytes = min(free_bytes, producer._batch_bytes - held_bytes)
         end = min(int(np.searchsorted(ends, done_bytes + room_bytes, "right")), at + producer._batch_messages - held)
+        of_queue = None
+        if producer._queue_messages is not None:
+            of_queue = (
+                QueueCounts(producer._queue_messages) if batch is None else batch.counts(producer._queue_messages)
+            )
+            end = at + (of_queue.take_of(queue, end - at) if queues is None else of_queue.take(queues[at:end].tolist()))
         if end == at:
             size_bytes = int(ends[at]) - done_bytes
             if size_bytes > free_bytes:
@@ -101,6 +108,7 @@ async def _send_some(
         cut = slice(some.start + at, some.start + end) if isinstance(some, slice) else some[at:end]
         columns, payload = rows.columns_of(cut), rows.payload(cut)
         batch = batch or sender.start_batch(ColumnBuilder())
+        batch.of_queue = of_queue
         part = BatchPart(batch, batch.rows, cut, queue if queues is None else queues[at:end])
         columns[Column.QUEUE] = _queues_in(batch, rows, part)
         assert isinstance(batch.builder, ColumnBuilder)

@@ -47,7 +47,7 @@ from lsmq.messages import (
 from lsmq.partitioners import Partitioner
 from lsmq.queue_names import check_queue_name, queue_slot
 from lsmq.record_batch import BatchBuilder, Codec
-from lsmq.topics import Ack, Flush, Topic, most_at_once
+from lsmq.topics import Ack, Flush, Topic, most_at_once, most_of_a_queue
 
 DEFAULT_LINGER_MS = 5
 DEFAULT_BATCH_BYTES = 1 << 20
@@ -187,6 +187,7 @@ class Producer:
         self._named = topic.named
         self._queues, self._key_queues = topic.queues, topic.key_queues
         self._batch_messages, self._batch_bytes = most_at_once(topic, MAX_BATCH_MESSAGES, self._batch_bytes)
+        self._queue_messages = most_of_a_queue(topic)
         self._ids_apart = not topic.options.get("dedupe_window_ms")
         self._range_firsts = [route.first for route in topic.routes]
         self._range_senders = [None] * (len(topic.routes) or 1)
@@ -464,9 +465,8 @@ class Producer:
                 " await send(), or raise max_buffer_bytes",
                 limit_bytes=self._max_buffer_bytes,
             )
-        hashed = 0
+        hashed, in_turn = 0, False
         name: str | None = None
-        in_turn = False
         if queue is not None:
             if type(queue) is not int or self._named:
                 if self._named:
@@ -508,6 +508,7 @@ class Producer:
             or len(batch.queues) >= self._batch_messages
             or (self._ids_apart and batch.has_ids != (dedupe != 0))  # Those with ids are refused, and no others.
             or type(batch.builder) is not BatchBuilder
+            or (batch.of_queue is not None and not batch.of_queue.has_room(queue))
         ):
             sender.close_batch()
             if in_turn:
@@ -515,6 +516,8 @@ class Producer:
             batch = sender.start_batch()
         builder = batch.builder
         assert type(builder) is BatchBuilder
+        if self._queue_messages is not None:
+            batch.counts(self._queue_messages).take_of(queue, 1)
         if name is not None:
             assert isinstance(batch, NamedPendingBatch)
             queue = batch.place(name)

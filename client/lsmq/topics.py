@@ -204,13 +204,19 @@ class Topic:
 
 
 def most_at_once(topic: Topic, messages: int, size_bytes: int) -> tuple[int, int]:
-    """Of batches of so many messages and bytes, what fits into the topic, or a queue of it, while that is empty."""
+    """Of batches of so many messages and bytes, what fits into the empty topic; as bytes, into a queue."""
     options = topic.options
     limits = [topic.max_batch_bytes]
     if options.get("overflow", "refuse") == "refuse":
         limits += [options.get("max_bytes"), options.get("queue_max_bytes")]
-        messages = min(messages, *(options.get(name) or messages for name in ("max_messages", "queue_max_messages")))
+        messages = min(messages, options.get("max_messages") or messages)
     return messages, min(size_bytes, *(limit or size_bytes for limit in limits))
+
+
+def most_of_a_queue(topic: Topic) -> int | None:
+    """How many messages of one queue a batch may have, not to be refused whole; None: any number."""
+    options = topic.options
+    return options.get("queue_max_messages") if options.get("overflow", "refuse") == "refuse" else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from lsmq import Client, Producer
+from lsmq.messages import key_hash
 from support.node_process import NodeProcess
 from support.python_process import run_python
+from support.waiting import comes_true
 
 
 def command(node: NodeProcess, *arguments: str, given: str = "") -> str:
@@ -36,6 +39,35 @@ async def test_batches_are_no_larger_than_a_queue_may_hold_bytes(shared_node: No
             assert [(await receipt).offset for receipt in receipts[:4]] == list(range(4))
             await client.trim_topic(topic_name, {0: 1})
             assert (await receipts[4]).offset == 4
+
+
+@pytest.mark.parametrize("way", ["one", "many", "batch"])
+async def test_a_batch_has_as_many_of_each_queue_as_that_may_hold(
+    shared_node: NodeProcess, topic_name: str, way: str
+) -> None:
+    """And not as many in all: a limit of few messages a queue is not one of what is sent at once."""
+    queues = np.repeat(np.arange(200), 3)
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues=200, queue_max_messages=3)
+        async with Producer(client, topic_name, linger_ms=1_000, deadline_ms=60_000) as producer:
+            if way == "one":
+                for queue in queues.tolist():
+                    producer.send_nowait(b"x", queue=queue)
+            elif way == "batch":
+                await producer.send_batch([b"x"] * len(queues), queues=queues)
+            else:
+                keys = {key_hash(f"k{number}") % 200: f"k{number}" for number in range(4_000)}
+                await producer.send_many([(keys[queue], b"x") for queue in queues.tolist()])
+            await producer.flush()
+            assert producer.stats.stored == 1
+            await client.trim_topic(topic_name, {7: 3})
+            bodies = [b"x"] * 4  # Of which one finds no room yet.
+            sent = producer.send_batch(bodies, queues=7) if way == "batch" else producer.send_many(bodies, queue=7)
+            last = await sent
+            await comes_true(lambda: producer.stats.stored == 2, "three are stored")
+            await client.trim_topic(topic_name, {7: 4})
+            await last
+            assert producer.stats.stored == 3
 
 
 @pytest.mark.parametrize("named", [False, True])
