@@ -4,7 +4,7 @@ import { act, count, el, line, moment, table } from "/console/drawing.js";
 
 const enc = encodeURIComponent;
 const PAGE = 100;
-const SAMPLES = 720, MOST_LINES = 100;
+const SAMPLES = 720, MOST_LINES = 100, RANGES = 6;
 const WHERE = { earliest: "the first message kept", latest: "the end", offset: "an offset", time: "a time (UTC), or -15m, -2h, -1d" };
 
 export async function groups(into, parts, query) {
@@ -25,8 +25,8 @@ async function group(into, name, query) {
     found = await ask(`/v1/groups/${enc(name)}`);
     if (found.mode === "work_queue") into.append(el("p", {}, "A work queue: workers take single messages, and are not kept as members."));
     else into.append(el("p", {}, `${found.mode}, ${found.state}, generation ${found.generation}`),
-      table("Members", ["member", "client", "#queues", "#waits for", "#heard ms ago", "stalled"], found.members.slice(0, PAGE).map((each) => [
-        each.id, each.client, count(each.queues), count(each.pending), count(each.heartbeat_age_ms), each.stalled ? "yes" : ""])));
+      table("Members", ["member", "client", "#queues", "owns", "#waits for", "#heard ms ago", "stalled"], found.members.slice(0, PAGE).map((each) => [
+        each.id, each.client, count(each.queues), owned(each.assigned), count(each.pending), count(each.heartbeat_age_ms), each.stalled ? "yes" : ""])));
   } catch (error) {
     if (error.code !== "unknown_group") throw error;
     into.append(el("p", { class: "soft" }, "It has no members, and had none lately."));
@@ -39,6 +39,14 @@ async function group(into, name, query) {
   if (wanted.length) await look();
   if (query.get("to")) await preview(into, name, query, found.members.length);
   if (wanted.length) await keep(5000, look);
+}
+
+/** Queues that a member owns by topic: their first ranges, in words. */
+function owned(assigned) {
+  return Object.entries(assigned).filter(([, ranges]) => ranges.length).map(([topic, ranges]) => {
+    const said = ranges.slice(0, RANGES).map(([first, end]) => (end - first === 1 ? `${first}` : `${first} to ${end - 1}`)).join(", ");
+    return `${topic} ${said}${ranges.length > RANGES ? ", …" : ""}`;
+  }).join("; ");
 }
 
 // How far groups were behind when they were looked at, as long as the console is open.
