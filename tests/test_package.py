@@ -29,7 +29,7 @@ PACKAGES = {
 }
 #: What programs that use LSMQ are tested with; nothing of our own tests.
 FOR_TESTS = {"lsmq/testing.py", "lsmq_pytest/__init__.py", "lsmq_pytest/py.typed"}
-LARGEST_BYTES = 2 << 20
+LARGEST_BYTES = 3 << 20
 
 BUILD = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
 

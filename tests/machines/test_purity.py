@@ -16,6 +16,7 @@ PURE = {
     "groups": ("assignment", "group", "holdings", "lag", "plan", "ranges"),
     "workqueue": (
         "chunks",
+        "lanes",
         "ledger",
         "open_messages",
         "pace",
