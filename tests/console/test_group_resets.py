@@ -80,7 +80,7 @@ async def test_what_a_reset_would_change_is_shown_and_it_is_done_when_the_button
             beat |= {"epoch": told["epoch"], "version": told["version"], "owned": told["assigned"], "wait_ms": 1_000}
         await page.evaluate("location.hash = '#/groups/kitchen?topic=orders&to=latest'")
         await shows(page, f"{TEXT}.includes('Members that live: 1')", "it says that somebody lives")
-        await shows(page, f"{TEXT}.includes('orders 0 to 1')", "and what it owns")
+        await shows(page, f"{TEXT}.includes('orders 0 to 2')", "and what it owns")
         await page.evaluate(f"{BUTTON}.click(); {BUTTON}.click()")
         await shows(page, f"{TEXT}.includes('offsets set: 2')", "it is done though")
         assert committed(api, "kitchen", "orders") == {0: 4, 1: 2}
