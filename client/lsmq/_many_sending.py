@@ -14,8 +14,7 @@ from itertools import accumulate, islice
 from typing import TYPE_CHECKING, Any
 
 from lsmq._message_parts import Body, Extras
-from lsmq._queue_counts import QueueCounts
-from lsmq._receipts import PendingBatch, Receipts
+from lsmq._receipts import PendingBatch, Receipts, counts_of
 from lsmq.errors import BufferFull
 from lsmq.messages import Key, MessageOptions, check_tag, encode_header, key_and_body, key_hashes, key_headers, tag_hash
 from lsmq.record_batch import BatchBuilder
@@ -157,15 +156,13 @@ async def _fill(producer: Producer, portion: _Portion) -> list[tuple[PendingBatc
         if batch is not None and (type(batch.builder) is not BatchBuilder or (producer._ids_apart and batch.has_ids)):
             sender.close_batch()
             continue
-        held_bytes, held = (0, 0) if batch is None else (batch.reserved_bytes, len(batch.queues))
+        held_bytes, held = (0, 0) if batch is None else (batch.reserved_bytes, batch.count)
         free_bytes = producer._max_buffer_bytes - producer._buffered_bytes
         room_bytes = min(free_bytes, producer._batch_bytes - held_bytes)
         end = min(bisect_right(ends, ends[at] + room_bytes) - 1, at + producer._batch_messages - held)
-        of_queue = None
-        if producer._queue_messages is not None:
-            of_queue = (
-                QueueCounts(producer._queue_messages) if batch is None else batch.counts(producer._queue_messages)
-            )
+        end = max(at, end)  # A batch of one message that is larger than a batch has less than no room.
+        of_queue = counts_of(batch, producer._queue_messages)
+        if of_queue is not None:
             end = at + (
                 of_queue.take(queues[at:end])
                 if isinstance(queues, list)

@@ -104,11 +104,10 @@ class PendingBatch:
         """How many messages it has."""
         return self.rows or len(self.queues)
 
-    def counts(self, most: int) -> QueueCounts:
-        """How many it has of each queue, which may be so many."""
-        if self.of_queue is None:
-            self.of_queue = QueueCounts(most)
-        return self.of_queue
+    def count_one(self, queue: int, most: int) -> None:
+        """It gets a message of the queue, of which it may have so many."""
+        self.of_queue = self.of_queue or QueueCounts(most)
+        self.of_queue.take_of(queue, 1)
 
     def settle(self, stored: RecordBatch, shard: int) -> None:
         """The batch is stored; ``stored`` has a record for each of its messages, in order."""
@@ -194,6 +193,13 @@ def stored_before(queue: int) -> PendingBatch:
     batch.queues, batch._offsets = (queue,), (-1,)
     batch._finish()
     return batch
+
+
+def counts_of(batch: PendingBatch | None, most: int | None) -> QueueCounts | None:
+    """How many of each queue a batch has, or a new one, where it may have so many of each; None where that is any."""
+    if most is None:
+        return None
+    return QueueCounts(most) if batch is None or batch.of_queue is None else batch.of_queue
 
 
 class NamedPendingBatch(PendingBatch):

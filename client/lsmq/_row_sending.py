@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lsmq._batch_receipts import BatchPart, BatchReceipt
 from lsmq._column_builder import ColumnBuilder
-from lsmq._queue_counts import QueueCounts
-from lsmq._receipts import NamedPendingBatch, PendingBatch
+from lsmq._receipts import NamedPendingBatch, PendingBatch, counts_of
 from lsmq._rows import MessageRows
 from lsmq.message_columns import column_array
 from lsmq.record_batch import BatchBuilder, Column, Flag
@@ -86,15 +85,13 @@ async def _send_some(
         if batch is not None and not isinstance(batch.builder, ColumnBuilder):
             sender.close_batch()  # What was sent before goes before.
             continue
-        held_bytes, held = (0, 0) if batch is None else (batch.reserved_bytes, batch.rows)
+        held_bytes, held = (0, 0) if batch is None else (batch.reserved_bytes, batch.count)
         free_bytes = producer._max_buffer_bytes - producer._buffered_bytes
         room_bytes = min(free_bytes, producer._batch_bytes - held_bytes)
         end = min(int(np.searchsorted(ends, done_bytes + room_bytes, "right")), at + producer._batch_messages - held)
-        of_queue = None
-        if producer._queue_messages is not None:
-            of_queue = (
-                QueueCounts(producer._queue_messages) if batch is None else batch.counts(producer._queue_messages)
-            )
+        end = max(at, end)  # A batch of one message that is larger than a batch has less than no room.
+        of_queue = counts_of(batch, producer._queue_messages)
+        if of_queue is not None:
             end = at + (of_queue.take_of(queue, end - at) if queues is None else of_queue.take(queues[at:end].tolist()))
         if end == at:
             size_bytes = int(ends[at]) - done_bytes

@@ -517,7 +517,7 @@ class Producer:
         builder = batch.builder
         assert type(builder) is BatchBuilder
         if self._queue_messages is not None:
-            batch.counts(self._queue_messages).take_of(queue, 1)
+            batch.count_one(queue, self._queue_messages)
         if name is not None:
             assert isinstance(batch, NamedPendingBatch)
             queue = batch.place(name)

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from lsmq import Client, Producer
+from lsmq import Client, Consumer, Producer
 from lsmq.messages import key_hash
 from support.node_process import NodeProcess
 from support.python_process import run_python
@@ -68,6 +68,27 @@ async def test_a_batch_has_as_many_of_each_queue_as_that_may_hold(
             await client.trim_topic(topic_name, {7: 4})
             await last
             assert producer.stats.stored == 3
+
+
+@pytest.mark.parametrize("way", ["many", "keyed", "batch"])
+async def test_messages_that_are_larger_than_a_batch_are_sent_once_each_by_themselves(
+    shared_node: NodeProcess, topic_name: str, way: str
+) -> None:
+    bodies = [bytes([at]) * (3_000 if at % 3 else 10) for at in range(9)]
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        async with Producer(client, topic_name, batch_bytes=1_024, linger_ms=1_000) as producer:
+            if way == "batch":
+                await producer.send_batch(bodies)
+            else:
+                await producer.send_many([("k", each) for each in bodies] if way == "keyed" else bodies)
+            await producer.flush()
+        async with Consumer(client, topic_name) as consumer:
+            found: list[bytes] = []
+            while len(found) < len(bodies):
+                found += [message.body for message in await consumer.poll(100)]
+        assert found == bodies
+        assert (await client.topic_usage(topic_name)).messages == len(bodies)
 
 
 @pytest.mark.parametrize("named", [False, True])
