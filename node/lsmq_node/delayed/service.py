@@ -9,6 +9,7 @@ from lsmq.errors import InvalidRequest
 from lsmq_node.broker import Broker, LeaderCalls
 from lsmq_node.machines import MachineService
 from lsmq_node.storage import DuePlace, StoredTopic
+from lsmq_node.storage.delayed import LAST_DUE_MS
 
 from .counts import DelayedCounts
 from .ids import DelayedId
@@ -16,7 +17,7 @@ from .shard_delayed import Moved, PendingMessage, ShardDelayed
 
 OPERATION = "delayed"
 _TIMEOUT_S = 10.0
-_END: DuePlace = ((1 << 44) - 1, (1 << 63) - 1)
+_END: DuePlace = (LAST_DUE_MS, (1 << 63) - 1)
 
 
 class DelayedService(MachineService[ShardDelayed]):

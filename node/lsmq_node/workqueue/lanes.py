@@ -22,6 +22,10 @@ _SLACK, _SPARE = 4, 1_024
 _LEVEL, _SPREAD = 0xC2B2_AE3D_27D4_EB4F, 0x9E37_79B9_7F4A_7C15
 
 
+def _size_bytes(*parts: array[int] | None) -> int:
+    return sum(len(part) * part.itemsize for part in parts if part is not None)
+
+
 class Chains:
     """Messages that wait, one behind another. A chain is known by its last message, whose next one is the first."""
 
@@ -38,8 +42,7 @@ class Chains:
 
     @property
     def size_bytes(self) -> int:
-        parts = (self._queues, self._offsets, self._nexts, self._times)
-        return sum(len(part) * part.itemsize for part in parts if part is not None)
+        return _size_bytes(self._queues, self._offsets, self._nexts, self._times)
 
     @property
     def is_sparse(self) -> bool:
@@ -112,8 +115,7 @@ class Lanes:
 
     @property
     def size_bytes(self) -> int:
-        parts = (self.tenants, self.levels, self.tails, self.nexts, self._table)
-        return sum(len(part) * part.itemsize for part in parts)
+        return _size_bytes(self.tenants, self.levels, self.tails, self.nexts, self._table)
 
     @property
     def is_sparse(self) -> bool:
