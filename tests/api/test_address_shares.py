@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -162,23 +163,19 @@ def topics(*ids: int) -> Sequence[Any]:
 
 
 def test_what_is_remembered_of_topics_is_no_more_than_there_are_and_addresses_go_with_their_last() -> None:
-    limits = AddressLimits(NodeConfig(data="unused", address_share_percent=50))  # type: ignore[arg-type]
+    limits = AddressLimits(NodeConfig(data=Path("unused"), address_share_percent=50))
     shares = TopicShares(limits, most=10)
     for number in range(1_000):
-        asked_from.set(f"10.0.{number}")
-        shares.check(topics(number - 1))
-        (made,) = topics(number)
-        shares.made(made)
+        shares.check(f"10.0.{number}", topics(number - 1))
+        shares.made(f"10.0.{number}", topics(number)[0])
         assert sum(map(len, shares._made.values())) <= 22
-    asked_from.set("10.1")
     for number in range(5):
-        shares.check(topics(*range(number)))
-        shares.made(topics(number)[0])
+        shares.check("10.1", topics(*range(number)))
+        shares.made("10.1", topics(number)[0])
     with pytest.raises(TooManyTopics, match="your address has 5 topics, made by this node"):
-        shares.check(topics(*range(5)))
-    shares.check(topics(*range(1, 5)))
-    asked_from.set(None)
-    shares.check(topics(*range(5)))
+        shares.check("10.1", topics(*range(5)))
+    shares.check("10.1", topics(*range(1, 5)))
+    shares.check(None, topics(*range(5)))
 
 
 def test_nobody_in_particular_is_counted_nowhere() -> None:

@@ -106,9 +106,8 @@ class TopicShares:
         self._made: dict[str, set[int]] = {}
         self._count = 0
 
-    def check(self, known: Sequence[StoredTopic]) -> None:
-        """Whether whoever asks may make one more beside those that are ``known``. Raises ``TooManyTopics``."""
-        address = asked_from.get()
+    def check(self, address: str | None, known: Sequence[StoredTopic]) -> None:
+        """Whether it may make one more beside those that are ``known``. Raises ``TooManyTopics``."""
         if address is not None and len(self._made.get(address, ())) >= self._share.limit:
             self._forget_gone(known)
             if (count := len(self._made.get(address, ()))) >= self._share.limit:
@@ -116,8 +115,7 @@ class TopicShares:
         elif self._count > 2 * self._most:
             self._forget_gone(known)
 
-    def made(self, topic: StoredTopic) -> None:
-        address = asked_from.get()
+    def made(self, address: str | None, topic: StoredTopic) -> None:
         if address is not None:
             self._made.setdefault(address, set()).add(topic.id)
             self._count += 1

@@ -235,6 +235,10 @@ class Maker:
         return cls(asking.get(), asked_from.get())
 
 
+#: Of what nobody asks for.
+NOBODY: Final = Maker()
+
+
 class Made:
     """Things of one kind, and who made those that were made since this object was: principals with a limit, and
     addresses where these have a ``share``."""
@@ -250,7 +254,7 @@ class Made:
         """Somebody makes it: ``maker``, or whoever asks. Raises :meth:`Allowances.refusal` or
         :meth:`AddressShare.refusal` where he has made as many as he may."""
         counted = self.check(key, maker)
-        if counted == Maker():
+        if counted == NOBODY:
             return
         self._maker[key] = counted
         if counted.principal is not None:
@@ -261,7 +265,7 @@ class Made:
     def check(self, key: Hashable, maker: Maker | None = None) -> Maker:
         """Who is counted when it is made, if anybody. Raises as :meth:`make`."""
         if key in self._maker:
-            return Maker()
+            return NOBODY
         maker = maker or Maker.asking()
         principal, address = maker.principal, None if self._share is None else maker.address
         limit = 0 if principal is None else self._allowances.limit(self._what, principal)

@@ -37,7 +37,7 @@ from lsmq_node.workers import Workers
 
 from .address_limits import TopicShares
 from .admission import Admission, column_of
-from .allowances import Allowances
+from .allowances import NOBODY, Allowances, Maker
 from .arrivals import ArrivalReads
 from .budget import ByteBudget, Hold
 from .catalog import stays_on_shards
@@ -171,9 +171,9 @@ class Broker:
         return await self.topology.topics.by_id(topic_id)
 
     async def create_topic(
-        self, name: str, queues: int, options: TopicOptions, by: str | None = None
+        self, name: str, queues: int, options: TopicOptions, by: Maker = NOBODY
     ) -> tuple[StoredTopic, bool]:
-        """The topic, durable, and whether this call made it; ``by`` a principal, who may have limits.
+        """The topic, durable, and whether this call made it; ``by`` somebody who may have limits.
 
         Raises ``TopicExists``, ``InvalidTopicName``, and what admission raises.
         """
@@ -182,17 +182,17 @@ class Broker:
             self.admission.create_topic(name, queues, options, known)
             check_moving(self, name, options)
             there = next((topic for topic in known if topic.name == name), None)
-            made_by = by if there is None else there.options.made_by
+            made_by = by.principal if there is None else there.options.made_by
             if there is None:
-                self.topic_shares.check(known)
-            if there is None and by is not None:
-                made_by = self.allowances.make_topic(by, 0 if options.named else queues, known)
+                self.topic_shares.check(by.address, known)
+            if there is None and by.principal is not None:
+                made_by = self.allowances.make_topic(by.principal, 0 if options.named else queues, known)
             return replace(options, made_by=made_by)
 
-        exact = by is not None and self.allowances.limits_topics(by)
+        exact = by.principal is not None and self.allowances.limits_topics(by.principal)
         topic, is_new = await self.topology.topics.create(name, queues, admit, exact=exact)
         if is_new:
-            self.topic_shares.made(topic)
+            self.topic_shares.made(by.address, topic)
         return topic, is_new
 
     async def grow_topic(self, name: str, queues: int) -> StoredTopic:
