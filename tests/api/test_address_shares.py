@@ -100,6 +100,20 @@ def test_idempotent_producers(taker: Api, neighbour: Api) -> None:
     assert send(neighbour, 73).status == 200
 
 
+def test_producer_groups_with_members(taker: Api, neighbour: Api) -> None:
+    def join(who: Api, group: str, member: str = "m") -> Answer:
+        document = {"member": member, "join": True}
+        return who.call("POST", f"/v1/producer-groups/{group}/heartbeat", document)
+
+    assert [join(taker, group).status for group in ("p1", "p2")] == [200, 200]
+    refused(join(taker, "p3"), "too_many_groups", "max_groups")
+    assert join(taker, "p2", "another").status == 200
+    assert join(neighbour, "p3").status == 200
+    assert join(taker, "p3", "another").status == 200, "of others' groups it may have members"
+    taker.call("DELETE", "/v1/producer-groups/p1/members/m", status=204)
+    assert join(taker, "p4").status == 200
+
+
 def test_schedules(taker: Api, neighbour: Api) -> None:
     def put(who: Api, name: str) -> Answer:
         document = {"cron": "0 9 * * *", "tz": "UTC", "message": {"body": "x", "queue": 0}}
