@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,8 @@ LIMITS = dict.fromkeys(("max_topics", "max_groups", "max_waiters", "max_push_str
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
-    node = NodeProcess(tmp_path_factory.mktemp("shares") / "data", address_share_percent=1, **LIMITS)
+    room = {"max_inflight_bytes": 4 << 30}  # For some answers of an address at a time.
+    node = NodeProcess(tmp_path_factory.mktemp("shares") / "data", address_share_percent=1, **LIMITS, **room)
     node.start()
     try:
         Api(node.url, "127.0.0.9").create("t", 2)
@@ -148,7 +150,11 @@ def test_long_polls(taker: Api, neighbour: Api) -> None:
     assert taker.get(path.replace("60000", "0")).status == 200
 
 
-async def test_streams(node: NodeProcess, taker: Api, neighbour: Api) -> None:
+def test_streams(node: NodeProcess, taker: Api, neighbour: Api) -> None:
+    asyncio.run(hold_streams(node, taker, neighbour))
+
+
+async def hold_streams(node: NodeProcess, taker: Api, neighbour: Api) -> None:
     def session(who: Api) -> aiohttp.ClientSession:
         return aiohttp.ClientSession(connector=aiohttp.TCPConnector(local_addr=(who.source, 0)))
 
