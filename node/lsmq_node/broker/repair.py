@@ -13,10 +13,10 @@ from pathlib import Path
 
 import msgpack
 
-from lsmq.errors import CorruptFile
+from lsmq.errors import CorruptFile, InvalidRequest, UnsupportedFormat
 from lsmq_node.disks import NODE_FILE, NodeFile, shard_directory
 from lsmq_node.disks.looking import DiskListing
-from lsmq_node.disks.mark import MARK_FILE, is_marked
+from lsmq_node.disks.mark import MARK_FILE, DiskMark, is_marked
 from lsmq_node.storage import StoredTopic
 from lsmq_node.storage.disk import Disk, OsDisk
 from lsmq_node.storage.lock import unused_directory
@@ -110,15 +110,30 @@ class _NodeRepair:
     def _find_disks(self) -> None:
         """Those that ``node.json`` names, where no others were given."""
         try:
-            found = None if len(self._disks) > 1 else NodeFile.load(self._path)
+            found = NodeFile.load(self._path)
         except CorruptFile:
             found = None
-        for id, place in sorted({} if found is None else found.disks.items(), key=lambda item: item[1]):
-            assert found is not None
+        if found is None:
+            return
+        if len(self._disks) > 1:
+            for disk in self._disks[1:]:
+                self._check_mark(disk, found)
+            return
+        for id, place in sorted(found.disks.items(), key=lambda item: item[1]):
             if is_marked(Path(place), found.token, id):
                 self._disks.append(Path(place))
             else:
                 self._book.add(Remark(f"the disk {place} is not there: name all directories where it is elsewhere"))
+
+    @staticmethod
+    def _check_mark(disk: Path, node: NodeFile) -> None:
+        """What another node stored would be taken for this one's."""
+        try:
+            mark = DiskMark.load(disk)
+        except (CorruptFile, UnsupportedFormat):
+            return
+        if mark is not None and mark.node != node.token:
+            raise InvalidRequest(f"{disk} is a disk of another node: name the directories of one")
 
     def _place(self, number: int) -> Path:
         """Where a shard lies. Raises ``DataDirectoryUnusable`` for one that lies on two disks."""
