@@ -134,30 +134,38 @@ class HostedReplicas:
         it is time."""
         if len(self._disks.all) == 1 or not self._rebuild_after_s:
             return None
-        state, now = self._control.state, asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
         dead = [disk for disk in self._disks.all if disk.id is not None and disk.failing] + self._disks.lost()
-        on_them = {
-            shard: replica
-            for shard, replica in self._open.items()
-            if replica.path.parent in {disk.path for disk in dead}
-        }
-        agreed = [state.shards[shard] for shard in {*self.lost, *on_them} if shard in state.shards]
-        led = all(each.leader not in (None, self._node) for each in agreed)
-        if not (agreed and led and dead and all(replica.stopped for replica in on_them.values())):
+        places = {disk.path for disk in dead}
+        on_them = {shard: replica for shard, replica in self._open.items() if replica.path.parent in places}
+        shards = sorted({*self.lost, *on_them})
+        stopped = all(replica.stopped for replica in on_them.values())
+        if not (dead and shards and stopped and self._led_elsewhere(shards)):
             self._lost_since = None
             return _LOOK_S
         self._lost_since = now if self._lost_since is None else self._lost_since
         left_s = self._lost_since + self._rebuild_after_s - now
         if left_s > 0:
             return min(left_s, _LOOK_S)
-        shards = sorted(each.id for each in agreed)
+        try:
+            await self._control.catch_up(_CATCH_UP_TIMEOUT_S)  # What an old state says of leaders may be so no more.
+        except LsmqError:
+            return _LOOK_S
+        if not self._led_elsewhere(shards):
+            return _LOOK_S
         _log.error("disks_forgotten", disks=[str(disk.path) for disk in dead], shards=shards)
         await asyncio.to_thread(self._disks.forget, dead)
-        for shard, replica in on_them.items():
+        for shard in on_them:
             self._open.pop(shard, None)
+        for replica in on_them.values():
             await replica.close()
         self._lost_since = None
         return 0.0
+
+    def _led_elsewhere(self, shards: Sequence[int]) -> bool:
+        """Whether other nodes lead all of these shards, of those that there are."""
+        agreed = [self._control.state.shards[shard] for shard in shards if shard in self._control.state.shards]
+        return bool(agreed) and all(each.leader not in (None, self._node) for each in agreed)
 
     async def _converge(self) -> bool:
         """Open what should be open and remove what should not; whether that was all possible."""

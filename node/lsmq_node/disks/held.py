@@ -11,7 +11,6 @@ What is asked of a disk at the start:
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -53,10 +52,8 @@ class NodeDisk:
         return self.lost or self.failing
 
     def measure(self) -> None:
-        """Raises ``OSError``, also where nothing can be written."""
+        """Raises ``OSError``."""
         usage = os.statvfs(self.path)
-        if usage.f_flag & os.ST_RDONLY:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(self.path))
         self.size_bytes = usage.f_blocks * usage.f_frsize
         self.free_bytes = usage.f_bavail * usage.f_frsize
 
@@ -177,6 +174,8 @@ class NodeDisks:
             else:
                 mark = DiskMark.load(disk.path)
                 is_there = mark is not None and (mark.node, mark.disk) == (self._token, disk.id)
+            if is_there:  # What a file system that met errors calls itself is not to be relied on.
+                os.utime(disk.path / (NODE_FILE if disk.id is None else MARK_FILE))
         except OSError as error:
             return f"{disk.path} cannot be used: {error.strerror}"
         except LsmqError as error:

@@ -142,7 +142,7 @@ def forget_disk(paths: Sequence[Path], which: Path, *, accept_loss: bool = False
             names = ", ".join(str(disk.path) for disk in disks.all[1:]) or "none"
             raise InvalidRequest(f"{which} is no further disk of the node; it has {names}")
         is_there = is_marked(disk.path, node.token, disk.id)
-        given_up = disk.lost is not None and disk.path in [path.absolute() for path in paths]
+        given_up = disk.problem is not None and disk.path in [path.absolute() for path in paths]
         others = [other.path for other in disks.all if other is not disk and other.problem is None]
         try:
             held = DiskListing([disk.path]).shards() if is_there and not given_up else []

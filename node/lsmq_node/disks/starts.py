@@ -42,15 +42,14 @@ def count_start(first: Path, file: NodeFile, disks: Mapping[str, Path], lose: Ca
     """
     found = dict(_marks(disks, lose))
     for id, mark in list(found.items()):
-        known = file.starts.get(id) or (mark.start,)
-        if mark.start > max(known):
+        if has_seen_more(mark, file):
             raise InvalidConfig(
                 f"{first} is an older copy: the node has started since with {disks[id]}, which has what was stored "
                 f"then. Bring back the newer one; or restore a backup, or have 'lsmq repair {first},... --out NEW', "
                 "with all directories of the node, save what is there",
                 setting="data",
             )
-        if mark.start not in known:
+        if mark.start not in (file.starts.get(id) or (mark.start,)):
             lose(id, _older(disks[id], first))
             del found[id]
     if not found:
@@ -62,6 +61,11 @@ def count_start(first: Path, file: NodeFile, disks: Mapping[str, Path], lose: Ca
         file = _stored(file, first, {id: (start, number) for id, start in before.items()})
         file = _stored(file, first, {id: (start,) for id, start in _told(found, disks, number, lose)})
     return file
+
+
+def has_seen_more(mark: DiskMark, first: NodeFile) -> bool:
+    """Whether a disk has been used in starts of which the ``first`` one does not know: that is an older copy."""
+    return mark.start > max(first.starts.get(mark.disk) or (mark.start,))
 
 
 def _marks(disks: Mapping[str, Path], lose: Callable[[str, str], None]) -> Sequence[tuple[str, DiskMark]]:
