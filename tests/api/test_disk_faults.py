@@ -92,7 +92,7 @@ def test_an_older_first_disk_deletes_nothing_on_the_others(disks: Disks, tmp_pat
 def test_a_disk_that_becomes_read_only_is_named_and_its_shards_go_to_another(
     make_node: NodeMaker, tmp_path: Path
 ) -> None:
-    with formatted(tmp_path / "image", tmp_path / "d2"):
+    with mounted(tmp_path / "d1", "size=128m"), formatted(tmp_path / "image", tmp_path / "d2"):
         disks = Disks(make_node, tmp_path, **SMALL)
         try:
             api = disks.made()
@@ -147,14 +147,15 @@ def test_a_topic_that_a_full_disk_has_not_heard_of_keeps_no_node_from_starting(s
         small.node.stop()
     filler = small.second / "filler"
     filler.write_bytes(bytes(shutil.disk_usage(small.second).free - 5 * MIB // 2))
-    small.start()
-    assert small.all_there()
-    filler.unlink()
 
     def taken(queue: int) -> bool:
         return small.api.send("new", {"queue": queue, "body": "x"}, status=None).status == 200
 
-    small.api.create("more", QUEUES)
+    small.start()
+    assert small.all_there() and any(warning.startswith("topics:") for warning in small.warnings())
+    assert not taken(1)
+    filler.unlink()
+
     for queue in range(QUEUES):
         eventually(lambda: taken(queue), "there is room")  # noqa: B023
 
