@@ -98,6 +98,7 @@ def test_one_that_is_not_there_keeps_its_shards_from_being_found_and_nothing_els
     with held(*disks) as found:
         assert where(found) == {0: "d1", 1: None, 2: "d3", 3: "d1"}
         assert "is not mounted, or was emptied or exchanged" in lost(found)["d2"]
+        assert "forget" not in lost(found)["d2"], "a node of its own gives up nothing"
         assert str(disks[1]) in found.on_lost_disk(1).message
         assert found.place(9).parent != disks[1]
     assert not disks[1].exists(), "nothing is made in its place"

@@ -279,7 +279,7 @@ def _further(first: Path, paths: Sequence[Path], file: NodeFile, held: ExitStack
         elif mark is None and id is None:
             found.append(NodeDisk(path, _adopted(path, token)))
         else:
-            found.append(NodeDisk(path, id, lost=_why_lost(path, mark)))
+            found.append(NodeDisk(path, id, lost=_why_lost(path, mark, file)))
             if id is None:
                 raise InvalidConfig(f"{found[-1].lost}; it never was a disk of this node", setting="data")
     _lock(found, held)
@@ -313,15 +313,13 @@ def _mark(path: Path) -> DiskMark | str | None:
         return error.message
 
 
-def _why_lost(path: Path, mark: DiskMark | str | None) -> str:
+def _why_lost(path: Path, mark: DiskMark | str | None, node: NodeFile) -> str:
     if isinstance(mark, str):
         return mark
     if mark is not None:
         return f"{path} is a disk of another node"
-    return (
-        f"{path} has no {MARK_FILE}: it is not mounted, or was emptied or exchanged; bring the disk back, or give up "
-        f"what was on it by 'lsmq disk forget {path}'"
-    )
+    why = f"{path} has no {MARK_FILE}: it is not mounted, or was emptied or exchanged; bring the disk back"
+    return why if node.cluster is None else f"{why}, or give up what was on it by 'lsmq disk forget {path}'"
 
 
 def _known_disk(path: Path, id: str, is_known: bool) -> NodeDisk:
