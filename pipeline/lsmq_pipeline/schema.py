@@ -108,6 +108,9 @@ _WRITABLE: dict[str, tuple[str, ...]] = {
     "type": ("string",),
     "ttl_ms": ("bigint", "int"),
     "expires_at_ms": ("bigint",),
+    "delay_ms": ("bigint", "int"),
+    "deliver_at_ms": ("bigint",),
+    "dedupe_id": ("string",),
 }
 _PASSED_OVER = frozenset({"offset", "id", "stored_time", "expires_time"})
 

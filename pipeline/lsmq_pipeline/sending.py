@@ -139,16 +139,18 @@ class TopicWriter:
             self._cut(lane, last=False)
 
     def _choose_queues(self, topic: Topic, rows: RecordRows) -> None:
-        """Rows that name no queue: by key, as producers do; without one, a batch's worth to each queue in turn."""
+        """Rows that name no queue: by key or id, as producers do; without, a batch's worth to each queue in turn."""
         if int(rows.queues.max()) >= topic.queues:
             topic.check_queue(int(rows.queues.max()))
         free = rows.queues < 0
         if not free.any():
             return
         rows.queues = rows.queues.copy()
-        keyed = free & (rows.key_hashes != 0)
-        rows.queues[keyed] = (rows.key_hashes[keyed] % np.uint64(topic.key_queues)).astype(np.int64)
-        keyless = np.flatnonzero(free & (rows.key_hashes == 0))
+        # A message's id decides by the half that :func:`lsmq.messages.dedupe_queue` goes by.
+        hashes = np.where(rows.key_hashes != 0, rows.key_hashes, rows.dedupe_low)
+        decided = free & (hashes != 0)
+        rows.queues[decided] = (hashes[decided] % np.uint64(topic.key_queues)).astype(np.int64)
+        keyless = np.flatnonzero(free & (hashes == 0))
         if len(keyless):
             seen = self._keyless.get(topic.name, 0)
             turns = (seen + np.arange(len(keyless))) // self._options.batch_messages
