@@ -47,8 +47,8 @@ _NIL, _EMPTY_MAP, _NO_PAIRS = b"\xc0", b"\x80", b"\x90"
 class RecordRows:
     """Records to be, as columns of one length. ``queues``: -1 where none is named; ``bytes``: header and body.
 
-    ``names`` are of their queues, an Arrow array with nulls where none is said. ``due``: :func:`lsmq.messages.due_value`
-    of each; ``dedupe_high`` and ``dedupe_low``: the halves of :func:`lsmq.messages.dedupe_hash`, 0 for none.
+    ``names`` are of their queues, an Arrow array with nulls where none is said. ``due``: of each what
+    :func:`lsmq.messages.due_value` says; ``dedupe_high`` and ``dedupe_low``: the halves of its id's hash, 0 for none.
     """
 
     queues: I64
@@ -260,16 +260,16 @@ def _expiries(columns: Mapping[str, Any], due: I64) -> I64:
     _give_one_of(columns, "ttl_ms", ttls, "expires_at_ms", moments)
     if ((moments > 0) & (due > 0) & (due <= MAX_DELAY_MS)).any():
         raise SchemaMismatch(
-            "a row has both 'delay_ms' and 'expires_at_ms', so whether it would ever be delivered depends on when it is "
-            "stored; give 'ttl_ms' beside a delay, or 'deliver_at_ms' beside a moment",
+            "a row has both 'delay_ms' and 'expires_at_ms', so whether it would ever be delivered depends on when it "
+            "is stored; give 'ttl_ms' beside a delay, or 'deliver_at_ms' beside a moment",
             column="expires_at_ms",
         )
     early = (moments > 0) & (moments <= due)
     if early.any():
         row = int(np.argmax(early))
         raise SchemaMismatch(
-            f"column 'expires_at_ms' has {moments[row]} where 'deliver_at_ms' has {due[row]}: the message would never be "
-            "delivered; let it expire later",
+            f"column 'expires_at_ms' has {moments[row]} where 'deliver_at_ms' has {due[row]}: the message would never "
+            "be delivered; let it expire later",
             column="expires_at_ms",
         )
     return np.maximum(ttls, moments)
@@ -306,8 +306,8 @@ def _dedupe_hashes(ids: Any, names: Any, due: I64) -> tuple[U64, U64]:
         return np.zeros(count, np.uint64), np.zeros(count, np.uint64)
     if (_valid(ids) & (due > 0)).any():
         raise SchemaMismatch(
-            "a row has a 'dedupe_id' beside 'delay_ms' or 'deliver_at_ms': a message that comes later is not looked for "
-            "by its id; leave one of the two null",
+            "a row has a 'dedupe_id' beside 'delay_ms' or 'deliver_at_ms': a message that comes later is not looked "
+            "for by its id; leave one of the two null",
             column="dedupe_id",
         )
     try:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from lsmq.batch_builder import Codec
 from lsmq.errors import LsmqError, OutOfOrderSequence, SequenceReused, StaleSequence, UnknownProducer, UnknownQueue
 from lsmq.queue_names import check_queue_name, queue_slot
-from lsmq.topics import Topic
+from lsmq.topics import Topic, most_at_once, most_of_a_queue
 from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.encode import RecordRows, encode, encode_named, joined, to_rows
 from lsmq_pipeline.errors import InputChanged, SchemaMismatch
@@ -158,10 +158,9 @@ class TopicWriter:
             self._keyless[topic.name] = seen + len(keyless)
 
     def _cut(self, lane: _Lane, *, last: bool) -> None:
-        """Send full batches. Where one ends depends on its rows and the settings of all nodes alone."""
-        most_messages, most_bytes = self._options.batch_messages, self._options.batch_bytes
-        if lane.topic.max_batch_bytes is not None:
-            most_bytes = min(most_bytes, lane.topic.max_batch_bytes)
+        """Send full batches. Where one ends depends on its rows, the topic's limits and the nodes' settings alone."""
+        most_messages, most_bytes = most_at_once(lane.topic, self._options.batch_messages, self._options.batch_bytes)
+        most_messages = min(most_messages, most_of_a_queue(lane.topic) or most_messages)
         while lane.waiting_count >= most_messages or lane.waiting_bytes >= most_bytes or last:
             if lane.waiting_count == 0:
                 return

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lsmq.errors import InvalidRequest
+from lsmq.errors import InvalidRequest, TimedOut
 from lsmq.sync import Client, Consumer, DelayedMessages, Producer
 from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.errors import InputChanged
@@ -26,9 +26,16 @@ def write(node: NodeProcess, topic: str, bodies: list[bytes], *, batch_messages:
 
 
 def write_rows(
-    node: NodeProcess, topic: str, columns: dict[str, Any], *, batch_messages: int = 100, query: str = "query"
+    node: NodeProcess,
+    topic: str,
+    columns: dict[str, Any],
+    *,
+    batch_messages: int = 100,
+    query: str = "query",
+    deadline_ms: int = 60_000,
 ) -> Written:
-    options = write_options({"url": node.url, "topic": topic, "batchMessages": str(batch_messages)})
+    given = {"url": node.url, "topic": topic, "batchMessages": f"{batch_messages}", "deadlineMs": f"{deadline_ms}"}
+    options = write_options(given)
     with PipelineClient(options.connection) as cluster:
         writer = TopicWriter(cluster, options, WriterName(query, 0, 0))
         writer.write(pa.record_batch(columns))
@@ -86,6 +93,20 @@ def test_no_batch_is_larger_than_the_nodes_take(make_node: Callable[..., NodePro
     assert found == bodies
 
 
+@pytest.mark.parametrize("limit", [{"max_messages": 4}, {"queue_max_messages": 4}, {"queue_max_bytes": 400}])
+def test_no_batch_is_larger_than_a_topic_or_queue_can_ever_hold(
+    shared_node: NodeProcess, client: Client, topic_name: str, limit: dict[str, int]
+) -> None:
+    client.create_topic(topic_name, queues=1, **limit)
+    columns = {"body": pa.array([f"{number}".ljust(100) for number in range(6)])}
+    with pytest.raises(TimedOut, match="quota_exceeded"):
+        write_rows(shared_node, topic_name, columns, deadline_ms=1_000)
+    assert list(client.offsets(topic_name).latest) == [4]
+    client.trim_topic(topic_name, {0: 4})
+    assert write_rows(shared_node, topic_name, columns).repeats == 1, "and it goes on once there is room"
+    assert list(client.offsets(topic_name).latest) == [6]
+
+
 @pytest.mark.parametrize("queues", [2, "named"])
 def test_rows_that_come_later_are_pending_once_and_come_when_they_are_due(
     shared_node: NodeProcess, client: Client, topic_name: str, queues: Any
@@ -131,5 +152,5 @@ def test_an_id_that_no_topic_would_remember_is_refused(
     shared_node: NodeProcess, client: Client, topic_name: str
 ) -> None:
     client.create_topic(topic_name)
-    with pytest.raises(InvalidRequest, match="has no dedupe_window_ms.*make it with one"):
+    with pytest.raises(InvalidRequest, match=r"has no dedupe_window_ms.*make it with one"):
         write_rows(shared_node, topic_name, {"body": pa.array(["x"]), "dedupe_id": pa.array(["a"])})

@@ -161,7 +161,7 @@ class Player:
             known.remove(range(before))
 
     async def _count(self) -> None:
-        """Have leaders count what was there before them, which they do once they are written to; and see that they did."""
+        """Have leaders count what was there before them, which they do once a queue is written to; see that they did."""
         leaders = self._leaders()
         for topic, queue in BYTE_QUEUES:
             if not self._counted(topic, queue):
