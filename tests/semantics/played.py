@@ -101,7 +101,7 @@ class Player:
                 picks = {"tag": tag}
             elif how % 3 == 2:
                 picks = {"filter": f"number > {least} AND (priority < 1 OR subpriority < 1)"}
-            counted = self._counted(topic, queue)
+            counted = topic == "ring_bytes" and self._counted(topic, queue)
             messages = await self._read_queue(topic, queue, picks)
 
             def wanted(row: Row, picks: dict[str, Any] = picks) -> bool:
@@ -161,7 +161,7 @@ class Player:
             known.remove(range(before))
 
     async def _count(self) -> None:
-        """Have leaders count what was there before them, which they do once a queue is written to; see that they did."""
+        """Have leaders count what was there before them, as they do once a queue is written to; see that they did."""
         leaders = self._leaders()
         for topic, queue in BYTE_QUEUES:
             if not self._counted(topic, queue):
