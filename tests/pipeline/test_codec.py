@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -19,8 +21,9 @@ from lsmq.topics import Route, Topic
 from lsmq_pipeline.decode import Span, positions, select, to_arrow
 from lsmq_pipeline.encode import encode, to_rows
 from lsmq_pipeline.errors import SchemaMismatch
-from lsmq_pipeline.schema import arrow_schema, message_schema, whole_schema
+from lsmq_pipeline.schema import WRITABLE, arrow_schema, message_schema, whole_schema
 
+PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
 TOPIC = Topic("orders", 7, 16, {}, 0, (Route(0, 16, 0, None, 1),))
 EVERYTHING = Span(np.arange(16), np.zeros(16, np.int64), np.full(16, 1 << 60))
 TEXT = st.one_of(st.none(), st.text(max_size=5), st.sampled_from(["x" * 31, "x" * 32, "é" * 130, "y" * 300]))
@@ -102,6 +105,13 @@ def test_each_row_has_a_time_to_live_or_a_moment_when_it_expires() -> None:
     )
     batch = RecordBatch(encode(rows, producer_id=9, sequence=3, codec=Codec.NONE))
     assert list(batch.column(Column.EXPIRES_MS)) == [moment, 5_000, 0]
+
+
+def test_the_page_has_every_column_that_is_written() -> None:
+    page = PAGE.read_text().partition("## Writing")[2].partition("### ")[0]
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
+    told = {name for row in rows for name in re.findall(r"`(\w+)`", row[1])}
+    assert told >= WRITABLE.keys()
 
 
 @settings(max_examples=50, deadline=None)
