@@ -357,7 +357,7 @@ def test_rows_come_later_and_are_stored_once(topic: SparkTopic) -> None:
     topic.write(frame)
     topic.write(frame.where("dedupe_id is not null").orderBy("body"))
     assert numbers(topic.read()) == [number for number in range(20) if number % 4 > 1]
-    pending = [int(each.text()) for each in DelayedMessages(topic.client, topic.name).read()]
+    pending = [int(each.message.text()) for each in DelayedMessages(topic.client, topic.name).read()]
     assert sorted(pending) == [number for number in range(20) if number % 4 < 2]
     with pytest.raises(Exception, match=r"column 'deliver_at_ms' has 1700000000; a time in milliseconds since 1970"):
         topic.write(topic.spark.sql("select 'x' body, 1700000000L deliver_at_ms"))
