@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lsmq.errors import InvalidRequest, TimedOut
+from lsmq.errors import InvalidRequest, QuotaExceeded
 from lsmq.sync import Client, Consumer, DelayedMessages, Producer
 from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.errors import InputChanged
@@ -99,7 +99,7 @@ def test_no_batch_is_larger_than_a_topic_or_queue_can_ever_hold(
 ) -> None:
     client.create_topic(topic_name, queues=1, **limit)
     columns = {"body": pa.array([f"{number}".ljust(100) for number in range(6)])}
-    with pytest.raises(TimedOut, match="with these it would be over its limit"):
+    with pytest.raises(QuotaExceeded, match="with these it would be over its limit"):
         write_rows(shared_node, topic_name, columns, deadline_ms=1_000)
     assert list(client.offsets(topic_name).latest) == [4]
     client.trim_topic(topic_name, {0: 4})
