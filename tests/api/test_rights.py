@@ -59,9 +59,10 @@ class Asking(Api):
 class Realm:
     """A node, its administrator, and whoever else it is told of."""
 
-    def __init__(self, node: NodeProcess) -> None:
+    def __init__(self, node: NodeProcess, token: str = "admin.token") -> None:
+        """``token``: where that of the administrator lies in the node's directory."""
         self.node = node
-        self.admin = Asking(node.url, (node.data / "admin.token").read_text().strip())
+        self.admin = Asking(node.url, (node.data / token).read_text().strip())
         self._count = 0
 
     @cached_property
