@@ -71,7 +71,7 @@ class HeldMessage:
 
     Attributes:
         queue: its number, or its name.
-        deliveries: the how manieth delivery of it this is.
+        deliveries: how often it was delivered, this time included.
         until_ms: when its visibility ends unless it is extended, in milliseconds since 1970.
         receipt: names the delivery.
     """

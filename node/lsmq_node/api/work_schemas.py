@@ -192,7 +192,7 @@ HELD: Schema = object_of(
                     "offset": COUNT,
                     "id": TEXT,
                     "shard": COUNT,
-                    "deliveries": {**COUNT, "description": "This delivery is the how manieth."},
+                    "deliveries": {**COUNT, "description": "Deliveries of the message, this one included."},
                     "until_ms": {**TIME_MS, "description": "When its visibility ends unless it is extended."},
                     "receipt": text("Settles the delivery, as its consumer does."),
                 }

@@ -37,7 +37,7 @@ _TIMEOUT_S: Final = 5.0
 _CHOSEN_EVERY: Final = 6  # samples
 
 #: Oldest first; NaN where nobody knows. Above 2**24 a count is rounded.
-Row = NDArray[np.float32]
+LagRow = NDArray[np.float32]
 
 
 class LagHistory:
@@ -47,7 +47,7 @@ class LagHistory:
         self._broker = broker
         self._lags = lags
         self._clock = clock
-        self._rows: dict[tuple[int, Pair], Row] = {}
+        self._rows: dict[tuple[int, Pair], LagRow] = {}
         self._last = 0  # samples are numbered by the clock, and lie in their rows at the number modulo SAMPLES
         self._furthest: list[Pair] = []
         self._looked: OrderedDict[Pair, float] = OrderedDict()  # when, the longest ago first
