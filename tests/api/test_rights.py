@@ -554,5 +554,5 @@ def test_of_two_headers_none_counts(realm: Realm) -> None:
 
 def test_a_node_that_asks_nobody_has_no_tokens(api: Api) -> None:
     nobody = {"auth": "none", "name": None, "by": None, "expires_ms": None, "roles": [], "rights": []}
-    assert api.get("/v1/whoami").json() == nobody
+    assert api.get("/v1/whoami").json() == {**nobody, "allowed": None}
     assert api.call("POST", "/v1/tokens", {"name": "x"}, status=409).code == "authentication_off"
