@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,15 +39,15 @@ def pressed(label: str) -> str:
     return f"(() => {{ const button = {button}; button.click(); button.click(); return true; }})()"
 
 
-async def test_a_shard_is_handed_over_and_moved_with_its_progress_shown(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_a_shard_is_handed_over_and_moved_with_its_progress_shown(cluster: LocalCluster) -> None:
     assert EXECUTABLE is not None
     url = cluster.plan.nodes[0].url
-    await comes_true(lambda: len(shard(url)["in_sync"]) == 2, "both replicas are in sync", 60)
+    await comes_true(lambda: len(shard(url)["in_sync"]) == 2, "both replicas are in sync")
     leader, replicas = shard(url)["leader"], shard(url)["replicas"]
     (follower,) = set(replicas) - {leader}
     (other,) = {node.id for node in cluster.plan.nodes} - set(replicas)
     shown = [cluster.directory / "tls" / f"{node.id}.crt" for node in cluster.plan.nodes if cluster.plan.tls]
-    async with browser(EXECUTABLE, tmp_path / "profile", believes=shown) as tabs:
+    async with browser(EXECUTABLE, believes=shown) as tabs:
         page = await tabs.open(f"{url}/console#/cluster")
         await shows(page, "document.querySelector('a[href=\"#/cluster/0\"]')", "the shard is listed")
         await page.evaluate("location.hash = '#/cluster/0'")
