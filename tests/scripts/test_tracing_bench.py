@@ -67,7 +67,6 @@ def test_code_without_it_is_imported_and_code_with_it_is_not_changed() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.part(3)
 def test_the_bench_compares_all_cases_in_one_run() -> None:
     bench = BENCHES["tracing"]
     report = bench.run(bench.values({"quick": True, "messages": 300, "requests": 20}), lambda line: None)
