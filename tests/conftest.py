@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,24 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from lsmq_lab.world.drive import drives
+from support.extent import leave_out as pytest_collection_modifyitems
+from support.extent import part_in_number
 from support.grouped_tests import pytest_xdist_make_scheduler
 from support.node_process import NodeProcess
 from support.python_process import forked_clusters
 
-__all__ = ["pytest_xdist_make_scheduler"]
+__all__ = ["pytest_collection_modifyitems", "pytest_xdist_make_scheduler"]
 
 # How long an example takes says something about the machine's other work, not about the code.
-settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "any speed", deadline=None, max_examples=part_in_number(100, 3), suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("any speed")
 
-# Every Java that a test starts (Spark, ZooKeeper) ends before the optimising compiler could pay for itself: with the
-# quick compiler alone it takes half the processor time.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+# Every Java that a test starts (Spark, ZooKeeper) ends before the optimising compiler could pay for itself, and has the
+# classes that it had in the test before: without the one and a look at the others it takes half the processor time.
+_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+os.environ.setdefault("JDK_JAVA_OPTIONS", _JAVA)
 
 # A test starts hundreds of interpreters. Where bytecode is kept none of them compiles what the one before has compiled,
 # which is up to half of what their start costs.
@@ -37,6 +43,17 @@ sys.dont_write_bytecode = False
 # a test starts and means to interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected stays: no search for garbage looks through it, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -14,6 +14,7 @@ from zipfile import ZipFile
 
 import pytest
 
+from support.made_once import made_once
 from support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
@@ -36,10 +37,12 @@ BUILD = "import sys; from hatchling.build import build_wheel; build_wheel(sys.ar
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, "-c", BUILD, directory], cwd=ROOT, check=True, capture_output=True, timeout=120)
-    (found,) = directory.glob("lsmq-*.whl")
+    (found,) = made_once(tmp_path_factory, "wheel", build).glob("lsmq-*.whl")
     return found
+
+
+def build(directory: Path) -> None:
+    subprocess.run([sys.executable, "-c", BUILD, directory], cwd=ROOT, check=True, capture_output=True, timeout=120)
 
 
 @contextmanager

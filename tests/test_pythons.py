@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from support.extent import part_of
 from support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
@@ -22,6 +23,7 @@ VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 BUILD = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"
 #: Comes as source; what builds it is no matter here.
 SOURCE = "pysyncobj"
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 def interpreter(version: str) -> Path | None:
@@ -45,49 +47,44 @@ def run(*words: str | Path, timeout: float = 600, **more: str) -> str:
     return done.stdout
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("wheel")
-    subprocess.run([sys.executable, "-c", BUILD, directory], cwd=ROOT, check=True, capture_output=True, timeout=120)
-    (found,) = directory.glob("lsmq-*.whl")
-    return found
+def test_the_wheel_and_what_is_locked_work_on_each_python_there_is(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", BUILD, tmp_path], cwd=ROOT, check=True, capture_output=True, timeout=120)
+    (wheel,) = tmp_path.glob("lsmq-*.whl")
+    there = {version: python for version in VERSIONS if (python := interpreter(version)) is not None}
+    for version in part_of(list(there)):
+        works(version, there[version], wheel, tmp_path / version)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_wheel_and_what_is_locked_work_on_it(version: str, wheel: Path, tmp_path: Path) -> None:
-    python = interpreter(version)
-    if python is None:
-        pytest.skip(f"this machine has no Python {version}")
-    run(python, "-m", "venv", tmp_path / "venv")
-    own = tmp_path / "venv" / "bin"
+def works(version: str, python: Path, wheel: Path, directory: Path) -> None:
+    run(python, "-m", "venv", "--without-pip", directory)
+    own = directory / "bin"
     for what in (("--require-hashes", "-r", LOCK), ("--no-deps", "--no-index", wheel)):
-        run(own / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what)
-    (ours,) = (tmp_path / "venv" / "lib").glob("*/site-packages/lsmq_node")
+        run(*PIP, "--python", own / "python", "install", "--quiet", "--no-compile", *what)
+    (ours,) = (directory / "lib").glob("*/site-packages/lsmq_node")
     run(own / "python", "-W", "error", "-m", "compileall", "-q", "-f", ours)
-    served = [own / "lsmq", "serve", "--data", tmp_path / "data", "--port", "0"]
+    served = [own / "lsmq", "serve", "--data", directory / "data", "--port", "0"]
     with subprocess.Popen(served, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as node:
         try:
             assert node.stdout is not None
             ready = re.search(r"ready on (http://\S+)", node.stdout.readline())
-            assert ready is not None
+            assert ready is not None, version
             lsmq = partial(run, own / "lsmq", timeout=PATIENCE_S, LSMQ_URL=ready[1])
             lsmq("topic", "create", "t", "--queues", "2")
-            (tmp_path / "message").write_text(f"of Python {version}\n")
-            lsmq("produce", "t", tmp_path / "message", "--queue", "1")
+            (directory / "message").write_text(f"of Python {version}\n")
+            lsmq("produce", "t", directory / "message", "--queue", "1")
             assert lsmq("consume", "t", "--format", "%b\\n").splitlines() == [f"of Python {version}"]
         finally:
             node.terminate()
         assert node.wait(PATIENCE_S) == 0
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_all_that_is_locked_is_published_for_it(version: str, tmp_path: Path) -> None:
+def test_all_that_is_locked_is_published_for_each_python(tmp_path: Path) -> None:
     lines = re.split(r"\n(?=\S)", LOCK.read_text())
     kept = tmp_path / "binary.lock"
     kept.write_text("\n".join(line for line in lines if not line.startswith(SOURCE)))
-    run(
-        *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"),
-        *("--only-binary", ":all:", "--python-version", version, "--require-hashes"),
-        *("--dest", tmp_path / "wheels", "-r", kept),
-    )
-    assert len(list((tmp_path / "wheels").glob("*.whl"))) > 20
+    for version in part_of(VERSIONS):
+        run(
+            *(*PIP, "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--python-version", version),
+            *("--require-hashes", "--dest", tmp_path / version, "-r", kept),
+        )
+        assert len(list((tmp_path / version).glob("*.whl"))) > 20, version

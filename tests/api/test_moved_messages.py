@@ -100,7 +100,7 @@ def test_letters_that_the_target_has_no_room_for_wait_and_come_when_it_has(api: 
     api.create(topic, 1, expired_to=f"{topic}.late", ttl_ms=100)
     api.send(f"{topic}.late", {"body": "in the way"})
     api.send(topic, {"body": "a"}, {"body": "b"})
-    eventually(lambda: "lsmq_moving_waits 1.0" in api.get("/metrics").body.decode(), "they wait", 60)
+    eventually(lambda: "lsmq_moving_waits 1.0" in api.get("/metrics").body.decode(), "they wait")
     assert api.all_bodies(topic, 0) == []
     api.call("PATCH", f"/v1/topics/{topic}.late", {"max_messages": None}, status=200)
     comes(api, f"{topic}.late", "in the way", "a", "b")

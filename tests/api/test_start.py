@@ -172,7 +172,7 @@ def test_a_client_that_does_not_take_its_answer_is_no_error_of_the_node(make_nod
         connection.connect(("127.0.0.1", node.port))
         connection.sendall(b"GET /v1/topics/t/queues/0/messages?offset=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         metric = 'lsmq_http_requests_total{operation="readMessages",status="499"}'
-        eventually(lambda: metric in api.get("/metrics").body.decode(), "it is given up", 60)
+        eventually(lambda: metric in api.get("/metrics").body.decode(), "it is given up")
     assert node.stop() == 0
     assert "Traceback" not in node.log() and '"level": "error"' not in node.log()
 

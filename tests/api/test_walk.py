@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import pytest
 
+from support.extent import part_in_number
 from support.node_process import NodeProcess
 from support.waiting import PATIENCE_S, eventually
 
@@ -154,9 +155,10 @@ def test_all_that_a_node_says_it_does_can_be_asked_by_anybody_and_it_stays_as_it
         topics = api.call("GET", "/v1/topics?limit=1000", headers=own).json()["topics"]
         return len(topics), len(api.call("GET", "/v1/groups?limit=1000", headers=own).json()["groups"])
 
-    walk(6)
+    times = part_in_number(6, 2)
+    walk(times)
     before, objects = Size.of(node.pid), counts()
-    walk(6)
+    walk(times)
     after = Size.of(node.pid)
     assert after.memory_bytes < before.memory_bytes + 48 * MIB, (before, after)
     # Pools have all their threads at some moment: what grows with each walk would have grown by hundreds.

@@ -104,7 +104,7 @@ def test_a_follower_whose_file_is_damaged_is_filled_again_though_nobody_reads(sc
     directory = cluster.directory / follower / "data" / "shard-0"
     eventually(lambda: bool(tables(directory)), "the follower has a table")
     flip(tables(directory)[0], 2_000)
-    eventually(lambda: bool(list(directory.parent.glob("shard-0.damaged-*"))), "it is set aside", 60)
-    eventually(lambda: len(cluster.status().shards[0].in_sync) == 3, "it is in sync again", 60)
+    eventually(lambda: bool(list(directory.parent.glob("shard-0.damaged-*"))), "it is set aside")
+    eventually(lambda: len(cluster.status().shards[0].in_sync) == 3, "it is in sync again")
     assert held(api, "t") == expected
     eventually(lambda: Api(urls[follower]).get("/readyz", None).status == 200, "it is ready")

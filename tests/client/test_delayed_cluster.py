@@ -22,6 +22,7 @@ def urls(cluster: LocalCluster) -> list[str]:
     return [node.url for node in cluster.plan.nodes]
 
 
+@pytest.mark.part(2)
 async def test_each_comes_once_though_leaders_are_killed_and_some_are_cancelled(cluster: LocalCluster) -> None:
     chance = random.Random(7)
     sent: dict[int, Sent] = {}

@@ -48,9 +48,10 @@ class Crowd:
     async def go_on(self, count: int = 600) -> None:
         """Return when so many more are handled."""
         wanted = len(self.handled) + count
-        await comes_true(lambda: len(self.handled) >= wanted, f"{wanted} messages are handled", 60)
+        await comes_true(lambda: len(self.handled) >= wanted, f"{wanted} messages are handled")
 
 
+@pytest.mark.part(2)
 async def test_the_coordinator_dies_and_no_member_loses_a_queue(cluster: LocalCluster) -> None:
     async with Client([node.url for node in cluster.plan.nodes], deadline_ms=60_000) as client:
         await client.create_topic(TOPIC, queues=QUEUES)
@@ -77,7 +78,7 @@ async def test_the_coordinator_dies_and_no_member_loses_a_queue(cluster: LocalCl
             assert [consumer.assignment for consumer in crowd.consumers] == shares
             crowd.stop = True
             await producing
-            await comes_true(lambda: len(crowd.handled) >= crowd.sent, "all is handled", 60)
+            await comes_true(lambda: len(crowd.handled) >= crowd.sent, "all is handled")
             for consumer in crowd.consumers:
                 await consumer.close()
         assert set(Counter(int(message.body) for message in crowd.handled).values()) == {1}

@@ -156,9 +156,9 @@ async def test_a_member_may_die_in_any_phase(shared_node: NodeProcess, topic_nam
             victim, other = members if first else reversed(members)
             await comes_true(lambda: not victim.alive or bool(victim.owned), "it has its share, or is dead")
             await at.send(60)
-            await comes_true(lambda: not victim.alive, f"it is dead while {phase}", 60)
+            await comes_true(lambda: not victim.alive, f"it is dead while {phase}")
             await other.until(lambda: other.owned == set(range(QUEUES)), "the other has all queues")
-            await comes_true(at.is_committed, "all is handled and committed", 60)
+            await comes_true(at.is_committed, "all is handled and committed")
             assert other.stop() == 0
             at.check(redelivery=True)
         finally:

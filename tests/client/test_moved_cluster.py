@@ -29,6 +29,7 @@ async def letters(client: Client, topic: str) -> list[Message]:
         return []
 
 
+@pytest.mark.part(2)
 async def test_no_letter_is_lost_though_leaders_are_killed_while_messages_are_moved(cluster: LocalCluster) -> None:
     async with Client(urls(cluster)) as client:
         await client.create_topic("t", queues=QUEUES, expired_to="late")

@@ -34,6 +34,7 @@ async def produce(client: Client, stop: asyncio.Event) -> int:
     return rounds
 
 
+@pytest.mark.part(2)
 async def test_leaders_die_and_readers_go_on(cluster: LocalCluster) -> None:
     async with Client([node.url for node in cluster.plan.nodes], deadline_ms=60_000) as client:
         topic = await client.create_topic(TOPIC, queues="named")
@@ -62,22 +63,22 @@ async def test_leaders_die_and_readers_go_on(cluster: LocalCluster) -> None:
                 await member.start()
                 tasks.create_task(member.run(handled.append, concurrency=2))
             producing = tasks.create_task(produce(client, stop))
-            await comes_true(lambda: len(handled) > 400, "all have begun", 60)
+            await comes_true(lambda: len(handled) > 400, "all have begun")
             for _ in range(2):
                 leader = (await client.topic(TOPIC)).routes[0].leader
                 (node,) = [node.id for node in cluster.plan.nodes if node.url == leader]
                 before = len(handled)
                 await asyncio.to_thread(cluster.kill, node)
-                await comes_true(lambda before=before: len(handled) > before + 800, "it goes on", 60)  # type: ignore[misc]
+                await comes_true(lambda before=before: len(handled) > before + 800, "it goes on")  # type: ignore[misc]
                 await asyncio.to_thread(cluster.start, node)
-                await comes_true(lambda before=before: len(handled) > before + 1600, "it goes on", 60)  # type: ignore[misc]
+                await comes_true(lambda before=before: len(handled) > before + 1600, "it goes on")  # type: ignore[misc]
             stop.set()
             rounds = await producing
             total = rounds * (len(NAMES) + 1)
-            await comes_true(lambda: len({message.id for message in handled}) == total, "all is handled", 60)
-            await comes_true(lambda: len(read["all"]) >= total, "all is read", 60)
-            await comes_true(lambda: len(read["latest"]) >= total, "all is read from the latest on", 60)
-            await comes_true(lambda: len(read["pattern"]) >= rounds * len(NAMES), "the pattern is read", 60)
+            await comes_true(lambda: len({message.id for message in handled}) == total, "all is handled")
+            await comes_true(lambda: len(read["all"]) >= total, "all is read")
+            await comes_true(lambda: len(read["latest"]) >= total, "all is read from the latest on")
+            await comes_true(lambda: len(read["pattern"]) >= rounds * len(NAMES), "the pattern is read")
             for member in members:
                 await member.close()
             for follower in followers:
@@ -110,7 +111,7 @@ async def test_a_stream_from_one_node_has_the_queues_of_all(cluster: LocalCluste
             async def committed() -> bool:
                 return (await Group(client, "streams").lag(TOPIC)).lag == 0
 
-            await comes_true(committed, "all is committed", 30)
+            await comes_true(committed, "all is committed")
         assert len({route.leader for route in topic.routes}) > 1
 
 

@@ -60,7 +60,7 @@ class Flow:
 
     async def go_on(self, count: int = 240) -> None:
         wanted = len(self.handled) + count
-        await comes_true(lambda: len(self.handled) >= wanted, f"{wanted} messages are handled", 60)
+        await comes_true(lambda: len(self.handled) >= wanted, f"{wanted} messages are handled")
 
     async def through(self, queues: range) -> None:
         """A message more goes through each of these, which no key has chosen."""
@@ -71,7 +71,7 @@ class Flow:
         def found() -> set[int]:
             return {message.queue for message in self.handled if str(message.key).startswith("of ")}
 
-        await comes_true(lambda: found() == set(queues), "they are handled", 60)
+        await comes_true(lambda: found() == set(queues), "they are handled")
         self.handled = [message for message in self.handled if not str(message.key).startswith("of ")]
 
     async def end(self) -> Verdict:
@@ -79,7 +79,7 @@ class Flow:
         assert self._producing is not None
         self._stopping = True
         await self._producing
-        await comes_true(lambda: len(self.handled) >= self.sent, "all is handled", 60)
+        await comes_true(lambda: len(self.handled) >= self.sent, "all is handled")
         for member in self._members:
             await member.close()
         reading = self.history.reading("the group, as one")
@@ -150,7 +150,7 @@ async def test_strict_order_is_kept_while_the_topic_grows_and_members_come_and_g
         await grow(flow)
         other = await flow.join()
         shares = (GROWN // 2, GROWN - GROWN // 2)  # Who gets the odd one depends on what the other one had by then.
-        await comes_true(lambda: sum(map(len, other.assignment.get(TOPIC, ()))) in shares, "it has its share", 60)
+        await comes_true(lambda: sum(map(len, other.assignment.get(TOPIC, ()))) in shares, "it has its share")
         await flow.go_on()
         await other.close()
         await flow.go_on()

@@ -32,6 +32,7 @@ from lsmq.record_batch import (
     split_batches,
     tag_hash,
 )
+from support.extent import part_in_number
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -120,7 +121,7 @@ def recrc(packed: bytearray) -> bytes:
     return bytes(packed)
 
 
-@settings(max_examples=300)
+@settings(max_examples=part_in_number(300, 3))
 @given(records, st.sampled_from(Codec), st.data())
 def test_wrong_fields_under_a_right_checksum_never_break_the_reader(
     entries: list[tuple[int, bytes, str | None, str | None, dict[str, str], int]],

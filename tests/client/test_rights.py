@@ -6,7 +6,6 @@ import json
 import os
 import stat
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from lsmq import GrantedRole, InvalidRequest, Right, Unauthenticated, UnknownPrincipal, sync
 from support.node_process import NodeProcess
+from support.python_process import run_python
 from support.waiting import eventually
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -31,8 +31,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
 def run_lsmq(node: NodeProcess) -> Run:
     def run(*arguments: str, token_file: Path = node.data / "admin.token") -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "LSMQ_URL": node.url, "LSMQ_TOKEN_FILE": str(token_file), "COLUMNS": "200"}
-        command = [sys.executable, "-m", "lsmq", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        return run_python("-m", "lsmq", *arguments, env=environment, text=True)
 
     return run
 

@@ -6,14 +6,17 @@ import asyncio
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from lsmq import Client as AsyncClient
+from lsmq import testing
 from lsmq.sync import Client, Consumer, Producer
 from lsmq.testing import NodeNotStarted, NodeProcess, NodeThread
 from support.pytest_plugin import plugin_options
+from support.python_process import forked_programs
 from support.waiting import PATIENCE_S, eventually
 
 pytest_plugins = ["pytester"]
@@ -32,6 +35,13 @@ def send(url: str, topic: str, *texts: str) -> None:
         with Producer(client, topic) as producer:
             for text in texts:
                 producer.send_and_wait(text)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nodes_start_at_once() -> Iterator[None]:
+    """All but those of programs."""
+    with forked_programs(testing):
+        yield
 
 
 @pytest.mark.parametrize("kind", KINDS)

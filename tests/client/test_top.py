@@ -11,8 +11,6 @@ import pty
 import re
 import signal
 import struct
-import subprocess
-import sys
 import termios
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -98,8 +96,8 @@ class Terminal:
         self.own, self.its = pty.openpty()
         fcntl.ioctl(self.its, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
         self.before = termios.tcgetattr(self.its)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "lsmq", "top", "--interval", "1s"],
+        self.process = PythonProcess(
+            ["-m", "lsmq", "top", "--interval", "1s"],
             stdin=self.its,
             stdout=self.its,
             stderr=self.its,

@@ -79,7 +79,7 @@ async def test_workers_of_a_key_take_turns_in_order(shared_node: NodeProcess) ->
             await task.ack()
 
         working = [asyncio.create_task(worker.run(handle, concurrency=8)) for worker in workers]
-        await comes_true(lambda: watch.count == keys * each, "all is done", 60)
+        await comes_true(lambda: watch.count == keys * each, "all is done")
         for worker in workers:
             await worker.close()
         await asyncio.gather(*working)
@@ -137,6 +137,7 @@ class _Workers(WorkQueue):
 
 
 @pytest.mark.slow
+@pytest.mark.part(2)
 async def test_leaders_die_and_no_key_is_out_of_order(cluster: LocalCluster) -> None:
     """Killed, or stopped for a while, twice: none of a key is handed out before the one before it is acknowledged, and
     none of before comes after it."""
@@ -172,15 +173,15 @@ async def test_leaders_die_and_no_key_is_out_of_order(cluster: LocalCluster) -> 
                 tasks.create_task(consumer.run(handle, concurrency=16))
             for stop_it, start_it in 2 * ((cluster.kill, cluster.start), (cluster.pause, cluster.resume)):
                 goal = watch.count + 300
-                await comes_true(lambda goal=goal: watch.count >= goal, "the work goes on", 60)  # type: ignore[misc]
+                await comes_true(lambda goal=goal: watch.count >= goal, "the work goes on")  # type: ignore[misc]
                 leader = next(shard.leader for shard in cluster.status().shards if shard.leader is not None)
                 await asyncio.to_thread(stop_it, leader)
                 goal = watch.count + 100
-                await comes_true(lambda goal=goal: watch.count >= goal, "the work goes on without", 60)  # type: ignore[misc]
+                await comes_true(lambda goal=goal: watch.count >= goal, "the work goes on without")  # type: ignore[misc]
                 await asyncio.to_thread(start_it, leader)
             stop = True
             await producing
-            await comes_true(lambda: watch.count == sent * keys, "all is done", 60)
+            await comes_true(lambda: watch.count == sent * keys, "all is done")
             for consumer in consumers:
                 await consumer.close()
             async with WorkQueue(client, topic, "g") as late:

@@ -209,7 +209,7 @@ async def test_many_tasks_that_fail_are_a_few_warnings(
         work = WorkQueue(client, "wq-poison", "workers")
         await work.configure(max_deliveries=2, retry_first_ms=0)
         running = asyncio.create_task(work.run(handle, concurrency=10))
-        await comes_true(lambda: failed.total() == 2 * count, "all have failed twice", 60)
+        await comes_true(lambda: failed.total() == 2 * count, "all have failed twice")
         await work.close()
         await running
     said = [record.getMessage() for record in caplog.records if "the handler failed" in record.getMessage()]

@@ -28,7 +28,7 @@ async def test_the_tasks_of_a_killed_consumer_come_to_others(shared_node: NodePr
         victim.kill9()
         heir = WorkerProcess([shared_node.url], topic, topic, **options)
         try:
-            await comes_true(lambda: {*victim.ended, *heir.ended} >= set(bodies), "all is done", 60)
+            await comes_true(lambda: {*victim.ended, *heir.ended} >= set(bodies), "all is done")
         finally:
             heir.kill9()
         assert not set(victim.ended) & set(heir.begun), "what was acknowledged came again"
@@ -36,6 +36,7 @@ async def test_the_tasks_of_a_killed_consumer_come_to_others(shared_node: NodePr
 
 
 @pytest.mark.slow
+@pytest.mark.part(2)
 async def test_leaders_die_under_a_work_queue(cluster: LocalCluster) -> None:
     """Killed, or stopped for a while: what is acknowledged never comes again, all is done, dead letters come once."""
     topic = "work"
@@ -81,17 +82,17 @@ async def test_leaders_die_under_a_work_queue(cluster: LocalCluster) -> None:
                 tasks.create_task(consumer.run(handle, concurrency=8))
             for stop_it, start_it in ((cluster.kill, cluster.start), (cluster.pause, cluster.resume)):
                 goal = len(acked) + 300
-                await comes_true(lambda goal=goal: len(acked) >= goal, "the work goes on", 60)  # type: ignore[misc]
+                await comes_true(lambda goal=goal: len(acked) >= goal, "the work goes on")  # type: ignore[misc]
                 status = cluster.status()
                 leader = next(shard.leader for shard in status.shards if shard.leader is not None)
                 await asyncio.to_thread(stop_it, leader)  # it takes seconds, in which the consumers are to go on
                 goal = len(acked) + 100
-                await comes_true(lambda goal=goal: len(acked) >= goal, "the work goes on without", 60)  # type: ignore[misc]
+                await comes_true(lambda goal=goal: len(acked) >= goal, "the work goes on without")  # type: ignore[misc]
                 await asyncio.to_thread(start_it, leader)
             stop = True
             await producing
             try:
-                await comes_true(lambda: set(acked) >= done(), "all that is no poison is done", 60)
+                await comes_true(lambda: set(acked) >= done(), "all that is no poison is done")
             except AssertionError:
                 left, letters = sorted(done() - set(acked)), await _letters(client, topic)
                 dead = {body: letters[body] for body in left if body in letters}

@@ -73,6 +73,7 @@ def password(secret: str) -> str:
     return ClusterSecret(secret.encode()).key("zookeeper").hex()
 
 
+@pytest.mark.part(2)
 async def test_the_secret_is_changed_while_messages_come_and_go(cluster: LocalCluster) -> None:
     urls = [node.url for node in cluster.plan.nodes]
     async with Client(urls) as sending, Client(urls) as reading, asyncio.TaskGroup() as group:

@@ -54,7 +54,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 @pytest.fixture(autouse=True)
 def whole(cluster: LocalCluster) -> None:
     cluster.up()
-    eventually(lambda: len(cluster.status().shards[0].in_sync) == 3, "all are in sync", 60)
+    eventually(lambda: len(cluster.status().shards[0].in_sync) == 3, "all are in sync")
     eventually(lambda: min(figures(cluster, node.id).get("tables", 0) for node in cluster.plan.nodes) >= 1, "flushed")
 
 
@@ -123,7 +123,7 @@ def test_a_follower_with_a_damaged_table_is_filled_again_while_writes_go_on(clus
     with client(cluster) as asked:
         asked.create_topic("meanwhile", queues=1)
         with Producer(asked, "meanwhile") as producer:
-            eventually(lambda: producer.send_and_wait("x") and mended(cluster, node, before), f"{node} is mended", 60)
+            eventually(lambda: producer.send_and_wait("x") and mended(cluster, node, before), f"{node} is mended")
         assert len(set_aside(cluster, node)) == 1
     assert read_at(cluster, node, offset)["messages"][0]["body"] == body(offset).decode()
     after = cluster.status().shards[0]
@@ -137,7 +137,7 @@ def test_a_leader_with_a_damaged_table_hands_over_is_filled_again_and_leads_agai
     before = figures(cluster, node)["incarnation"]
     damage(cluster, node)
     assert bodies(cluster) == [body(number) for number in range(MESSAGES)], "a reader waits, and misses nothing"
-    eventually(lambda: mended(cluster, node, before), f"{node} is mended", 60)
+    eventually(lambda: mended(cluster, node, before), f"{node} is mended")
     assert cluster.status().shards[0].epoch > shard.epoch
     eventually(lambda: cluster.status().shards[0].leader == node, "it is fit to lead again")
     cluster.wait_ready()
@@ -161,7 +161,7 @@ def test_a_damaged_replica_that_is_needed_stays_and_is_mended_when_it_is_not(clu
     assert figures(cluster, node)["incarnation"] == before
     assert any("damaged" in warning for warning in ask(f"{cluster.plan.node(node).url}/readyz")["warnings"])
     cluster.start(other)
-    eventually(lambda: mended(cluster, node, before), f"{node} is mended", 60)
+    eventually(lambda: mended(cluster, node, before), f"{node} is mended")
 
 
 def test_a_cluster_of_one_replica_names_the_damage_and_goes_on(tmp_path: Path) -> None:

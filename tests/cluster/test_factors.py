@@ -34,7 +34,7 @@ def running(directory: Path, nodes: int, replicas: int, **plan: int) -> Iterator
 
 
 def in_sync(cluster: LocalCluster, count: int) -> None:
-    eventually(lambda: len(cluster.status().shards[0].in_sync) == count, f"{count} replicas are in sync", 60)
+    eventually(lambda: len(cluster.status().shards[0].in_sync) == count, f"{count} replicas are in sync")
 
 
 def leader(cluster: LocalCluster) -> str:
@@ -93,7 +93,7 @@ def test_a_replica_that_is_made_under_another_size_of_segments_takes_that_of_the
         file.write_text(text)
         cluster.start(victim)
         in_sync(cluster, 3)
-        eventually(lambda: leader(cluster) == victim, "it leads again", 60)
+        eventually(lambda: leader(cluster) == victim, "it leads again")
         bodies = [f"{number}" + "x" * 500_000 for number in range(6)]  # beyond the end of several segments
         write(asked, *bodies)
         assert read(asked, 7) == ["before", *bodies]

@@ -143,7 +143,7 @@ def shard(cluster: LocalCluster) -> Any:
 
 
 def in_sync(cluster: LocalCluster) -> None:
-    eventually(lambda: len(shard(cluster)["in_sync"]) == 3, "all replicas are in sync", 60)
+    eventually(lambda: len(shard(cluster)["in_sync"]) == 3, "all replicas are in sync")
 
 
 def counter(cluster: LocalCluster, node: str, name: str) -> float:
@@ -270,6 +270,7 @@ def test_who_wants_no_follower_gets_none_and_who_wants_one_always_does(cluster: 
 
 
 @pytest.mark.slow
+@pytest.mark.part(3)
 @pytest.mark.xdist_group("follower-reads")
 @pytest.mark.parametrize("victim", ["leader", "follower"])
 @pytest.mark.parametrize("fault", ["kill", "pause"])
@@ -382,16 +383,17 @@ class Members:
         await self.come_to(len(self.handled) + count)
 
     async def come_to(self, total: int) -> None:
-        await comes_true(lambda: len(self.handled) >= total, f"{total} messages are handled", 60)
+        await comes_true(lambda: len(self.handled) >= total, f"{total} messages are handled")
 
     async def shared_by(self, *consumers: Consumer) -> None:
         def shared() -> bool:
             return sum(len(part) for one in consumers for part in one.assignment.get(self._story.topic, ())) == QUEUES
 
-        await comes_true(lambda: shared() and all(one.assignment for one in consumers), "the queues are shared", 60)
+        await comes_true(lambda: shared() and all(one.assignment for one in consumers), "the queues are shared")
 
 
 @pytest.mark.slow
+@pytest.mark.part(2)
 @pytest.mark.xdist_group("follower-reads")
 def test_queues_change_hands_while_they_are_read_at_a_follower(cluster: LocalCluster) -> None:
     """Members come, go and stay, and the follower they read at stands still meanwhile: each message is handled once."""

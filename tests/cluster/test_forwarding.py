@@ -53,7 +53,7 @@ def urls(cluster: LocalCluster) -> list[str]:
             for entry in shown["shards"]
         )
 
-    eventually(well, "all is well", 60)
+    eventually(well, "all is well")
     return found
 
 
@@ -296,6 +296,7 @@ def test_a_node_that_is_passed_what_it_does_not_lead_passes_nothing_on(
 
 
 @pytest.mark.slow
+@pytest.mark.part(2)
 def test_acknowledged_messages_outlive_a_leader_whoever_they_were_sent_through(
     cluster: LocalCluster, urls: list[str], topic: str
 ) -> None:
@@ -321,11 +322,11 @@ def test_acknowledged_messages_outlive_a_leader_whoever_they_were_sent_through(
 
     with ThreadPoolExecutor(len(others)) as senders:
         sending = [senders.submit(send, node.url) for node in others]
-        eventually(lambda: len(acknowledged) > 50, "messages are taken", 60)
+        eventually(lambda: len(acknowledged) > 50, "messages are taken")
         cluster.kill(victim.id)
         before = len(acknowledged)
-        eventually(lambda: victim.url not in leaders(others[0].url, topic).values(), "others lead", 60)
-        eventually(lambda: len(acknowledged) > before + 50, "messages are taken again", 60)
+        eventually(lambda: victim.url not in leaders(others[0].url, topic).values(), "others lead")
+        eventually(lambda: len(acknowledged) > before + 50, "messages are taken again")
         stopping = True
         for sender in sending:
             sender.result()

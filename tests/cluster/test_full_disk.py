@@ -75,12 +75,12 @@ def test_a_leader_with_a_full_disk_hands_over_as_soon_as_enough_others_have_room
             before = shard(cluster, 0)
             assert before["leader"] == "n1", "two of three must have room for a write"
             filler(cluster, "n2").unlink()
-            eventually(lambda: shard(cluster, 0)["leader"] == "n3", "who was full before does not lead", 60)
+            eventually(lambda: shard(cluster, 0)["leader"] == "n3", "who was full before does not lead")
             assert shard(cluster, 0)["epoch"] == before["epoch"] + 1
             producer.send_and_wait("meanwhile", queue=0)
             assert any("min_free_bytes" in problem for problem in problems(cluster, "n1"))
             filler(cluster, "n1").unlink()
-            eventually(lambda: len(shard(cluster, 0)["in_sync"]) == 3, "all have caught up", 60)
+            eventually(lambda: len(shard(cluster, 0)["in_sync"]) == 3, "all have caught up")
             producer.send_and_wait("after", queue=0)
         with Consumer(client, TOPIC, start="earliest") as consumer:
             found: list[bytes] = []

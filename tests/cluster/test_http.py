@@ -74,7 +74,7 @@ def settled(cluster: LocalCluster) -> None:
         )
 
     eventually(lambda: ask(f"{cluster.plan.nodes[0].url}/v1/cluster")[0] == 200, "the cluster is known")
-    eventually(well, "all is well", 60)
+    eventually(well, "all is well")
 
 
 def send(cluster: LocalCluster, topic: str, queue: int, body: str, **envelope: Any) -> Any:

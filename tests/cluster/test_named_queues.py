@@ -37,7 +37,7 @@ def in_sync(cluster: LocalCluster, count: int = 3) -> None:
     def all_are() -> bool:
         return all(shard.leader and len(shard.in_sync) == count for shard in cluster.status().shards)
 
-    eventually(all_are, f"{count} replicas are in sync", 60)
+    eventually(all_are, f"{count} replicas are in sync")
 
 
 class Clients:
@@ -72,7 +72,7 @@ class Clients:
                 except (OSError, TypeError, AssertionError):
                     return False
 
-            eventually(taken, "the leader takes messages", 60)
+            eventually(taken, "the leader takes messages")
 
     def read(self, topic: str, name: str, query: str = "") -> Answer:
         return self.leader(topic, name).get(f"/v1/topics/{topic}/queues/{quote(name, safe='')}/messages{query}", None)
@@ -138,14 +138,13 @@ def test_a_follower_answers_by_name(cluster: LocalCluster) -> None:
         answer = follower.get(f"/v1/topics/{topic}/queues/box/messages?from=any", None)
         return [message["body"] for message in answer.json()["messages"]] if answer.status == 200 else []
 
-    eventually(lambda: bodies() == ["1"], "the follower has the queue", 30)
+    eventually(lambda: bodies() == ["1"], "the follower has the queue")
     clients.send(topic, ("box", "2"))
-    eventually(lambda: bodies() == ["1", "2"], "the follower has the next message", 30)
+    eventually(lambda: bodies() == ["1", "2"], "the follower has the next message")
     clients.leader(topic, "box").call("DELETE", f"/v1/topics/{topic}/queues/box", status=204)
     eventually(
         lambda: follower.get(f"/v1/topics/{topic}/queues/box/messages?from=any", None).status == 404,
         "the follower knows that the queue is gone",
-        30,
     )
     passed_on = follower.send(topic, {"queue": "box", "body": "3"})
     assert passed_on.json()["results"][0]["queue"] == "box"
@@ -170,4 +169,4 @@ def test_a_replica_that_is_filled_anew_knows_the_names(cluster: LocalCluster) ->
         answers = [api.get(f"/v1/topics/{topic}/queues/{name}/messages?from=any&max=100", None) for name in NAMES]
         return all(answer.status == 200 and len(answer.json()["messages"]) == 12 for answer in answers)
 
-    eventually(all_there, "the replica has all queues by name", 60)
+    eventually(all_there, "the replica has all queues by name")

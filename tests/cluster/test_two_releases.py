@@ -97,6 +97,7 @@ async def test_nodes_go_to_this_release_and_back_while_messages_come_and_go(
         assert '"level": "critical"' not in cluster.process(node).log.read_text()
 
 
+@pytest.mark.part(2)
 async def test_no_voter_is_replaced_while_one_of_the_release_before_votes_and_then_none_of_it_votes(
     cluster: LocalCluster, release_before: str, start_before: Callable[[str], None]
 ) -> None:
@@ -134,6 +135,7 @@ async def test_no_voter_is_replaced_while_one_of_the_release_before_votes_and_th
         await asyncio.to_thread(cluster.start, "n1")
 
 
+@pytest.mark.part(2)
 async def test_shards_do_not_come_while_a_node_of_the_release_before_runs(
     cluster: LocalCluster, release_before: str, start_before: Callable[[str], None]
 ) -> None:

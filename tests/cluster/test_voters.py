@@ -119,6 +119,7 @@ async def test_a_voter_that_burns_down_is_replaced_and_then_another_one_may_be_l
         await traffic.finish()
 
 
+@pytest.mark.part(2)
 async def test_a_cluster_outlives_all_of_its_first_voters_and_is_started_again_without_them(
     cluster: LocalCluster,
 ) -> None:

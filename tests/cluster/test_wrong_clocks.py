@@ -122,7 +122,7 @@ def test_a_node_of_a_cluster_that_is_a_month_ahead_stamps_like_the_others(tmp_pa
         admin = ClusterAdmin(client)
         cluster.stop("n3")
         cluster.start("n3", program=("-m", "lsmq_lab.drills.skewed_clock", str(MONTH_MS // 1000)))
-        eventually(lambda: any("wall clock" in each for each in _node(admin, "n3").problems), "it is named", 60)
+        eventually(lambda: any("wall clock" in each for each in _node(admin, "n3").problems), "it is named")
 
         def leads() -> bool:
             shards = cluster.status().shards
@@ -132,7 +132,7 @@ def test_a_node_of_a_cluster_that_is_a_month_ahead_stamps_like_the_others(tmp_pa
                         admin.transfer(shard.id, "n3")
             return all(shard.leader == "n3" and shard.serving for shard in shards)
 
-        eventually(leads, "n3 leads all shards", 60)
+        eventually(leads, "n3 leads all shards")
         with Producer(client, "t") as producer:
             for queue in range(3):
                 producer.send_and_wait(b"now", queue=queue)

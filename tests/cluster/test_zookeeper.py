@@ -156,7 +156,7 @@ def test_a_partition_from_zookeeper_longer_than_its_sessions(site: Site, client:
         site.nodes.heal()
         site.clients.heal()
     site.cluster.start(victim)
-    eventually(lambda: site.is_up_to_date(TOPIC, "made-in-a-partition"), "ZooKeeper has caught up", 40)
+    eventually(lambda: site.is_up_to_date(TOPIC, "made-in-a-partition"), "ZooKeeper has caught up")
     assert not set(site.owners().values()) & set(before.values()), "nodes registered anew, in new sessions"
     site.work(client)
     with site.client(cache_dir="") as stranger:
@@ -192,7 +192,7 @@ def test_zookeeper_ends_and_starts_again(site: Site, client: Client, data: str) 
         shutil.rmtree(server.directory / "data")
     site.ensemble.start()
     site.cluster.start(victim)
-    eventually(lambda: site.is_up_to_date(TOPIC, name), "ZooKeeper has caught up", 40)
+    eventually(lambda: site.is_up_to_date(TOPIC, name), "ZooKeeper has caught up")
     site.work(client)
     with site.client(cache_dir="") as stranger:
         assert name in {topic.name for topic in stranger.topics()}

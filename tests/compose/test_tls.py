@@ -17,6 +17,7 @@ from lsmq_coordinator.tls import Certificates, dialling_context
 from lsmq_node.cluster_config import ENVIRONMENT_PREFIX
 from lsmq_node.config import NodeConfig
 from lsmq_node.tls_settings import client_files
+from support.made_once import made_once
 
 from .stack import COMPOSE_DIRECTORY, NODES, ZOOKEEPERS, Stack, until
 from .test_compose import env_file
@@ -38,25 +39,27 @@ def services(name: str) -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the container `certificates` makes, by the command that it runs."""
-    directory = tmp_path_factory.mktemp("certificates")
+    return made_once(tmp_path_factory, "certificates", make_certificates)
+
+
+def make_certificates(directory: Path) -> None:
     assert services("docker-compose.tls.yml")["certificates"]["entrypoint"][2:] == ["lsmq-certificates"]
     authority, tls, *words = services("docker-compose.tls.yml")["certificates"]["command"]
     for reader in (*ALL_NODES, *ZOOKEEPERS, "clients"):
         (directory / tls.strip("/") / reader).mkdir(parents=True)
     (directory / authority.strip("/")).mkdir()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    for _ in range(2):  # Again, with the same authority.
+    for given in (words[:2], words):  # For the first node, and for all with the same authority.
         subprocess.run(
             [
                 COMPOSE_DIRECTORY / "image" / "certificates.sh",
                 *(f"{directory}{each}" for each in (authority, tls)),
-                *words,
+                *given,
             ],
             env={**os.environ, "PATH": path},
             check=True,
             capture_output=True,
         )
-    return directory
 
 
 @pytest.mark.parametrize("node", ALL_NODES)

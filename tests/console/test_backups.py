@@ -29,7 +29,7 @@ async def test_a_backup_is_begun_watched_stopped_and_made(
     api = Api(node.url)
     api.create("t", 1)
     api.send("t", *({"queue": 0, "body": f"{number}" * 20_000} for number in range(60)))
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{node.url}/console#/cluster")
         await shows(page, "document.querySelector('main a[href=\"#/backups\"]')", "the cluster's page leads there")
         await page.evaluate("document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'b', bubbles: true}))")
@@ -44,7 +44,7 @@ async def test_a_backup_is_begun_watched_stopped_and_made(
         assert list((place / "backups").iterdir()) == []
     node.stop()
     node = make_node(tmp_path / "data", **settings).start()
-    async with browser(EXECUTABLE, tmp_path / "second") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{node.url}/console#/backups")
         for _ in range(2):
             await shows(page, f"{TEXT}.includes('Start a backup') && !{BAR}", "one can be begun")
@@ -59,11 +59,9 @@ async def test_a_backup_is_begun_watched_stopped_and_made(
         await shows(page, f"{TEXT}.includes('Removed: ')", "so many are kept")
 
 
-async def test_where_none_are_made_it_says_what_to_set_and_what_does_it_without(
-    shared_node: NodeProcess, tmp_path: Path
-) -> None:
+async def test_where_none_are_made_it_says_what_to_set_and_what_does_it_without(shared_node: NodeProcess) -> None:
     assert EXECUTABLE is not None
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{shared_node.url}/console#/backups")
         await shows(page, f"{TEXT}.includes('backup_to =')", "what to set")
         command = f"lsmq backup create --url {shared_node.url} --to"
@@ -74,7 +72,7 @@ async def test_where_none_are_made_it_says_what_to_set_and_what_does_it_without(
 async def test_nodes_stand_together_by_rack_and_host(make_node: Callable[..., NodeProcess], tmp_path: Path) -> None:
     assert EXECUTABLE is not None
     node = make_node(tmp_path / "data", processes=2).start()  # A cluster on one host, one of which only votes.
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{node.url}/console#/cluster")
         cells = "[...row.cells].map((cell) => cell.textContent)"
         rows = f"[...document.querySelectorAll('table.map tbody tr')].map((row) => {cells})"

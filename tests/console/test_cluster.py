@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,15 +39,15 @@ def pressed(label: str) -> str:
     return f"(() => {{ const button = {button}; button.click(); button.click(); return true; }})()"
 
 
-async def test_a_shard_is_handed_over_and_moved_with_its_progress_shown(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_a_shard_is_handed_over_and_moved_with_its_progress_shown(cluster: LocalCluster) -> None:
     assert EXECUTABLE is not None
     url = cluster.plan.nodes[0].url
-    await comes_true(lambda: len(shard(url)["in_sync"]) == 2, "both replicas are in sync", 60)
+    await comes_true(lambda: len(shard(url)["in_sync"]) == 2, "both replicas are in sync")
     leader, replicas = shard(url)["leader"], shard(url)["replicas"]
     (follower,) = set(replicas) - {leader}
     (other,) = {node.id for node in cluster.plan.nodes} - set(replicas)
     shown = [cluster.directory / "tls" / f"{node.id}.crt" for node in cluster.plan.nodes if cluster.plan.tls]
-    async with browser(EXECUTABLE, tmp_path / "profile", believes=shown) as tabs:
+    async with browser(EXECUTABLE, believes=shown) as tabs:
         page = await tabs.open(f"{url}/console#/cluster")
         await shows(page, "document.querySelector('a[href=\"#/cluster/0\"]')", "the shard is listed")
         await page.evaluate("location.hash = '#/cluster/0'")
@@ -81,9 +80,7 @@ async def test_a_shard_is_handed_over_and_moved_with_its_progress_shown(cluster:
         await shows(page, f"{TEXT}.includes('there is no shard 7')", "another one is not there")
 
 
-async def test_a_node_is_drained_with_its_progress_shown_and_let_in_again(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+async def test_a_node_is_drained_with_its_progress_shown_and_let_in_again(cluster: LocalCluster) -> None:
     assert EXECUTABLE is not None
     url = cluster.plan.nodes[0].url
     await comes_true(lambda: len(shard(url)["in_sync"]) == 2, "both replicas are in sync", 60)
@@ -94,7 +91,7 @@ async def test_a_node_is_drained_with_its_progress_shown_and_let_in_again(
     bar = f"document.querySelector('progress[aria-label=\"Draining {leader}\"]')"
     rows = "[...document.querySelectorAll('[aria-label=Nodes] tbody tr')]"
     row = f"{rows}.find((each) => each.cells[0].textContent === {leader!r})"
-    async with browser(EXECUTABLE, tmp_path / "profile", believes=shown) as tabs:
+    async with browser(EXECUTABLE, believes=shown) as tabs:
         page = await tabs.open(f"{asked}/console#/cluster")
         await shows(page, "document.querySelector('[name=node]')", "nodes can be drained")
         cluster.kill(other)  # so that there is nowhere to go

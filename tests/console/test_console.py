@@ -90,7 +90,7 @@ async def shows(page: Page, expression: str, what: str) -> Any:
                 raise
             return False  # The page is not there yet.
 
-    await comes_true(found, what, 60)
+    await comes_true(found, what)
 
 
 async def reloads(page: Page) -> None:
@@ -101,7 +101,7 @@ async def reloads(page: Page) -> None:
 
 @pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
 async def test_somebody_finds_follows_and_sends_messages_and_what_is_hostile_stays_text(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
+    make_node: Callable[..., NodeProcess],
 ) -> None:
     assert EXECUTABLE is not None
     node = make_node().start()
@@ -112,7 +112,7 @@ async def test_somebody_finds_follows_and_sends_messages_and_what_is_hostile_sta
     api.send("orders", {"queue": 0, "body_b64": "/wD+"})
     api.send("inboxes", {"queue": HOSTILE, "body": "x"})
 
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{node.url}/console")
         await shows(page, "document.querySelectorAll('.tile svg').length === 9", "the overview has its tiles")
         await shows(page, "document.querySelector('#health').className === 'good'", "all is well")
@@ -147,7 +147,7 @@ def _press(label: str, row: str) -> str:
 
 @pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
 async def test_messages_are_sent_again_deleted_and_called_off_when_a_button_is_pressed_twice(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
+    make_node: Callable[..., NodeProcess],
 ) -> None:
     assert EXECUTABLE is not None
     node = make_node().start()
@@ -161,7 +161,7 @@ async def test_messages_are_sent_again_deleted_and_called_off_when_a_button_is_p
     schedule = {"cron": "0 9 * * *", "tz": "Europe/Berlin", "message": {"queue": 0, "body": "wake up"}}
     api.call("PUT", "/v1/topics/orders/schedules/morning", schedule, status=201)
 
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{node.url}/console#/topics/orders?tag=dead")
         await shows(page, f"{TEXT}.includes('first')", "what has the tag is found")
         await page.evaluate("document.querySelector('tbody button').click()")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -19,9 +18,7 @@ EXECUTABLE = find_browser()
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
 
 
-async def test_messages_that_a_worker_keeps_are_taken_from_him(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
-) -> None:
+async def test_messages_that_a_worker_keeps_are_taken_from_him(make_node: Callable[..., NodeProcess]) -> None:
     assert EXECUTABLE is not None
     node = make_node().start()
     api = Api(node.url)
@@ -30,7 +27,7 @@ async def test_messages_that_a_worker_keeps_are_taken_from_him(
     popped = {"topic": "orders", "max": 3, "visibility_ms": 600_000}
     taken = api.call("POST", "/v1/groups/kitchen/pop", popped, status=200).json()["messages"]
     assert len(taken) == 3
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{node.url}/console#/groups/kitchen")
         await shows(page, "document.querySelector('main [name=topic]')", "a topic is asked for")
         form = "document.querySelector('main form')"
@@ -73,7 +70,7 @@ async def test_messages_that_a_worker_keeps_are_taken_from_him(
 
 
 async def test_a_producer_that_is_silent_is_ended_and_its_transaction_decided(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
+    make_node: Callable[..., NodeProcess],
 ) -> None:
     assert EXECUTABLE is not None
     node = make_node().start()
@@ -87,7 +84,7 @@ async def test_a_producer_that_is_silent_is_ended_and_its_transaction_decided(
     messages = [{"topic": "orders", "queue": 0, "body": "x"}]
     api.call("POST", f"{own}/transactions", {**begun, "messages": messages}, status=200)
     api.call("POST", f"{own}/sequences/outbox", {"member": "hangs"}, status=200)
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{node.url}/console#/producers/tellers")
         await shows(page, "document.querySelectorAll('[aria-label=Members] tbody tr').length === 2", "both are there")
         assert await page.evaluate("document.querySelector('[aria-label=Sequences]').textContent.includes('outbox')")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ async def rows(page: Page) -> Any:
 
 
 async def test_what_a_reset_would_change_is_shown_and_it_is_done_when_the_button_is_pressed_twice(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
+    make_node: Callable[..., NodeProcess],
 ) -> None:
     assert EXECUTABLE is not None
     node = make_node().start()
@@ -43,7 +42,7 @@ async def test_what_a_reset_would_change_is_shown_and_it_is_done_when_the_button
     api.send("orders", *({"queue": queue, "body": "x"} for queue in (0, 0, 0, 0, 1, 1)))
     commit(api, "kitchen", "orders", {0: 3, 1: 1})
 
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{node.url}/console#/groups/kitchen")
         await shows(page, FORM, "the form is there")
         await preview(page, topic="orders", to="earliest")
@@ -87,7 +86,7 @@ async def test_what_a_reset_would_change_is_shown_and_it_is_done_when_the_button
 
 
 async def test_of_many_queues_a_hundred_are_shown_and_all_are_summed_up_and_set(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
+    make_node: Callable[..., NodeProcess],
 ) -> None:
     assert EXECUTABLE is not None
     node = make_node().start()
@@ -95,7 +94,7 @@ async def test_of_many_queues_a_hundred_are_shown_and_all_are_summed_up_and_set(
     api.create("many", queues=40_100)
     queues = range(0, 40_100, 200)
     api.send("many", *({"queue": queue, "body": "x"} for queue in queues))
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{node.url}/console#/groups/new?topic=many&to=latest")
         await shows(page, f"{TEXT}.includes('Queues that change: {len(queues)}')", "all are summed up")
         assert len(await rows(page)) == 100

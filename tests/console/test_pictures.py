@@ -118,7 +118,7 @@ async def busy(url: str) -> None:
 async def test_each_page_is_taken_and_fits_a_telephone(node: NodeProcess, tmp_path: Path) -> None:
     assert EXECUTABLE is not None
     into = Path(os.environ.get("CONSOLE_PICTURES", tmp_path))
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{node.url}/console#/backups")
         await shows(page, f"{TEXT}.includes('Start a backup')", "one can be begun")
         await page.evaluate(pressed("Start a backup"))

@@ -26,7 +26,7 @@ async def goes_to(page: Page, address: str, there: str) -> None:
 
 
 async def test_a_reader_of_one_topic_sees_that_alone_and_no_button_that_would_be_refused(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
+    make_node: Callable[..., NodeProcess],
 ) -> None:
     assert EXECUTABLE is not None
     realm = await realm_of(make_node)
@@ -38,7 +38,7 @@ async def test_a_reader_of_one_topic_sees_that_alone_and_no_button_that_would_be
     realm.admin.call("POST", "/v1/groups/kitchen/offsets", kitchen, status=200)
     realm.admin.call("POST", "/v1/groups/hidden/offsets", kitchen, status=200)
     _, reader = realm.somebody(rights=(("topic", "orders", "read"), ("group", "kitchen", "describe")))
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{realm.node.url}/console#/topics")
         await signs_in(page, reader.own["Authorization"].removeprefix("Bearer "))
         await shows(page, f"{TEXT}.includes('orders')", "the topic is listed")
@@ -79,7 +79,7 @@ async def test_who_watches_the_cluster_changes_nothing_in_it(
     assert EXECUTABLE is not None
     realm = await realm_of(make_node, "p0/admin.token", processes=2, backup_to=tmp_path / "backups")
     _, monitor = realm.somebody(("monitor", ""))
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{realm.node.url}/console#/cluster")
         await signs_in(page, monitor.own["Authorization"].removeprefix("Bearer "))
         await shows(page, "document.querySelectorAll('table').length === 3", "the cluster is shown")
@@ -99,7 +99,7 @@ async def test_who_watches_the_cluster_changes_nothing_in_it(
 
 
 async def test_a_right_that_is_taken_away_is_told_when_a_button_is_pressed_and_left_out_then(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
+    make_node: Callable[..., NodeProcess],
 ) -> None:
     assert EXECUTABLE is not None
     realm = await realm_of(make_node)
@@ -107,7 +107,7 @@ async def test_a_right_that_is_taken_away_is_told_when_a_button_is_pressed_and_l
     realm.admin.send("orders", {"queue": 0, "body": "stays"})
     rights = [{"kind": "topic", "pattern": "orders", "action": action} for action in ("read", "delete")]
     name, editor = realm.somebody(rights=tuple((each["kind"], each["pattern"], each["action"]) for each in rights))
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{realm.node.url}/console#/topics/orders/0")
         await signs_in(page, editor.own["Authorization"].removeprefix("Bearer "))
         await shows(page, f"{BUTTONS}.includes('Delete')", "he may delete")
@@ -122,14 +122,12 @@ async def test_a_right_that_is_taken_away_is_told_when_a_button_is_pressed_and_l
         assert "delete topic orders" in await page.evaluate(f"{NOTE}.textContent")
 
 
-async def test_a_refusal_names_who_it_is_and_what_it_takes(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
-) -> None:
+async def test_a_refusal_names_who_it_is_and_what_it_takes(make_node: Callable[..., NodeProcess]) -> None:
     assert EXECUTABLE is not None
     realm = await realm_of(make_node)
     realm.admin.create("orders", 1)
     name, nobody = realm.nobody
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{realm.node.url}/console#/topics/orders/0")
         await signs_in(page, nobody.own["Authorization"].removeprefix("Bearer "))
         alert = "document.querySelector('main [role=alert]')?.textContent"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -32,12 +31,12 @@ async def realm_of(make_node: Callable[..., NodeProcess], token: str = "admin.to
     return Realm(node, token)
 
 
-async def test_somebody_signs_in_stays_so_and_signs_out(make_node: Callable[..., NodeProcess], tmp_path: Path) -> None:
+async def test_somebody_signs_in_stays_so_and_signs_out(make_node: Callable[..., NodeProcess]) -> None:
     assert EXECUTABLE is not None
     realm = await realm_of(make_node)
     realm.admin.create("orders", 1)
     token = realm.admin.own["Authorization"].removeprefix("Bearer ")
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{realm.node.url}/console#/cluster")
         await signs_in(page, "lsmq_" + "0" * 64)
         await shows(
@@ -66,14 +65,12 @@ async def test_somebody_signs_in_stays_so_and_signs_out(make_node: Callable[...,
         await shows(second, f"{TEXT}.includes('orders')", "topics are shown")
 
 
-async def test_a_tab_goes_on_where_somebody_signed_in_anew_in_another(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
-) -> None:
+async def test_a_tab_goes_on_where_somebody_signed_in_anew_in_another(make_node: Callable[..., NodeProcess]) -> None:
     assert EXECUTABLE is not None
     realm = await realm_of(make_node)
     realm.admin.create("orders", 1)
     _, other = realm.somebody(("admin", ""))
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         first = await tabs.open(f"{realm.node.url}/console#/topics/orders/0")
         await signs_in(first, realm.admin.own["Authorization"].removeprefix("Bearer "))
         await shows(first, "document.querySelector('textarea')", "the first one is in")
@@ -89,13 +86,11 @@ async def test_a_tab_goes_on_where_somebody_signed_in_anew_in_another(
         await shows(first, "document.getElementById('who').textContent.includes('somebody-1')", "it says as whom")
 
 
-async def test_whose_token_is_revoked_is_shown_nothing_more(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
-) -> None:
+async def test_whose_token_is_revoked_is_shown_nothing_more(make_node: Callable[..., NodeProcess]) -> None:
     assert EXECUTABLE is not None
     realm = await realm_of(make_node)
     name, monitor = realm.somebody(("monitor", ""))
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{realm.node.url}/console#/cluster")
         await signs_in(page, monitor.own["Authorization"].removeprefix("Bearer "))
         await shows(page, "document.querySelectorAll('table').length === 3", "the cluster is shown")
@@ -104,9 +99,7 @@ async def test_whose_token_is_revoked_is_shown_nothing_more(
         assert not await page.evaluate("document.querySelectorAll('table').length")
 
 
-async def test_a_tenant_sees_what_is_its_own_and_is_told_what_is_not(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
-) -> None:
+async def test_a_tenant_sees_what_is_its_own_and_is_told_what_is_not(make_node: Callable[..., NodeProcess]) -> None:
     assert EXECUTABLE is not None
     realm = await realm_of(make_node)
     for topic in ("shop.orders", "bank.orders"):
@@ -114,7 +107,7 @@ async def test_a_tenant_sees_what_is_its_own_and_is_told_what_is_not(
         realm.admin.send(topic, {"queue": 0, "body": f"of {topic}"})
         realm.admin.call("PUT", f"/v1/groups/{topic}", {"mode": "work_queue"}, status=200)
     _, tenant = realm.somebody(("tenant", "shop."))
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{realm.node.url}/console")
         await signs_in(page, tenant.own["Authorization"].removeprefix("Bearer "))
         await shows(page, f"{TEXT}.includes('for those who may describe the cluster')", "figures are not for him")
@@ -132,11 +125,11 @@ async def test_a_tenant_sees_what_is_its_own_and_is_told_what_is_not(
 
 
 async def test_who_uses_the_page_stays_in_and_a_page_that_only_asks_by_itself_does_not(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
+    make_node: Callable[..., NodeProcess],
 ) -> None:
     assert EXECUTABLE is not None
     realm = await realm_of(make_node, browser_session_idle_ms=20_000)
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{realm.node.url}/console#/cluster")
         await signs_in(page, realm.admin.own["Authorization"].removeprefix("Bearer "))
         await shows(page, "document.querySelectorAll('table').length === 3", "the cluster is shown")
@@ -149,13 +142,13 @@ async def test_who_uses_the_page_stays_in_and_a_page_that_only_asks_by_itself_do
             await page.evaluate(ask % "after")
             return bool(await page.evaluate("(window.after?.idle_until_ms ?? 0) > window.before.idle_until_ms"))
 
-        await comes_true(prolonged, "using the page prolongs the session", 60)
+        await comes_true(prolonged, "using the page prolongs the session")
         await shows(page, ASKED, "and then nobody uses it")
 
 
-async def test_a_node_that_asks_nobody_shows_no_sign_in(shared_node: NodeProcess, tmp_path: Path) -> None:
+async def test_a_node_that_asks_nobody_shows_no_sign_in(shared_node: NodeProcess) -> None:
     assert EXECUTABLE is not None
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{shared_node.url}/console#/cluster")
         await shows(page, "document.querySelectorAll('table').length === 3", "the cluster is shown")
         assert await page.evaluate("document.getElementById('who').childElementCount") == 0

@@ -44,7 +44,7 @@ def overview(url: str) -> dict[str, Any]:
     return found
 
 
-async def test_a_change_of_voters_is_begun_watched_and_called_off(cluster: LocalCluster, tmp_path: Path) -> None:
+async def test_a_change_of_voters_is_begun_watched_and_called_off(cluster: LocalCluster) -> None:
     assert EXECUTABLE is not None
     url = cluster.plan.node("n2").url
 
@@ -58,7 +58,7 @@ async def test_a_change_of_voters_is_begun_watched_and_called_off(cluster: Local
     shown = [cluster.directory / "tls" / f"{node.id}.crt" for node in cluster.plan.nodes if cluster.plan.tls]
     rows = "[...document.querySelectorAll('[aria-label=Nodes] tbody tr')]"
     row = rows + ".find((each) => each.cells[0].textContent === {!r})"
-    async with browser(EXECUTABLE, tmp_path / "profile", believes=shown) as tabs:
+    async with browser(EXECUTABLE, believes=shown) as tabs:
         page = await tabs.open(f"{url}/console#/cluster")
         await shows(page, f"{row.format('n1')}?.cells[6].textContent.startsWith('yes')", "n1 votes")
         assert await page.evaluate(f"{row.format('n4')}.cells[6].textContent") == "no"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ def pressed(label: str) -> str:
 
 
 async def test_the_deepest_queues_of_a_topic_come_first_and_lead_to_their_messages(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
+    make_node: Callable[..., NodeProcess],
 ) -> None:
     assert EXECUTABLE is not None
     node = make_node().start()
@@ -46,7 +45,7 @@ async def test_the_deepest_queues_of_a_topic_come_first_and_lead_to_their_messag
         {"queue": "agent/2", "body": "x"},
         {"queue": "agent/2", "body": "y"},
     )
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{node.url}/console#/topics/orders?by=depth")
         first = "document.querySelector('tbody tr')?.textContent"
         await shows(page, f"{first}?.startsWith('77777') && {first}?.includes('30')", "the deepest comes first")
@@ -67,7 +66,7 @@ async def test_the_deepest_queues_of_a_topic_come_first_and_lead_to_their_messag
 
 
 async def test_dead_letters_are_edited_sent_back_and_deleted_one_by_one_and_all_that_match(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
+    make_node: Callable[..., NodeProcess],
 ) -> None:
     assert EXECUTABLE is not None
     node = make_node().start()
@@ -78,7 +77,7 @@ async def test_dead_letters_are_edited_sent_back_and_deleted_one_by_one_and_all_
     said = {"lsmq-dlq-reason": "negative acknowledgement: no such pizza", "own": "2"}
     api.send("orders.dlq", letter("wrnog", "typo"), *late, *bad)
     api.send("orders.dlq", {"queue": 0, "tag": "said", "body": "refused", "properties": said})
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{node.url}/console#/topics/orders.dlq?tag=said")
         await shows(page, f"{TEXT}.includes('reason: no such pizza')", "what the worker said")
         assert await page.evaluate(f"{TEXT}.includes('kind: negative acknowledgement')")
@@ -108,15 +107,13 @@ async def test_dead_letters_are_edited_sent_back_and_deleted_one_by_one_and_all_
         assert left == ["typo", "said", "other"]
 
 
-async def test_how_far_a_group_is_behind_is_drawn_while_somebody_looks(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
-) -> None:
+async def test_how_far_a_group_is_behind_is_drawn_while_somebody_looks(make_node: Callable[..., NodeProcess]) -> None:
     assert EXECUTABLE is not None
     node = make_node().start()
     api = Api(node.url)
     api.create("orders", 2)
     api.send("orders", *({"queue": 0, "body": str(number)} for number in range(7)))
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{node.url}/console#/groups/kitchen?topic=orders")
         lag = "document.querySelector('[aria-label=Lag] tbody tr')"
         await shows(page, f"{lag}?.textContent.includes('7')", "it says how far")
@@ -130,10 +127,10 @@ async def _many(page: Any, points: str) -> bool:
     return bool(await page.evaluate(f"{points} >= 2"))
 
 
-async def test_keys_are_told_and_close_again(make_node: Callable[..., NodeProcess], tmp_path: Path) -> None:
+async def test_keys_are_told_and_close_again(make_node: Callable[..., NodeProcess]) -> None:
     assert EXECUTABLE is not None
     node = make_node().start()
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+    async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{node.url}/console")
         await shows(page, "document.querySelector('.tile')", "the console is there")
         await page.evaluate("document.body.dispatchEvent(new KeyboardEvent('keydown', {key: '?', bubbles: true}))")
@@ -144,9 +141,7 @@ async def test_keys_are_told_and_close_again(make_node: Callable[..., NodeProces
         await shows(page, "location.hash === '#/groups'", "a key leads to a page")
 
 
-async def test_what_a_queue_keeps_of_its_own_is_seen_and_changed(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
-) -> None:
+async def test_what_a_queue_keeps_of_its_own_is_seen_and_changed(make_node: Callable[..., NodeProcess]) -> None:
     assert EXECUTABLE is not None
     node = make_node().start()
     api = Api(node.url)
@@ -155,7 +150,7 @@ async def test_what_a_queue_keeps_of_its_own_is_seen_and_changed(
     api.send("inboxes", {"queue": "agents/7", "body": "x"})
     for path, queue in (("orders/1", "/v1/topics/orders/queues/1"), ("inboxes/agents%2F7", None)):
         own = queue or "/v1/topics/inboxes/queues/agents%2F7"
-        async with browser(EXECUTABLE, tmp_path / path.replace("/", "-")) as tabs:
+        async with browser(EXECUTABLE) as tabs:
             page = await tabs.open(f"{node.url}/console#/topics/{path}")
             await shows(page, f"{TEXT}.includes('Keeps what its topic says')", "it has nothing of its own")
             age, messages = (

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from lsmq_coordinator.balance import MoveReason, ReplicaMove, ReplicaMoves, Situation, first_moves, plan
 from lsmq_coordinator.lives import InSyncMember, RegisteredStart
 from lsmq_coordinator.state import ClusterSettings, ClusterState, NodeRecord, NodeState, Shard
+from support.extent import part_in_number
 
 GIB = 1 << 30
 
@@ -82,7 +83,7 @@ def layouts(draw: st.DrawFn) -> ClusterState:
 weights = st.lists(st.integers(0, 40), min_size=40, max_size=40)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=part_in_number(150, 3))
 @given(layouts())
 def test_every_layout_is_evened_with_the_fewest_copies_and_then_left_alone(state: ClusterState) -> None:
     nodes = list(state.nodes)
@@ -96,7 +97,7 @@ def test_every_layout_is_evened_with_the_fewest_copies_and_then_left_alone(state
     assert list(plan(after, situation)) == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=part_in_number(150, 3))
 @given(layouts(), weights, weights)
 def test_bytes_and_load_are_evened_without_making_counts_uneven_and_it_ends(
     state: ClusterState, gibibytes: list[int], megabytes_per_s: list[int]
@@ -114,7 +115,7 @@ def test_bytes_and_load_are_evened_without_making_counts_uneven_and_it_ends(
     assert list(plan(after, situation)) == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=part_in_number(150, 3))
 @given(layouts(), st.data())
 def test_what_was_at_a_node_that_is_gone_is_made_again_elsewhere(state: ClusterState, data: st.DataObject) -> None:
     nodes = list(state.nodes)
@@ -133,7 +134,7 @@ def test_what_was_at_a_node_that_is_gone_is_made_again_elsewhere(state: ClusterS
     assert MoveReason.REBUILD not in {move.why for move in flat(list(plan(after, situation)))}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=part_in_number(150, 3))
 @given(layouts(), st.integers(1, 5), st.integers(0, 7), weights)
 def test_carried_out_a_few_at_a_time_every_plan_ends_in_an_even_layout(
     state: ClusterState, at_once: int, absent: int, gibibytes: list[int]

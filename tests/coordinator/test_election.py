@@ -24,6 +24,7 @@ from lsmq_coordinator.election import (
 from lsmq_coordinator.lives import InSyncMember, LifeId, RegisteredStart
 from lsmq_coordinator.overseer import failovers, transfers
 from lsmq_coordinator.state import ClusterSettings, ClusterState, NodeRecord, NodeState, Shard
+from support.extent import part_in_number
 
 NAMES = ["a", "b", "c", "d", "e"]
 
@@ -144,7 +145,7 @@ def run_transfers(state: ClusterState, alive: frozenset[str]) -> ClusterState:
     raise AssertionError("transfers do not end")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=part_in_number(300, 3))
 @given(clusters(), st.sets(st.sampled_from(NAMES)))
 def test_spreading_ends_and_leaves_no_better_single_transfer(state: ClusterState, dead: set[str]) -> None:
     alive = frozenset(state.nodes) - frozenset(dead)
@@ -162,7 +163,7 @@ def test_spreading_ends_and_leaves_no_better_single_transfer(state: ClusterState
             assert all(counts[str(shard.leader)] - counts[target] <= 1 for target in fit)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=part_in_number(100, 3))
 @given(clusters(max_shards=5))
 def test_where_the_preferred_cannot_lead_spreading_is_as_even_as_any_choice(state: ClusterState) -> None:
     alive = frozenset(state.nodes)

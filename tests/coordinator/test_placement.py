@@ -25,6 +25,7 @@ from lsmq_coordinator.placement import (
 )
 from lsmq_coordinator.reassignment import drain_targets, next_steps
 from lsmq_coordinator.state import ClusterState, NodeRecord, NodeState
+from support.extent import part_in_number
 
 from .test_reassignment import Cluster
 
@@ -123,7 +124,7 @@ def cluster_of(state: ClusterState) -> Cluster:
     return cluster
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=part_in_number(60, 3))
 @given(any_layout(), st.integers(1, 3), st.integers(1, 6), st.data())
 def test_what_is_drained_goes_to_hosts_of_its_own_or_stays(
     places: dict[str, NodePlace], replicas: int, shards: int, data: st.DataObject
@@ -146,7 +147,7 @@ def test_what_is_drained_goes_to_hosts_of_its_own_or_stays(
     assert drain_targets(cluster.state) == {}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=part_in_number(60, 3))
 @given(any_layout(), st.integers(1, 3), st.integers(1, 6))
 def test_replicas_that_are_found_to_share_a_host_or_a_rack_are_moved_apart(
     places: dict[str, NodePlace], replicas: int, shards: int

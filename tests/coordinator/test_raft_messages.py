@@ -27,6 +27,7 @@ from lsmq_coordinator.raft_messages import (
     unpack,
 )
 from lsmq_coordinator.raft_terms import MAX_SNAPSHOT_BYTES, RaftEntry
+from support.extent import part_in_number
 
 
 def append(previous: int, terms: list[int], count: int, commit: int, term: int = 9) -> AppendEntries:
@@ -137,7 +138,7 @@ def test_what_a_snapshot_stands_for_is_equal_and_the_rest_is_taken() -> None:
     assert judge_append(append(0, [1] * 6, 2, 3), log, commit=3).proven == 2
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=part_in_number(400, 3))
 @given(st.data())
 def test_any_order_of_messages_of_a_leader_keeps_what_was_acknowledged(data: st.DataObject) -> None:
     """Late, repeated, overlapping messages of one leader, to a follower with entries of an older term."""

@@ -75,6 +75,7 @@ def recovers(group: Group) -> None:
     assert len({tuple(voter.commands) for voter in group.voters.values()}) == 1
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("first", range(0, 60, 10))
 def test_no_storm_breaks_an_invariant_and_after_it_commands_are_committed_within_seconds(first: int) -> None:
     for seed in range(first, first + 10):
@@ -94,6 +95,7 @@ def gap_after_kill(group: Group) -> float:
     return gap
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("sync_s", [0.002, 0.1, 0.2, 0.4])
 def test_however_slow_all_disks_are_a_leader_that_dies_is_replaced_within_seconds(sync_s: float) -> None:
     gaps = []
@@ -186,6 +188,7 @@ def _eager_send(outbox: Outbox, receiver: str, message: RaftMessage, after: int 
 
 
 @pytest.mark.slow
+@pytest.mark.part(2)
 @pytest.mark.parametrize(
     ("where", "name", "bug"),
     [

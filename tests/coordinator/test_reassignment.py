@@ -14,6 +14,7 @@ from lsmq_coordinator.election import ReplicaProgress
 from lsmq_coordinator.overseer import failovers, transfers
 from lsmq_coordinator.reassignment import drain_targets, next_steps, waiting_shards
 from lsmq_coordinator.state import NodeState, Shard
+from support.extent import part_in_number
 
 from .test_state import founded, with_starts
 
@@ -161,7 +162,7 @@ def happen(cluster: Cluster, event: tuple[Any, ...]) -> None:
             cluster.overseer(limit)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=part_in_number(400, 3))
 @given(st.lists(events, max_size=40))
 def test_whatever_happens_on_the_way_the_target_is_reached(sequence: list[tuple[Any, ...]]) -> None:
     cluster = Cluster()
@@ -181,7 +182,7 @@ def test_whatever_happens_on_the_way_the_target_is_reached(sequence: list[tuple[
         assert shard.leader == shard.replicas[0] or shard.replicas[0] not in active
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=part_in_number(100, 3))
 @given(st.sampled_from(NODES), st.sampled_from(NODES), st.lists(st.integers(1, 4), max_size=12))
 def test_a_drained_node_can_be_removed_though_it_died_and_others_die_on_the_way(
     drained: str, other: str, interruptions: list[int]

@@ -21,6 +21,7 @@ from lsmq_coordinator.state import (
     grown_ranges,
     spread_queues,
 )
+from support.extent import part_in_number
 
 NODES = [f"n{number}" for number in range(5)]
 SHARDS = 3
@@ -125,7 +126,7 @@ singles = st.one_of(
 commands = st.one_of(singles, command("batch", commands=st.lists(singles, max_size=4)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=part_in_number(200, 3))
 @given(st.lists(commands, min_size=1, max_size=30), st.integers(0, 30))
 def test_who_knows_an_earlier_state_comes_to_the_latest_by_what_changed(
     sequence: list[dict[str, Any]], known: int
@@ -153,7 +154,7 @@ def test_changes_of_another_state_are_refused_and_those_of_one_shard_are_small()
         after.changed(changes)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=part_in_number(300, 3))
 @given(st.lists(commands, max_size=40))
 def test_whatever_commands_come_the_invariants_hold(sequence: list[dict[str, Any]]) -> None:
     state = founded()
@@ -189,7 +190,7 @@ def test_whatever_commands_come_the_invariants_hold(sequence: list[dict[str, Any
         state = after
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=part_in_number(100, 3))
 @given(st.lists(commands, max_size=30))
 def test_the_same_commands_give_the_same_bytes_and_bytes_give_the_state(sequence: list[dict[str, Any]]) -> None:
     def replay() -> ClusterState:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support.made_once import made_once
 from support.waiting import PATIENCE_S
 
 TOP = Path(__file__).parents[2]
@@ -19,7 +20,10 @@ _FETCHED = re.compile(r"<(?:script|img|iframe|source)[^>]*\ssrc=\"([^\"]+)\"|<li
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("site")
+    return made_once(tmp_path_factory, "site", build)
+
+
+def build(directory: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(TOP / "scripts"), "NO_MKDOCS_2_WARNING": "1"}
     ran = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", directory],
@@ -30,7 +34,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=2 * PATIENCE_S,
     )
     assert ran.returncode == 0, ran.stderr
-    return directory
 
 
 def test_every_page_is_there_and_shown_by_the_navigation(site: Path) -> None:

@@ -25,6 +25,7 @@ from lsmq_node.groups.ranges import (
     subtract,
     union,
 )
+from support.extent import part_in_number
 
 pieces = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8)
 
@@ -78,7 +79,7 @@ def test_shares_are_even_and_whole_and_only_what_is_too_much_moves(steps: list[t
 
 
 @given(st.lists(members, min_size=1, max_size=6), st.integers(1, 12))
-@settings(max_examples=50)
+@settings(max_examples=part_in_number(50, 3))
 def test_topics_of_fewer_queues_than_members_are_spread_over_all_members(
     rounds: list[tuple[str, ...]], queues: int
 ) -> None:
@@ -120,7 +121,7 @@ def unevenness(ways: Iterable[dict[str, int]]) -> int:
 
 
 @given(few, few)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=part_in_number(300, 3))
 def test_of_several_topics_only_what_must_move_moves_and_totals_are_as_even_as_that_allows(
     first: list[Demand], then: list[Demand]
 ) -> None:

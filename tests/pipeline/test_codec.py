@@ -22,6 +22,7 @@ from lsmq_pipeline.decode import Span, positions, select, to_arrow
 from lsmq_pipeline.encode import encode, to_rows
 from lsmq_pipeline.errors import SchemaMismatch
 from lsmq_pipeline.schema import WRITABLE, arrow_schema, message_schema, whole_schema
+from support.extent import part_in_number
 
 PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
 TOPIC = Topic("orders", 7, 16, {}, 0, (Route(0, 16, 0, None, 1),))
@@ -71,7 +72,7 @@ def table(messages: list[Any]) -> Any:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=part_in_number(150, 3))
 @given(MESSAGES, st.booleans())
 def test_rows_are_packed_to_the_bytes_that_a_producer_packs(messages: list[Any], binary: bool) -> None:
     messages = with_bytes_for_keys(messages) if binary else messages
@@ -169,7 +170,7 @@ def test_what_is_no_time_or_id_is_refused_by_its_column(columns: dict[str, list[
         to_rows(pa.record_batch({"body": pa.array(["x"]), **arrays}), max_message_bytes=100)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=part_in_number(150, 3))
 @given(MESSAGES, st.booleans(), st.booleans())
 def test_a_batch_becomes_the_rows_that_a_consumer_gets(messages: list[Any], compressed: bool, binary: bool) -> None:
     messages = with_bytes_for_keys(messages) if binary else messages

@@ -102,10 +102,11 @@ def kill_and_start_again(cluster: LocalCluster, pause: Pause, shard: int) -> Non
     victim = leader_of(cluster, shard)
     cluster.kill(victim)
     Path(pause.go_on).touch()
-    eventually(lambda: leader_of(cluster, shard) != victim, f"shard {shard} has another leader", 60)
+    eventually(lambda: leader_of(cluster, shard) != victim, f"shard {shard} has another leader")
     cluster.start(victim)
 
 
+@pytest.mark.part(2)
 def test_a_failed_over_leader_costs_a_write_nothing(
     spark: SparkSession, cluster: LocalCluster, client: Client, url: str, topic_name: str, tmp_path: Path
 ) -> None:
@@ -136,11 +137,12 @@ def test_a_failed_over_leader_costs_a_read_nothing(
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(numbers, frame)
         cluster.kill(victim := leader_of(cluster, 2))
-        eventually(lambda: leader_of(cluster, 2) != victim, "shard 2 has another leader", 60)
+        eventually(lambda: leader_of(cluster, 2) != victim, "shard 2 has another leader")
         cluster.start(victim)
         assert reading.result() == list(range(5000))
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("sink", ["lsmq", "parquet"])
 def test_a_failed_over_leader_costs_a_stream_nothing(
     spark: SparkSession, cluster: LocalCluster, client: Client, url: str, topic_name: str, tmp_path: Path, sink: str

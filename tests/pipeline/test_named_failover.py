@@ -30,7 +30,7 @@ def in_sync(cluster: LocalCluster) -> None:
     def all_are() -> bool:
         return all(shard.leader and len(shard.in_sync) == 3 for shard in cluster.status().shards)
 
-    eventually(all_are, "3 replicas are in sync", 60)
+    eventually(all_are, "3 replicas are in sync")
 
 
 @pytest.mark.parametrize("restarts", [False, True])

@@ -20,7 +20,7 @@ from support.waiting import clock_passes
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark-topics")]
 
 NAMES = [f"agents.{number}.{box}" for number in range(20) for box in ("inbox", "outbox")]
 

@@ -20,7 +20,7 @@ from support.waiting import eventually
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark-topics")]
 
 
 def test_a_stream_goes_on_where_it_was_and_takes_so_much_at_a_time(topic: SparkTopic, files: StreamFiles) -> None:
@@ -250,7 +250,7 @@ def test_a_stream_of_which_retention_took_messages_says_so_or_goes_on_with_the_o
         with Producer(client, "short", batch_bytes=16_000) as producer:
             for number in range(1, 200):
                 producer.send(f"{number:<4000}")
-        eventually(lambda: client.offsets("short").earliest[0] > 1, "retention has taken messages", 60)
+        eventually(lambda: client.offsets("short").earliest[0] > 1, "retention has taken messages")
     with pytest.raises(Exception, match=r"queue 0 was to be read at 1, its earliest is \d+.*failOnDataLoss"):
         files.take(topic.stream(startingOffsets="earliest"))
     files.take(topic.stream(startingOffsets="earliest", failOnDataLoss="false"))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
+import atexit
 import base64
 import hashlib
 import shutil
+import subprocess
+import tempfile
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -59,11 +61,14 @@ class Page:
 
 
 class Browser:
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    """Its pages know each other, and nothing of those of other blocks: they share cookies and what they keep."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, context: str) -> None:
         self._socket = socket
+        self._context = context
 
     async def open(self, url: str) -> Page:
-        target = await ask(self._socket, "Target.createTarget", url=url)
+        target = await ask(self._socket, "Target.createTarget", url=url, browserContextId=self._context)
         attached = await ask(self._socket, "Target.attachToTarget", targetId=target["targetId"], flatten=True)
         return Page(self._socket, attached["sessionId"])
 
@@ -91,40 +96,69 @@ def _key(cert: Path) -> str:
     return base64.b64encode(hashlib.sha256(found).digest()).decode()
 
 
+class _Running:
+    """A browser's process, which ends with this one."""
+
+    def __init__(self, executable: str, keys: str) -> None:
+        self._profile = Path(tempfile.mkdtemp(prefix="lsmq-browser-"))
+        options = (
+            *([f"--ignore-certificate-errors-spki-list={keys}"] if keys else []),
+            "--headless=new",
+            "--no-sandbox",  # Tests may run as root, and open no page but their own.
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-extensions",
+            "--disable-sync",
+            "--no-first-run",
+            "--remote-debugging-port=0",
+            f"--user-data-dir={self._profile}",
+        )
+        self._process = subprocess.Popen(
+            [executable, *options, "about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        atexit.register(self.end)
+
+    @property
+    def is_there(self) -> bool:
+        return self._process.poll() is None
+
+    async def address(self) -> str:
+        file = self._profile / "DevToolsActivePort"
+        await comes_true(lambda: file.exists() and "\n" in file.read_text(), "the browser listens", START_S)
+        port, path = file.read_text().split()[:2]
+        return f"http://127.0.0.1:{port}{path}"
+
+    def end(self) -> None:
+        atexit.unregister(self.end)
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._profile, ignore_errors=True)
+
+
+_shared: list[_Running] = []
+
+
 @asynccontextmanager
-async def browser(executable: str, profile: Path, *, believes: Iterable[Path] = ()) -> AsyncIterator[Browser]:
-    """A browser of its own, ended with the block. It believes who has the key of one of these certificates, too."""
+async def browser(executable: str, *, believes: Iterable[Path] = ()) -> AsyncIterator[Browser]:
+    """A browser as it is when it is new: the one of this process, or one of the block's own that believes who has the
+    key of one of these certificates, too."""
     keys = ",".join(map(_key, believes))
-    options = (
-        *([f"--ignore-certificate-errors-spki-list={keys}"] if keys else []),
-        "--headless=new",
-        "--no-sandbox",  # Tests may run as root, and open no page but their own.
-        "--disable-gpu",
-        "--disable-dev-shm-usage",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-extensions",
-        "--disable-sync",
-        "--no-first-run",
-    )
-    process = await asyncio.create_subprocess_exec(
-        executable,
-        *options,
-        "--remote-debugging-port=0",
-        f"--user-data-dir={profile}",
-        "about:blank",
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    if keys:
+        running = _Running(executable, keys)
+    else:
+        if not (_shared and _shared[-1].is_there):
+            _shared.append(_Running(executable, ""))
+        running = _shared[-1]
     try:
-        port_file = profile / "DevToolsActivePort"
-        await comes_true(lambda: port_file.exists() and "\n" in port_file.read_text(), "the browser listens", START_S)
-        port, path = port_file.read_text().split()[:2]
         async with (
             aiohttp.ClientSession() as session,
-            session.ws_connect(f"http://127.0.0.1:{port}{path}", max_msg_size=0) as socket,
+            session.ws_connect(await running.address(), max_msg_size=0) as socket,
         ):
-            yield Browser(socket)
+            context = (await ask(socket, "Target.createBrowserContext", disposeOnDetach=True))["browserContextId"]
+            yield Browser(socket, context)
+            await ask(socket, "Target.disposeBrowserContext", browserContextId=context)
     finally:
-        process.kill()
-        await process.wait()
+        if keys:
+            running.end()

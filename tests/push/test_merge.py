@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from lsmq_node.push.ledger import CreditLedger
 from lsmq_node.push.merge import AHEAD_BYTES, Arrival, StreamMerge
+from support.extent import part_in_number
 
 
 class Leader:
@@ -49,7 +50,7 @@ sizes = st.lists(st.sampled_from((1, 100, 5_000, 60_000, 300_000)), max_size=25)
     st.floats(0, 1),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=part_in_number(200, 3))
 def test_everything_comes_within_the_credit_whatever_batches_are_acknowledged(
     by_leader: list[list[int]], credit: int, credit_bytes: int, part: float, chance: object
 ) -> None:

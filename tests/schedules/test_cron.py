@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lsmq.errors import InvalidRequest
 from lsmq_node.schedules.cron import Cron, zone_of
+from support.extent import part_in_number
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -36,7 +37,7 @@ def fits(cron: Cron, at: datetime) -> bool:
 @given(
     minute=field(0, 59), hour=field(0, 23), day=field(1, 31), weekday=field(0, 7), start=st.integers(0, 4_000_000_000)
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=part_in_number(150, 3))
 def test_the_next_time_is_the_first_minute_that_fits(
     minute: str, hour: str, day: str, weekday: str, start: int
 ) -> None:

@@ -41,9 +41,10 @@ def test_nothing_that_is_traced_is_left_in_any_module() -> None:
     places = 0
     for package in PACKAGES:
         for path in package.rglob("*.py"):
-            if path.name == "tracing.py":
+            text = path.read_text()
+            if path.name == "tracing.py" or "trac" not in text:
                 continue
-            tree, found = without_tracing(path.read_text())
+            tree, found = without_tracing(text)
             places += found
             used = [
                 ast.unparse(node)

@@ -98,6 +98,7 @@ BROKEN: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
 
 
 @pytest.mark.slow
+@pytest.mark.part(4)
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
 def test_what_is_broken_on_purpose_is_found_by_one_plan_of_ten(
     broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

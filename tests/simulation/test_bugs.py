@@ -7,12 +7,12 @@ import pytest
 from lsmq_lab.world.faults import Fault
 from lsmq_lab.world.runs import in_child, prepare, shrunk
 from replication.bugs import lease_is_ignored
-from support.extent import soaked
 
 from .bugs import BUGS, Bug
 
 
-@pytest.mark.parametrize("bug", soaked(BUGS, but=BUGS[::3]), ids=lambda bug: bug.name)
+@pytest.mark.part(4)
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
 def test_a_deliberate_bug_is_found(bug: Bug) -> None:
     prepare()
     with pytest.MonkeyPatch.context() as patch:

@@ -50,6 +50,7 @@ def test_a_queue_store_under_many_threads_keeps_what_it_acknowledged(seed: int) 
         assert made.scheduler.crashes == []
 
 
+@pytest.mark.part(3)
 @pytest.mark.parametrize("seed", range(12))
 def test_a_queue_store_keeps_what_it_acknowledged_through_a_power_cut(seed: int) -> None:
     with world(seed, preemption=0.2) as made:

@@ -10,7 +10,6 @@ import pytest
 
 from lsmq_lab.world.runs import USUAL
 from lsmq_lab.world.uses import USES
-from support.extent import soaked
 
 #: What was in the process before moves what comes after it to other addresses.
 _PLAY = """
@@ -44,7 +43,8 @@ def test_all_uses_are_replayed() -> None:
     assert {use for uses in _SEEDS.values() for use in uses} == {*USUAL, *USES}
 
 
-@pytest.mark.parametrize("seed", soaked(_SEEDS, but=[12, 22]))
+@pytest.mark.part(3)
+@pytest.mark.parametrize("seed", _SEEDS)
 def test_a_log_depends_on_neither_hashes_nor_addresses(seed: int) -> None:
     first, again = log_of(seed, 1), log_of(seed, 7)
     assert first == again

@@ -8,6 +8,7 @@ from lsmq_lab.world.aimed import SCENES
 from lsmq_lab.world.runs import in_child, prepare
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("scene", SCENES)
 def test_a_scene_ends_well(scene: str) -> None:
     prepare()

@@ -10,7 +10,6 @@ import pytest
 from lsmq_coordinator.balancer import Balancer
 from lsmq_lab.world import runs
 from lsmq_lab.world.faults import Fault
-from support.extent import soaked
 
 _END_S = 14.0
 
@@ -27,7 +26,8 @@ def lost_for_good(seed: int) -> list[Fault]:
     return plan
 
 
-@pytest.mark.parametrize("seed", soaked([0, 1, 16], but=[1]))
+@pytest.mark.part(3)
+@pytest.mark.parametrize("seed", [0, 1, 16])
 def test_replicas_of_a_node_that_is_lost_are_made_again_amid_faults_and_nothing_is_lost(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ def test_each_use_has_a_bug_and_is_played_by_some_seed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.part(3)
 @pytest.mark.parametrize("use", USES)
 def test_what_is_broken_on_purpose_is_found_in_a_calm(use: str) -> None:
     prepare()

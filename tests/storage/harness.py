@@ -25,7 +25,7 @@ from lsmq_node.storage.maintenance import Maintenance
 from lsmq_node.storage.pages import PAGE_BITS, PAGE_QUEUES
 from lsmq_node.storage.producers import Head, Layer, decode_answers, decode_head, merge_values
 from lsmq_node.storage.state import TopicState
-from support.extent import SOAK, part_in_number
+from support.extent import part_in_number
 
 KIB = 1024
 _most_descriptors = [200]  # more are a reason to look for what was dropped
@@ -48,12 +48,11 @@ TINY: dict[str, Any] = {**SMALL, "max_message_bytes": 8 * KIB, "memtable_bytes":
 
 
 def profile(examples: int, steps: int = 40) -> settings:
-    """Hypothesis settings: a third of the examples, the same every time; in a soak all, and others each time."""
+    """Hypothesis settings: a sixth of the examples, others each time; in a soak all."""
     return settings(
-        max_examples=part_in_number(examples, 3),
+        max_examples=part_in_number(examples, 6),
         stateful_step_count=steps,
         deadline=None,
-        derandomize=not SOAK,
         print_blob=True,
         suppress_health_check=list(HealthCheck),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -254,6 +255,18 @@ def test_a_queue_that_is_over_a_new_limit_is_shortened_though_nobody_writes_to_i
         retain(bench.store)
         assert bounds(bench, topic.id, 0, 1) == [(begins, 5), (begins, 5)]
     assert gone(bench, topic.id) == {LossReason.OVERFLOW: 8}
+
+
+def test_queues_are_brought_down_to_a_limit_that_was_lifted_and_set_again_between_two_rounds(bench: Bench) -> None:
+    limit = TopicOptions(queue_max_messages=2, overflow="drop_oldest")
+    topic = bench.store.create_topic("t", 1, limit)
+    put(bench.store, topic.id, (0, b"1"), (0, b"2"))
+    retain(bench.store)
+    bench.store.alter_topic("t", TopicOptions(revision=1))
+    put(bench.store, topic.id, *((0, b"more") for _ in range(5)))
+    bench.store.alter_topic("t", replace(limit, revision=2))
+    retain(bench.store)
+    assert bench.store.bounds(topic.id, 0) == (5, 7)
 
 
 @pytest.mark.parametrize("option", ["max_messages", "max_bytes"])

@@ -130,6 +130,9 @@ class Limits(RuleBasedStateMachine):
                 self.lose(queue, sum(each < before_ms for each in stored), LossReason.EXPIRED)
             if newest is not None:
                 self.lose(queue, len(stored) - newest, LossReason.EXPIRED)
+            most = self.options.queue_max_messages
+            if most is not None and self.options.overflow == "drop_oldest":  # It was lowered: nobody wrote to it since.
+                self.lose(queue, len(stored) - most, LossReason.OVERFLOW)
             if self.options.delete_consumed and self.committed:
                 floor = min(known.get(queue, 0) for known in self.committed.values())
                 self.lose(queue, floor, LossReason.CONSUMED)

@@ -8,6 +8,7 @@ this process and of commands that it starts believe it (``LSMQ_CA``), and so do 
 from __future__ import annotations
 
 import os
+import signal
 import ssl
 import zlib
 from collections.abc import Iterator
@@ -39,4 +40,7 @@ def running_cluster(module: str, directory: Path, *, up: bool = True, **plan: An
                 cluster.up()
             yield cluster
     finally:
+        for node in cluster.plan.nodes:  # That they stop well has tests of its own, and takes seconds.
+            cluster.process(node.id).send(signal.SIGKILL)
+        cluster.stop_zookeeper(signal.SIGKILL)
         cluster.down(delete=True)

@@ -24,9 +24,11 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import IO, Any, NoReturn, cast
+from unittest import mock
 
 from lsmq_lab.local_cluster import process as of_clusters
 from support.waiting import PATIENCE_S
@@ -48,8 +50,9 @@ _MOST_BYTES = 1 << 17
 class PythonProcess:
     """``python ARGUMENTS``: arguments begin with ``-m MODULE``, ``-c PROGRAM`` or a script's path.
 
-    ``stdin``, ``stdout`` and ``stderr`` are ``subprocess.PIPE``, ``subprocess.DEVNULL``, a descriptor, or None for this
-    process's own; ``env`` is all of its environment. Methods and attributes are those of :class:`subprocess.Popen`.
+    ``stdin``, ``stdout`` and ``stderr`` are ``subprocess.PIPE``, ``subprocess.DEVNULL``, a descriptor, a file, or None
+    for this process's own; ``env`` is all of its environment. Methods and attributes are those of
+    :class:`subprocess.Popen`.
     """
 
     def __init__(
@@ -57,9 +60,9 @@ class PythonProcess:
         arguments: Sequence[str | Path],
         *,
         env: Mapping[str, str] | None = None,
-        stdin: int | None = subprocess.DEVNULL,
-        stdout: int | None = subprocess.PIPE,
-        stderr: int | None = subprocess.PIPE,
+        stdin: int | IO[Any] | None = subprocess.DEVNULL,
+        stdout: int | IO[Any] | None = subprocess.PIPE,
+        stderr: int | IO[Any] | None = subprocess.PIPE,
         text: bool = False,
         start_new_session: bool = False,
     ) -> None:
@@ -75,7 +78,7 @@ class PythonProcess:
                 mode = "r" if number else "w"
                 ours.append(open(ends[number == 0], mode if text else f"{mode}b"))  # noqa: SIM115
             else:
-                own = number if stream is None else stream
+                own = number if stream is None else stream if isinstance(stream, int) else stream.fileno()
                 theirs.append(os.open(os.devnull, os.O_RDWR) if stream == subprocess.DEVNULL else os.dup(own))
                 ours.append(None)
         self.stdin, self.stdout, self.stderr = ours
@@ -194,6 +197,39 @@ def forked_clusters() -> Iterator[None]:
         yield
     finally:
         of_clusters._spawn = spawn
+
+
+class _Popen:
+    """As :class:`subprocess.Popen` is called; a program in Python is forked."""
+
+    def __class_getitem__(cls, item: Any) -> type[_Popen]:
+        return cls
+
+    def __new__(cls, command: Sequence[str | Path], **options: Any) -> Any:
+        if _is_program(command):
+            return PythonProcess(command[1:], **{"stdin": None, "stdout": None, "stderr": None, **options})
+        return subprocess.Popen(command, **options)
+
+
+def _run_or_fork(command: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[Any]:
+    if _is_program(command) and options.pop("capture_output", False):
+        options.pop("stdin", None)
+        return run_python(*command[1:], **options)
+    return subprocess.run(command, **options)
+
+
+def _is_program(command: Sequence[str | Path]) -> bool:
+    return command[0] == sys.executable and command[1] in ("-c", "-m")
+
+
+@contextmanager
+def forked_programs(*modules: ModuleType) -> Iterator[None]:
+    """Programs in Python that these modules start by ``subprocess`` are such processes while this lasts."""
+    forking = SimpleNamespace(**{**vars(subprocess), "Popen": _Popen, "run": _run_or_fork})
+    with ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(mock.patch.object(module, "subprocess", forking))
+        yield
 
 
 _starting = threading.Lock()

@@ -16,11 +16,17 @@ Found = TypeVar("Found")
 
 def eventually(condition: Callable[[], Found], what: str, timeout_s: float = PATIENCE_S) -> Found:
     """Return as soon as the condition holds, and what it gave then; fail when it does not in time."""
-    deadline = time.monotonic() + timeout_s
+    began = time.monotonic()
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"in {timeout_s} s it never came true that {what}"
-        time.sleep(0.01)
+        waited_s = time.monotonic() - began
+        assert waited_s < timeout_s, f"in {timeout_s} s it never came true that {what}"
+        time.sleep(_pause_s(waited_s))
     return found
+
+
+def _pause_s(waited_s: float) -> float:
+    """A look may cost a request to each node of a cluster: what takes seconds is looked at less and less often."""
+    return min(0.1, max(0.01, waited_s / 40))
 
 
 def clock_passes(moment_ms: int) -> None:
@@ -33,12 +39,13 @@ async def comes_true(
 ) -> Found:
     """:func:`eventually` in an event loop, which goes on meanwhile, and whose clock it is."""
     clock = asyncio.get_running_loop().time
-    deadline = clock() + timeout_s
+    began = clock()
     while True:
         found = condition()
         if inspect.isawaitable(found):
             found = await found
         if found:
             return found
-        assert clock() < deadline, f"in {timeout_s} s it never came true that {what}"
-        await asyncio.sleep(0.01)
+        waited_s = clock() - began
+        assert waited_s < timeout_s, f"in {timeout_s} s it never came true that {what}"
+        await asyncio.sleep(_pause_s(waited_s))

@@ -171,7 +171,7 @@ def test_leaders_are_killed_and_stopped_while_deliveries_are_under_way(cluster: 
 
         async def more() -> None:
             enough = len(work.committed) + 2
-            await comes_true(lambda: len(work.committed) >= enough, "transactions are committed", 60)
+            await comes_true(lambda: len(work.committed) >= enough, "transactions are committed")
 
         for victim in victims:
             busy = asyncio.create_task(some(40))

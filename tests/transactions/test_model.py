@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lsmq_node.transactions import TransactionRecord, TransactionState
+from support.extent import part_in_number
 
 from .world import GROUP, SHARDS, Coordinator, Target, World
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=part_in_number(60, 3))
 @given(st.integers(0, 2**32), st.integers(10, 250))
 def test_what_is_committed_is_everywhere_once_and_nothing_else_is_anywhere(seed: int, steps: int) -> None:
     world = World(seed)

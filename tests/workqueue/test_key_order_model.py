@@ -18,6 +18,7 @@ from lsmq_node.workqueue.receipts import DeliveryReceipt
 from lsmq_node.workqueue.settings import FairBy, Order, WorkSettings
 from lsmq_node.workqueue.tasks import DeliveryState, WorkChanges
 from support.counted_lines import counted_lines
+from support.extent import part_in_number
 
 QUEUES = 2
 KEYS = 4
@@ -274,7 +275,7 @@ class KeyOrderMachine(RuleBasedStateMachine):
         assert not self.ledger.windows()
 
 
-KeyOrderMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+KeyOrderMachine.TestCase.settings = settings(max_examples=part_in_number(60, 3), stateful_step_count=40, deadline=None)
 TestKeyOrder = KeyOrderMachine.TestCase
 
 
@@ -319,7 +320,7 @@ class TurnsMachine(KeyOrderMachine):
             open_messages_module.LANE_COST = _TRUE_COST
 
 
-TurnsMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TurnsMachine.TestCase.settings = settings(max_examples=part_in_number(60, 3), stateful_step_count=40, deadline=None)
 TestTurns = TurnsMachine.TestCase
 
 

@@ -15,6 +15,7 @@ from lsmq_node.workqueue.ledger import WorkLedger
 from lsmq_node.workqueue.receipts import DeliveryReceipt
 from lsmq_node.workqueue.settings import WorkSettings
 from lsmq_node.workqueue.tasks import DeliveryState, Refusal
+from support.extent import part_in_number
 
 QUEUES = 3
 CHUNK_OFFSETS = 8  # so that a few messages are several chunks
@@ -268,7 +269,7 @@ class WorkQueueMachine(RuleBasedStateMachine):
         assert everything >= self.acked | self.dead | unknown
 
 
-WorkQueueMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+WorkQueueMachine.TestCase.settings = settings(max_examples=part_in_number(40, 3), stateful_step_count=30)
 TestWorkQueue = WorkQueueMachine.TestCase
 
 

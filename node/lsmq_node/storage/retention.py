@@ -103,7 +103,7 @@ class Retention:
         self._sizes = QueueSizes(queries)
         self._measured: dict[int, tuple[int, int]] = {}  # at which version of each topic
         self._newest: dict[int, tuple[int, int | None]] = {}  # at which version, and limit, of each topic
-        self._rings: dict[int, int] = {}  # ``queue_max_messages`` that all queues of each topic have
+        self._rings: dict[int, int] = {}  # at which revision of each topic its queues were cut to a limit
         self._consumed: dict[int, tuple[int, int, Rest | None]] = {}
         self._empty: dict[int, tuple[int, bool]] = {}  # at a version of the topic, whether it was
         #: What the other shards hold, by topic, as the node says: a topic that is not named is not known of. None where
@@ -318,12 +318,12 @@ class Retention:
         if limit is None or options.overflow != "drop_oldest":
             self._rings.pop(topic_id, None)
             return True
-        if self._rings.get(topic_id) == limit and not options.moves:
+        if self._rings.get(topic_id) == options.revision and not options.moves:
             return True
         rows = np.arange(item.end - item.first)
         done = self._move(item, rows, item.committed[: len(rows)] - limit, trim, LossReason.OVERFLOW)
         if done:
-            self._rings[topic_id] = limit
+            self._rings[topic_id] = options.revision
         return done
 
     def _drop_consumed(self, item: TopicState, trim: Trim) -> bool:
