@@ -21,7 +21,7 @@ from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import Appended, ShardStore, TopicOptions
 from lsmq_node.storage.dedupe_chain import joined
 from lsmq_node.storage.dedupe_file import IdFile, IdFileMeta, IdWriter, newest_of
-from lsmq_node.storage.dedupe_layer import ROW, IdLayer, IdRows
+from lsmq_node.storage.dedupe_layer import ROW, IdLayer, IdRows, keys_of
 from lsmq_node.storage.repair import repair_store
 from lsmq_node.storage.snapshot_install import install
 from support.clock import SimClock
@@ -345,7 +345,8 @@ def test_ids_are_found_in_layers_and_files_and_no_others(ids: list[tuple[int, in
     here, absent = rows_of(ids[:cut]), rows_of(ids[cut:])
     layer = IdLayer()
     for begin in range(0, len(here), 7):
-        layer.add(here[begin : begin + 7])
+        some = here[begin : begin + 7]
+        layer.add(some, keys_of(some["high"], some["low"]))
     disk = Drive(Path("/d"))
     writer = IdWriter(disk, Path("/d/1.ids"), len(here))
     writer.add(newest_of(here))

@@ -9,13 +9,14 @@ log which messages are repeats, and of which offsets (:func:`encode_repeats`). R
 no look-up is made for that, so nothing depends on how far a merge has dropped ids that expired.
 
 Ids outlive their messages. Those that came since the last flush are in memory (:mod:`.dedupe_layer`), the others in
-files (:mod:`.dedupe_file`), which flushes write and merges join (:mod:`.dedupe_chain`).
+files (:mod:`.dedupe_file`), which flushes write and merges join (:mod:`.dedupe_chain`). That a new id is in none of the
+newer ones is known by one look at all of them (:mod:`.dedupe_recent`); the full files are looked into one by one.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,11 +26,24 @@ from lsmq import runtime
 
 from .columns import I64, U32, U64, mix, queue_keys
 from .dedupe_file import IdFile
-from .dedupe_layer import ROW, IdLayer, IdRows
+from .dedupe_layer import ROW, IdLayer, IdRows, keys_of
+from .dedupe_recent import KNOWN_IDS, RecentIds, bits_of
 from .failures import damaged, disappeared
 
 _COUNT = struct.Struct("<I")
 _NO_OFFSET = -1
+
+
+@dataclass(frozen=True, slots=True)
+class NotedIds:
+    """Ids that are remembered from an entry of the log on, with their :func:`.keys_of` and :func:`.bits_of`."""
+
+    rows: IdRows
+    keys: U64
+    bits: U64
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +53,29 @@ class BatchIds:
     high: U64
     low: U64
     has: NDArray[np.bool_]
+    keys: U64
+    bits: U64
 
-    def rows(self, chosen: NDArray[np.bool_], topic_id: int, offsets: I64, stored_ms: int) -> IdRows:
+    def noted(self, chosen: NDArray[np.bool_], topic_id: int, offsets: I64, stored_ms: int) -> NotedIds:
         """What is kept of some of them. ``offsets`` are of all records."""
-        places = np.flatnonzero(chosen)
-        rows = np.empty(len(places), ROW)
-        rows["high"], rows["low"], rows["offset"] = self.high[places], self.low[places], offsets[places]
+        high, low, keys, bits = self.high, self.low, self.keys, self.bits
+        if not chosen.all():
+            high, low, offsets = high[chosen], low[chosen], offsets[chosen]
+            keys, bits = keys[chosen], bits[chosen]
+        rows = np.empty(len(high), ROW)
+        rows["high"], rows["low"], rows["offset"] = high, low, offsets
         rows["stored_ms"], rows["topic"] = stored_ms, topic_id
-        return rows
+        return NotedIds(rows, keys, bits)
 
 
 def scoped(topic_id: int, queues: U32, high: U64, low: U64) -> BatchIds:
     """``high`` and ``low``: the columns as they are in the batch; both are 0 of a record without an id."""
-    return BatchIds(high ^ mix(queue_keys(topic_id, queues)), low, (high | low) != 0)
+    if (queues == queues[0]).all():
+        queues = queues[:1]
+    has = (high | low) != 0
+    high = high ^ mix(queue_keys(topic_id, queues))
+    keys = keys_of(high, low)
+    return BatchIds(high, low, has, keys, bits_of(keys))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +181,8 @@ class DedupeIds:
     """
 
     def __init__(self) -> None:
-        self._lock = runtime.Lock()  # guards the layer, and who replaces the sources
+        self._lock = runtime.Lock()  # guards the layer and the recent, and who replaces the sources
+        self._recent = RecentIds()
         self._layer = IdLayer()
         self._sources: tuple[IdSource, ...] = (self._layer,)  # newest first; replaced as a whole
 
@@ -173,8 +198,9 @@ class DedupeIds:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of all: filters of files, and layers."""
-        return sum(each.memory_bytes if isinstance(each, IdFile) else each.size_bytes for each in self._sources)
+        """Memory of all: filters, and layers."""
+        sizes = (each.memory_bytes if isinstance(each, IdFile) else each.size_bytes for each in self._sources)
+        return self._recent.size_bytes + sum(sizes)
 
     # Asking
 
@@ -193,30 +219,44 @@ class DedupeIds:
                     raise disappeared("a file of ids", error) from error
 
     def _find(self, sources: tuple[IdSource, ...], ids: BatchIds, since_ms: int) -> I64:
-        offsets = np.full(len(ids.high), _NO_OFFSET)
-        everyone = bool(ids.has.all())
-        left = np.arange(len(ids.high)) if everyone else np.flatnonzero(ids.has)
-        high, low = (ids.high, ids.low) if everyone else (ids.high[left], ids.low[left])
-        for source in sources:
-            if not len(left) or not source.count:
+        """All of a batch are asked for; what is known of those without an id is not taken."""
+        high, low = ids.high, ids.low
+        offsets = np.full(len(high), _NO_OFFSET)
+        with self._lock:
+            oldest = self._recent.oldest
+            suspected = [np.flatnonzero(each & ids.has) for each in self._recent.may_have(ids.keys, ids.bits)]
+            # What is noted meanwhile is of other ids, or of what was known before.
+            known = [source.since - oldest for source in sources]
+        everyone = np.flatnonzero(ids.has)
+        for source, filter_number in zip(sources, known, strict=True):
+            if not source.count:
+                continue
+            asked = suspected[filter_number] if filter_number >= 0 else everyone
+            if not len(asked):
                 continue
             if isinstance(source, IdLayer):
                 with self._lock:
-                    places, found, stored_ms = source.find(high, low)
+                    places, found, stored_ms = source.find(high[asked], low[asked])
             else:
-                places, found, stored_ms = source.find(high, low)
+                places, found, stored_ms = source.find(high[asked], low[asked])
             if len(places):
                 alive = stored_ms >= since_ms
-                offsets[left[places[alive]]] = found[alive]
-                left, high, low = np.delete(left, places), np.delete(high, places), np.delete(low, places)
+                offsets[asked[places[alive]]] = found[alive]
+                everyone = _without(everyone, asked[places])
+                suspected = [_without(each, asked[places]) for each in suspected]
         return offsets
 
     # Changing
 
-    def note(self, rows: IdRows) -> None:
+    def note(self, noted: NotedIds) -> None:
         """Ids of an entry that is put in line, or about to be applied; no two the same."""
-        with self._lock:
-            self._layer.add(rows)
+        if len(noted):
+            with self._lock:
+                self._note(noted)
+
+    def _note(self, noted: NotedIds) -> None:
+        self._recent.add(noted.keys, noted.bits)
+        self._layer.add(noted.rows, noted.keys)
 
     def landed(self, count: int) -> None:
         """The entry is applied that the oldest ``count`` ids in line are of."""
@@ -232,8 +272,10 @@ class DedupeIds:
         """What is applied since the last time. It is looked at until :meth:`replace` is told where it went."""
         with self._lock:
             frozen = self._layer
-            self._layer = IdLayer(frozen.in_line())
-            frozen.count = frozen.applied
+            self._layer = IdLayer(self._recent.newest)
+            if frozen.count > frozen.applied:
+                self._note(_noted(frozen.in_line()))  # again, so that they are no older than the layer
+            frozen.cut()
             self._sources = (self._layer, *self._sources) if frozen.count else (self._layer, *self._sources[1:])
         return frozen
 
@@ -245,7 +287,46 @@ class DedupeIds:
     def replace(self, gone: Collection[IdSource], file: IdFile | None) -> None:
         """What is ``gone``, sources that follow one another, is in ``file`` now, or nowhere."""
         with self._lock:
+            if file is not None:
+                file.since = min(source.since for source in gone)
             at = next((place for place, source in enumerate(self._sources) if source in gone), None)
             if at is not None:
                 kept = [source for source in self._sources if source not in gone]
                 self._sources = (*kept[:at], *(() if file is None else (file,)), *kept[at:])
+
+    # Files of an earlier run
+
+    def unknown(self, files: Sequence[IdFile]) -> IdFile | None:
+        """The oldest of ``files``, the oldest first, that is to be read for :meth:`learn`: of those with the newest ids
+        one that is looked into for every id."""
+        found, count = None, 0
+        with self._lock:
+            for file in reversed(files):
+                count += file.count
+                if count > KNOWN_IDS:
+                    break
+                if file.since < self._recent.oldest and file.damage is None:
+                    found = file
+        return found
+
+    def learn(self, file: IdFile, check: Callable[[], None]) -> None:
+        """Know the file's ids as those that are noted. Raises ``CorruptFile``, and what ``check`` raises."""
+        with self._lock:
+            since = self._recent.newest
+        for rows in file.scan():
+            check()
+            noted = _noted(rows)
+            with self._lock:
+                self._recent.add(noted.keys, noted.bits)
+        with self._lock:
+            file.since = since
+
+
+def _noted(rows: IdRows) -> NotedIds:
+    keys = keys_of(rows["high"], rows["low"])
+    return NotedIds(rows, keys, bits_of(keys))
+
+
+def _without(places: I64, gone: I64) -> I64:
+    """Of ``places``, which ascend, those that are not ``gone``."""
+    return places[np.isin(places, gone, assume_unique=True, invert=True)]

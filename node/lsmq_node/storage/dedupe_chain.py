@@ -1,10 +1,13 @@
 """The files of a store's deduplication ids: added by flushes, joined and thinned out in the background.
 
-Files are joined by fours of about one size, the newest ones, as tables are, and what has expired, or belongs to a topic
-that is gone, is left out. A file of ``FULL_ROWS`` and more is not joined any more, so that joining takes a bounded
-amount of memory and space; one of which most has expired is written anew by itself, or just dropped. So with a window
-of a day a little more than a day's ids are kept. Kept for ever, an id costs 36 bytes on the disk and two and a half in
-memory, and is written three or four times.
+Files of about one size are joined, sixteen of the newest at a time, and what has expired, or belongs to a topic that
+is gone, is left out. It may be so many since what is new is looked for in all of them at once (:mod:`.dedupe_recent`).
+Where the newest come to ``FULL_ROWS`` together they become one that is not joined any more, so that joining takes a
+bounded amount of memory and space; one of which most has expired is written anew by itself, or just dropped. So with a
+window of a day a little more than a day's ids are kept. Kept for ever, an id costs 36 bytes on the disk and two and a
+quarter in memory, and is written two or three times.
+
+What the files of an earlier run hold is read once in the background, as far as it may be among the newest.
 """
 
 from __future__ import annotations
@@ -17,21 +20,25 @@ import numpy as np
 
 from lsmq.errors import CorruptFile
 
-from .checkpoint import choose
 from .dedupe import DedupeIds
-from .dedupe_file import ROW_BYTES, IdFile, IdFileMeta, IdWriter, ids_name, newest_of
-from .dedupe_layer import ROW, IdLayer, IdRows
+from .dedupe_file import IdFile, IdFileMeta, IdWriter, ids_name, newest_of, topics_of
+from .dedupe_layer import ROW, IdLayer, IdRows, chosen_rows
 from .disk import Disk
 from .failures import damaged
 from .manifest import Manifest
 from .snapshot_pins import PinnedFiles
 from .state import ShardState
+from .tiers import joined_tier
 from .topic_options import FOREVER
 
 _log = logging.getLogger("lsmq.storage")
 
 #: A file of so many ids is not joined with others any more.
 FULL_ROWS = 8_000_000
+#: So many files of about one size are joined.
+_FAN = 16
+#: A file of fewer ids counts as one of so many.
+_SMALL_ROWS = 2_000
 #: So many rows are sorted at a time while joining.
 _PIECE_ROWS = 1 << 16
 
@@ -132,8 +139,19 @@ class DedupeChain:
 
     # Merging
 
-    def merge_due(self) -> bool:
-        return bool(self._choose())
+    def is_due(self) -> bool:
+        """Whether :meth:`work` has something to do."""
+        return bool(self._choose()) or self._ids.unknown(self._files) is not None
+
+    def work(self) -> None:
+        """Do the next merge, or else read what is not known of a file. Raises ``OSError``, what ``check`` raises."""
+        if merged := self._choose():
+            self._merge(merged)
+        elif (file := self._ids.unknown(self._files)) is not None:
+            try:
+                self._ids.learn(file, self._check)
+            except CorruptFile as damage:
+                _log.error("%s It is kept as it is, out of merges", damage.message)
 
     def _choose(self) -> tuple[IdFile, ...]:
         """Files that follow one another, to be joined next; none where none are. A damaged one stays as it is."""
@@ -144,7 +162,8 @@ class DedupeChain:
         for at, file in enumerate(self._files, 1):
             if file.damage is not None or file.count >= FULL_ROWS:
                 begin = at
-        count = choose([file.count * ROW_BYTES for file in self._files[begin:]])
+        rows = [file.count for file in self._files[begin:]]
+        count = len(rows) if len(rows) > 1 and sum(rows) >= FULL_ROWS else joined_tier(rows, _FAN, _SMALL_ROWS)
         return self._files[len(self._files) - count :] if count else ()
 
     def _live_rows(self, file: IdFile) -> int:
@@ -156,11 +175,7 @@ class DedupeChain:
                 live += rows
         return live
 
-    def merge(self) -> None:
-        """Do the next merge, if there is one. Raises ``OSError``, what ``check`` raises."""
-        merged = self._choose()
-        if not merged:
-            return
+    def _merge(self, merged: tuple[IdFile, ...]) -> None:
         begin = self._files.index(merged[0])
         end = begin + len(merged)  # flushes may have added more behind
         written: tuple[IdFileMeta, IdFile] | None = None
@@ -199,12 +214,13 @@ class DedupeChain:
             yield self._without_expired(rows)
 
     def _without_expired(self, rows: IdRows) -> IdRows:
+        topics, stored_ms = rows["topic"], rows["stored_ms"]
         keep = np.ones(len(rows), np.bool_)
-        for topic_id in np.unique(rows["topic"]).tolist():
-            mine = rows["topic"] == topic_id
+        for topic_id in topics_of(rows):
             since_ms = self.since_ms(topic_id)
-            keep[mine] = since_ms is not None and (rows["stored_ms"][mine] >= since_ms)
-        return rows if keep.all() else rows[keep]
+            if since_ms != 0:
+                keep[(topics == topic_id) & (since_ms is None or stored_ms < since_ms)] = False
+        return rows if keep.all() else chosen_rows(rows, np.flatnonzero(keep))
 
 
 def write_ids(
