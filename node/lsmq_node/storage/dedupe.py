@@ -32,6 +32,7 @@ from .failures import damaged, disappeared
 
 _COUNT = struct.Struct("<I")
 _NO_OFFSET = -1
+_HALF = np.uint64(32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +146,10 @@ class DedupePlan:
         self._offsets = np.concatenate(offsets)
         self._firsts = np.arange(count)
         if len(places) > 1:
-            high = np.concatenate([each.high for each in batches])[places]
-            ordered = np.sort(high)
-            if (ordered[1:] == ordered[:-1]).any():
+            ordered = np.concatenate([(each.keys >> _HALF).astype(np.uint32) for each in batches])[places]
+            ordered.sort()
+            if (ordered[1:] == ordered[:-1]).any():  # by half of their keys: so it is hardly ever by chance
+                high = np.concatenate([each.high for each in batches])[places]
                 low = np.concatenate([each.low for each in batches])[places]
                 order = np.lexsort((low, high))
                 high, low = high[order], low[order]
@@ -224,14 +226,16 @@ class DedupeIds:
         offsets = np.full(len(high), _NO_OFFSET)
         with self._lock:
             oldest = self._recent.oldest
-            suspected = [np.flatnonzero(each & ids.has) for each in self._recent.may_have(ids.keys, ids.bits)]
-            # What is noted meanwhile is of other ids, or of what was known before.
-            known = [source.since - oldest for source in sources]
+            may_have = self._recent.may_have(ids.keys, ids.bits)
+            # By number of the filter; -1 and less: not known. What is noted meanwhile is in none of the sources.
+            since = [source.since - oldest for source in sources]
+        suspected = [np.flatnonzero(each & ids.has) for each in may_have]
         everyone = np.flatnonzero(ids.has)
-        for source, filter_number in zip(sources, known, strict=True):
-            if not source.count:
+        suspicion = any(map(len, suspected))
+        for source, number in zip(sources, since, strict=True):
+            if (number >= 0 and not suspicion) or not source.count:
                 continue
-            asked = suspected[filter_number] if filter_number >= 0 else everyone
+            asked = suspected[number] if number >= 0 else everyone
             if not len(asked):
                 continue
             if isinstance(source, IdLayer):

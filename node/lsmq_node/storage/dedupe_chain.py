@@ -1,11 +1,11 @@
 """The files of a store's deduplication ids: added by flushes, joined and thinned out in the background.
 
-Files of about one size are joined, sixteen of the newest at a time, and what has expired, or belongs to a topic that
-is gone, is left out. It may be so many since what is new is looked for in all of them at once (:mod:`.dedupe_recent`).
-Where the newest come to ``FULL_ROWS`` together they become one that is not joined any more, so that joining takes a
-bounded amount of memory and space; one of which most has expired is written anew by itself, or just dropped. So with a
-window of a day a little more than a day's ids are kept. Kept for ever, an id costs 36 bytes on the disk and two and a
-quarter in memory, and is written two or three times.
+Where the newest files come to ``FULL_ROWS`` together they become one that is not joined any more, and before that where
+they are as many as 32 of about one size: so many since what is new is looked for in all of them at once
+(:mod:`.dedupe_recent`). What has expired, or belongs to a topic that is gone, is left out then. So joining takes a
+bounded amount of memory and space. A full file of which most has expired is written anew by itself, or just dropped:
+with a window of a day a little more than a day's ids are kept. Kept for ever, an id costs 36 bytes on the disk and two
+and a quarter in memory, and is written twice.
 
 What the files of an earlier run hold is read once in the background, as far as it may be among the newest.
 """
@@ -21,8 +21,9 @@ import numpy as np
 from lsmq.errors import CorruptFile
 
 from .dedupe import DedupeIds
-from .dedupe_file import IdFile, IdFileMeta, IdWriter, ids_name, newest_of, topics_of
-from .dedupe_layer import ROW, IdLayer, IdRows, chosen_rows
+from .dedupe_file import IdFile, IdFileMeta, IdWriter, ids_name, newest_of, newest_pieces, topics_of
+from .dedupe_layer import ROW, IdLayer, IdRows, chosen_rows, joined_rows
+from .dedupe_recent import KNOWN_IDS
 from .disk import Disk
 from .failures import damaged
 from .manifest import Manifest
@@ -34,9 +35,9 @@ from .topic_options import FOREVER
 _log = logging.getLogger("lsmq.storage")
 
 #: A file of so many ids is not joined with others any more.
-FULL_ROWS = 8_000_000
+FULL_ROWS = KNOWN_IDS
 #: So many files of about one size are joined.
-_FAN = 16
+_FAN = 32
 #: A file of fewer ids counts as one of so many.
 _SMALL_ROWS = 2_000
 #: So many rows are sorted at a time while joining.
@@ -120,7 +121,7 @@ class DedupeChain:
         rows = layer.kept()
         if not len(rows):
             return None
-        return self._write(iter((newest_of(rows),)), len(rows), end_lsn)
+        return self._write(newest_pieces(rows), len(rows), end_lsn)
 
     def added(self, layer: IdLayer, file: IdFile | None) -> None:
         """The manifest names the file, and cannot change meanwhile."""
@@ -247,7 +248,7 @@ def joined(scans: Sequence[Iterator[IdRows]], count: int) -> Iterator[IdRows]:
     parts = max(1, count // _PIECE_ROWS)
     for part in range(1, parts + 1):
         limit = (part << 64) // parts if part < parts else None
-        rows = newest_of(np.concatenate([stream.below(limit) for stream in streams]))
+        rows = newest_of(joined_rows([stream.below(limit) for stream in streams]))
         if len(rows):
             yield rows
 
@@ -274,4 +275,4 @@ class _Stream:
             if following is None:
                 break
             self._held = following
-        return np.concatenate(pieces) if pieces else np.empty(0, ROW)
+        return joined_rows(pieces)

@@ -39,7 +39,7 @@ from lsmq_node.descriptors import SHORTAGE
 
 from .buffered_file import BufferedFile
 from .columns import I64, U64, group_starts, windows
-from .dedupe_layer import ROW, IdRows, chosen_rows
+from .dedupe_layer import ROW, IdRows, chosen_rows, joined_rows
 from .dedupe_recent import NEVER
 from .disk import Disk, File
 from .failures import damaged, newer, no_descriptor
@@ -61,6 +61,8 @@ _FEW = 8
 #: Buckets for which one start is kept whole, and of the others how far above it they are.
 _STRETCH_BITS = 8
 _STRETCH = 1 << _STRETCH_BITS
+#: So many rows are written at a time: what is computed of them stays in the processor's cache.
+_PIECE_ROWS = 1 << 13
 #: Blocks that are read at a time by who reads all.
 _SCAN_BLOCKS = 64
 _HALF = np.uint64(32)
@@ -102,7 +104,7 @@ class IdWriter:
         if not len(rows):
             return
         self.count += len(rows)
-        self._marks.append((rows["low"] & _MARK).astype(np.uint16))
+        self._marks.append(rows["low"].astype(np.uint16))  # the lower bits
         buckets = _buckets(rows["high"] >> _HALF, self._buckets)
         first = int(buckets[0])  # They ascend.
         counts = np.bincount(buckets - first)
@@ -112,7 +114,7 @@ class IdWriter:
             mine = rows["stored_ms"] if len(found) == 1 else rows["stored_ms"][rows["topic"] == topic]
             known = self._topics.setdefault(topic, [0, 0])
             known[0], known[1] = known[0] + len(mine), max(known[1], int(mine.max()))
-        whole = np.concatenate((self._rest, rows)) if len(self._rest) else rows
+        whole = joined_rows((self._rest, rows))
         end = len(whole) - len(whole) % BLOCK_ROWS
         self._put_blocks(whole[:end], BLOCK_ROWS)
         self._rest = whole[end:].copy()
@@ -304,7 +306,7 @@ class IdFile:
         content = np.frombuffer(raw, np.uint8)
         found = content[:whole].reshape(-1, BLOCK_BYTES)[:, :-4].reshape(-1).view(ROW)
         if whole < len(raw):
-            found = np.concatenate((found, content[whole:-4].view(ROW)))
+            found = joined_rows((found, content[whole:-4].view(ROW)))
         if len(found) != rows:
             raise self._damaged("a block is cut off", begin)
         return found
@@ -351,18 +353,29 @@ def is_sorted(rows: IdRows) -> bool:
 
 def newest_of(rows: IdRows) -> IdRows:
     """Sorted by id, and of each id the row that stands first."""
-    if not len(rows):
-        return rows
+    return chosen_rows(rows, _newest(rows))
+
+
+def newest_pieces(rows: IdRows) -> Iterator[IdRows]:
+    """:func:`newest_of`, some at a time."""
+    order = _newest(rows)
+    for begin in range(0, len(order), _PIECE_ROWS):
+        yield chosen_rows(rows, order[begin : begin + _PIECE_ROWS])
+
+
+def _newest(rows: IdRows) -> I64:
     # By the upper bits, with the place below them: numpy sorts integers many times faster than it finds an order.
-    bits = np.uint64((len(rows) - 1).bit_length())
-    packed = rows["high"] >> bits << bits | np.arange(len(rows), dtype=np.uint64)
+    bits = np.uint64(max(0, len(rows) - 1).bit_length())
+    packed = rows["high"] >> bits
+    packed <<= bits
+    packed |= np.arange(len(rows), dtype=np.uint64)
     packed.sort()
-    order = (packed & ((np.uint64(1) << bits) - np.uint64(1))).view(np.int64)
-    high = rows["high"][order]
-    if not (high[1:] > high[:-1]).all():
-        order = np.lexsort((rows["low"], rows["high"]))  # stable: of equal ids the first stays the first
-        high, low = rows["high"][order], rows["low"][order]
-        fresh = np.ones(len(order), np.bool_)
-        fresh[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-        order = order[fresh]
-    return chosen_rows(rows, order)
+    order: I64 = (packed & ((np.uint64(1) << bits) - np.uint64(1))).view(np.int64)
+    packed >>= bits
+    if (packed[1:] > packed[:-1]).all():
+        return order
+    order = np.lexsort((rows["low"], rows["high"]))  # stable: of equal ids the first stays the first
+    high, low = rows["high"][order], rows["low"][order]
+    fresh = np.ones(len(order), np.bool_)
+    fresh[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+    return order[fresh]

@@ -14,13 +14,14 @@ Rows of writes that are in line stand at the end: what is dropped from the line 
 as its window ended in between, the later row counts.
 
 Adding keeps what it is given, and nothing is sorted for it: an id that is new is mostly told apart before anybody looks
-here (:mod:`.dedupe_recent`). Few are looked for among the keys, one comparison of whole columns each; once that has cost
-as much as sorting would, or many are looked for, the rows that have come since are sorted, into stretches that are
+here (:mod:`.dedupe_recent`). Few are looked for among the keys, by one comparison of a whole column each. Once that has
+cost as much as sorting would, or many are looked for, the rows that have come since are sorted, into stretches that are
 joined by eights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +62,15 @@ def chosen_rows(rows: IdRows, places: I64) -> IdRows:
     return found
 
 
+def joined_rows(pieces: Sequence[IdRows]) -> IdRows:
+    """One after another."""
+    if len(pieces) == 1:
+        return pieces[0]
+    whole = np.concatenate([piece.view(_WHOLE_ROW) for piece in pieces]) if pieces else np.empty(0, _WHOLE_ROW)
+    found: IdRows = whole.view(ROW)
+    return found
+
+
 class IdLayer:
     """The ids of one memtable. Its owner lets one thread at a time look or change."""
 
@@ -91,10 +101,7 @@ class IdLayer:
 
     def kept(self) -> IdRows:
         """Those that are applied, the newest first; a copy."""
-        pieces = [piece.view(_WHOLE_ROW)[::-1] for piece in reversed(self._pieces)]
-        newest_first = np.concatenate(pieces) if pieces else np.empty(0, _WHOLE_ROW)
-        kept: IdRows = newest_first[self.count - self.applied :].view(ROW)
-        return kept
+        return joined_rows([piece[::-1] for piece in reversed(self._pieces)])[self.count - self.applied :]
 
     def add(self, rows: IdRows, keys: U64) -> None:
         """Ids that are stored from now on; what was here under them counts no more.
@@ -108,7 +115,7 @@ class IdLayer:
             self._keys = grown
         self._keys[count:end] = keys
         if self._pieces and len(self._pieces[-1]) + len(rows) <= _PIECE_ROWS:
-            self._pieces[-1] = np.concatenate((self._pieces[-1], rows))
+            self._pieces[-1] = joined_rows((self._pieces[-1], rows))
         else:
             self._pieces.append(rows)
             self._begins.append(count)

@@ -1,12 +1,13 @@
 """Which deduplication ids cannot be among the newest: some millions of them as bits in memory.
 
 An id is five bits of one word of 64, so it is looked for by one access to memory, and a whole batch in a few passes of
-numpy. Where a filter has 32 bits for each of its ids it is full, and the next one begins, eight times as large, up to
-the largest. Two of those are kept, and what is in neither is not known here any more. So what this takes is bounded,
-and a shard with few ids takes little.
+numpy. A filter that has its number of ids is full, and the next one begins, larger, up to the largest. Three of those
+are kept, and what is in none is not known here any more. So what this takes is bounded, and a shard with few ids takes
+little.
 
 Filters are numbered. Who holds ids knows since which filter they have been in here (``since``): while that one is kept,
-an id that no filter has is not with him. Of a thousand others less than one is taken for one that may be.
+an id that no filter has is not with him. Of ten thousand others a few are taken for ids that may be here, by a filter
+of the largest, and by the others none.
 """
 
 from __future__ import annotations
@@ -16,37 +17,40 @@ from numpy.typing import NDArray
 
 from .columns import I64, U64
 
-#: Words of the first filters, then of all.
-_WORDS = (1 << 11, 1 << 14, 1 << 17, 1 << 20, 1 << 21)
+#: Words of the first filters, then of all, and the ids that fill them.
+_SIZES = ((1 << 13, 1 << 12), (1 << 16, 1 << 15), (1 << 19, 1 << 18), (3 << 19, 3_000_000))
 #: So many of the largest are kept.
-_KEPT = 2
-_IDS_A_WORD = 2
+_KEPT = 3
 #: So many of the newest ids, at least, are known.
-KNOWN_IDS = _IDS_A_WORD * _WORDS[-1]
+KNOWN_IDS = (_KEPT - 1) * _SIZES[-1][1]
 #: Of ids that are not in here.
 NEVER = -1
-_ONE = np.uint64(1)
-_BIT = np.uint64(63)
-_SHIFTS = tuple(map(np.uint64, (12, 18, 24, 30, 36)))  # of a key: below are weak bits, above is the word
+_HALF = np.uint64(32)
+_ONE, _PLACE, _PAIR = np.uint64(1), np.uint64(63), np.uint64(4095)
+_SHIFTS = tuple(map(np.uint64, (8, 14, 26)))  # of a key: below are weak bits, the uppermost say which word
+#: By twice the number of a bit the word with both.
+_PAIRS: U64 = (_ONE << np.arange(64, dtype=np.uint64)[:, None] | _ONE << np.arange(64, dtype=np.uint64)).ravel()
 
 
 class _Filter:
     """The ids that were added while it was the newest."""
 
-    __slots__ = ("_shift", "_words", "room")
+    __slots__ = ("_words", "room")
 
-    def __init__(self, words: int) -> None:
+    def __init__(self, words: int, room: int) -> None:
         self._words = np.zeros(words, np.uint64)
-        self._shift = np.uint64(64 - (words.bit_length() - 1))
-        self.room = _IDS_A_WORD * words
+        self.room = room  # for so many more ids
 
     @property
     def size_bytes(self) -> int:
         return self._words.nbytes
 
     def _places(self, keys: U64) -> I64:
-        places: I64 = (keys >> self._shift).view(np.int64)
-        return places
+        places = keys >> _HALF
+        places *= np.uint64(len(self._words))
+        places >>= _HALF
+        found: I64 = places.view(np.int64)
+        return found
 
     def add(self, keys: U64, bits: U64) -> None:
         words, at = self._words, self._places(keys)
@@ -80,7 +84,7 @@ class RecentIds:
         """They are in here while the filter is kept that is the newest now. ``bits``: :func:`bits_of` the keys."""
         while len(keys):
             if not self._filters:
-                self._filters.append(_Filter(_WORDS[0]))
+                self._filters.append(_Filter(*_SIZES[0]))
             elif not self._filters[-1].room:
                 self._begin()
             newest = self._filters[-1]
@@ -91,14 +95,16 @@ class RecentIds:
 
     def _begin(self) -> None:
         self.newest += 1
-        self._filters.append(_Filter(_WORDS[min(self.newest, len(_WORDS) - 1)]))
-        if self.newest >= len(_WORDS) - 2 + _KEPT:  # as many of the largest
+        self._filters.append(_Filter(*_SIZES[min(self.newest, len(_SIZES) - 1)]))
+        if self.newest >= len(_SIZES) - 2 + _KEPT:  # as many of the largest
             del self._filters[:-_KEPT]
             self.oldest = self.newest - _KEPT + 1
 
     def may_have(self, keys: U64, bits: U64) -> list[NDArray[np.bool_]]:
-        """Of each whether it may have been added while a filter, or a later one, was the newest: for each filter that is
-        kept, the oldest first; none where there is none."""
+        """Of each whether it may have been added while a filter, or a later one, was the newest.
+
+        That for each filter that is kept, the oldest first; none where there is none.
+        """
         found = [each.has(keys, bits) for each in self._filters]
         for at in range(len(found) - 1, 0, -1):
             found[at - 1] |= found[at]
@@ -107,10 +113,11 @@ class RecentIds:
 
 def bits_of(keys: U64) -> U64:
     """The bits of their words that keys take."""
-    bits = np.zeros(len(keys), np.uint64)
-    for shift in _SHIFTS:
-        places = keys >> shift
-        places &= _BIT
-        np.left_shift(_ONE, places, out=places)
-        bits |= places
+    places = keys >> _SHIFTS[0]
+    places &= _PLACE
+    bits = np.left_shift(_ONE, places, out=places)
+    for shift in _SHIFTS[1:]:
+        pairs = keys >> shift
+        pairs &= _PAIR
+        bits |= _PAIRS[pairs.view(np.int64)]
     return bits
