@@ -259,8 +259,16 @@ class DedupeIds:
                 self._note(noted)
 
     def _note(self, noted: NotedIds) -> None:
-        self._recent.add(noted.keys, noted.bits)
-        self._layer.add(noted.rows, noted.keys)
+        recent, layer = self._recent, self._layer
+        if not recent.has_room(len(noted)) and all(
+            each is layer or each.since < recent.oldest for each in self._sources
+        ):  # What has not been flushed is all that is known: then one filter knows it.
+            recent.begin_anew()
+            layer.since = recent.newest
+            for keys in layer.key_pieces():
+                recent.add(keys, bits_of(keys))
+        recent.add(noted.keys, noted.bits)
+        layer.add(noted.rows, noted.keys)
 
     def landed(self, count: int) -> None:
         """The entry is applied that the oldest ``count`` ids in line are of."""

@@ -21,7 +21,7 @@ joined by eights.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,6 +43,7 @@ _WHOLE_ROW = np.dtype((np.void, ROW.itemsize))
 _FIRST_KEYS = 512
 #: Rows of fewer are copied together, so many and more are kept as they come.
 _PIECE_ROWS = 1 << 10
+_KEYS_A_TIME = 1 << 13
 #: So many stretches of about one size are joined.
 _FAN = 8
 #: Sorting a row takes as long as comparing so many.
@@ -98,6 +99,11 @@ class IdLayer:
     def in_line(self) -> IdRows:
         """The rows that are not applied."""
         return self._rows(np.arange(self.applied, self.count))
+
+    def key_pieces(self) -> Iterator[U64]:
+        """:func:`keys_of` all rows, some at a time."""
+        for begin in range(0, self.count, _KEYS_A_TIME):
+            yield self._keys[begin : min(self.count, begin + _KEYS_A_TIME)]
 
     def kept(self) -> IdRows:
         """Those that are applied, the newest first; a copy."""

@@ -100,6 +100,16 @@ class RecentIds:
             del self._filters[:-_KEPT]
             self.oldest = self.newest - _KEPT + 1
 
+    def has_room(self, count: int) -> bool:
+        """Whether so many go into the filter that is the newest."""
+        return not self._filters or self._filters[-1].room >= count
+
+    def begin_anew(self) -> None:
+        """Forget all, and begin the next filter: who holds ids adds them again."""
+        self._begin()
+        del self._filters[:-1]
+        self.oldest = self.newest
+
     def may_have(self, keys: U64, bits: U64) -> list[NDArray[np.bool_]]:
         """Of each whether it may have been added while a filter, or a later one, was the newest.
 
