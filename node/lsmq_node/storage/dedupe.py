@@ -18,13 +18,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsmq import runtime
 
-from .columns import I64, U32, U64, mix, queue_keys
+from .columns import I64, U32, U64, mix, mix_one, queue_key, queue_keys
 from .dedupe_file import IdFile
 from .dedupe_layer import ROW, IdLayer, IdRows, keys_of
 from .dedupe_recent import KNOWN_IDS, RecentIds, bits_of
@@ -71,10 +72,11 @@ class BatchIds:
 
 def scoped(topic_id: int, queues: U32, high: U64, low: U64) -> BatchIds:
     """``high`` and ``low``: the columns as they are in the batch; both are 0 of a record without an id."""
-    if (queues == queues[0]).all():
-        queues = queues[:1]
     has = (high | low) != 0
-    high = high ^ mix(queue_keys(topic_id, queues))
+    if (queues == queues[0]).all():
+        high = high ^ np.uint64(mix_one(queue_key(topic_id, int(queues[0]))))
+    else:
+        high = high ^ mix(queue_keys(topic_id, queues))
     keys = keys_of(high, low)
     return BatchIds(high, low, has, keys, bits_of(keys))
 
@@ -141,27 +143,39 @@ class DedupePlan:
     def __init__(self, batches: Sequence[BatchIds], offsets: Sequence[I64]) -> None:
         """``offsets``: of each record the offset its id has, or -1."""
         self._bounds = np.cumsum([0, *(len(each.high) for each in batches)])
-        count = int(self._bounds[-1])
-        places = np.flatnonzero(np.concatenate([each.has for each in batches]))
-        self._offsets = np.concatenate(offsets)
-        self._firsts = np.arange(count)
-        if len(places) > 1:
-            ordered = np.concatenate([(each.keys >> _HALF).astype(np.uint32) for each in batches])[places]
-            ordered.sort()
-            if (ordered[1:] == ordered[:-1]).any():  # by half of their keys: so it is hardly ever by chance
-                high = np.concatenate([each.high for each in batches])[places]
-                low = np.concatenate([each.low for each in batches])[places]
-                order = np.lexsort((low, high))
-                high, low = high[order], low[order]
-                fresh = np.ones(len(order), np.bool_)
-                fresh[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-                self._firsts[places[order]] = places[order[fresh]][np.cumsum(fresh) - 1]
+        self._offsets = _joined(offsets)
+        self._firsts = self._first_of_each(batches)
+        self._has_repeats = self._firsts is not None or bool((self._offsets >= 0).any())
+
+    @staticmethod
+    def _first_of_each(batches: Sequence[BatchIds]) -> I64 | None:
+        """Of each record the first one with its id; None where none has another's."""
+        has = _joined([each.has for each in batches])
+        ordered = _joined([(each.keys >> _HALF).astype(np.uint32) for each in batches])
+        ordered = ordered[has] if not has.all() else ordered
+        ordered.sort()
+        if not (ordered[1:] == ordered[:-1]).any():  # as halves of keys: so they hardly ever are by chance
+            return None
+        places = np.flatnonzero(has)
+        high, low = _joined([each.high for each in batches])[places], _joined([each.low for each in batches])[places]
+        order = np.lexsort((low, high))
+        high, low = high[order], low[order]
+        fresh = np.ones(len(order), np.bool_)
+        fresh[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+        if fresh.all():
+            return None
+        firsts = np.arange(len(has))
+        firsts[places[order]] = places[order[fresh]][np.cumsum(fresh) - 1]
+        return firsts
 
     def repeats(self, number: int) -> Repeats | None:
         """Of one of the batches; those before it have been :meth:`stored`."""
+        if not self._has_repeats:
+            return None
         begin, end = int(self._bounds[number]), int(self._bounds[number + 1])
-        firsts, offsets = self._firsts[begin:end], self._offsets[begin:end]
-        repeated = (offsets >= 0) | (firsts != np.arange(begin, end))
+        itself = np.arange(begin, end)
+        firsts, offsets = itself if self._firsts is None else self._firsts[begin:end], self._offsets[begin:end]
+        repeated = (offsets >= 0) | (firsts != itself)
         if not repeated.any():
             return None
         rows = np.flatnonzero(repeated)
@@ -170,7 +184,12 @@ class DedupePlan:
 
     def stored(self, number: int, offsets: I64) -> None:
         """The batch's records have these offsets."""
-        self._offsets[int(self._bounds[number]) : int(self._bounds[number + 1])] = offsets
+        if self._has_repeats:
+            self._offsets[int(self._bounds[number]) : int(self._bounds[number + 1])] = offsets
+
+
+def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 IdSource = IdLayer | IdFile

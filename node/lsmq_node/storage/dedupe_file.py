@@ -114,7 +114,7 @@ class IdWriter:
             mine = rows["stored_ms"] if len(found) == 1 else rows["stored_ms"][rows["topic"] == topic]
             known = self._topics.setdefault(topic, [0, 0])
             known[0], known[1] = known[0] + len(mine), max(known[1], int(mine.max()))
-        whole = joined_rows((self._rest, rows))
+        whole = joined_rows((self._rest, rows)) if len(self._rest) else rows
         end = len(whole) - len(whole) % BLOCK_ROWS
         self._put_blocks(whole[:end], BLOCK_ROWS)
         self._rest = whole[end:].copy()
@@ -126,7 +126,7 @@ class IdWriter:
         blocks = np.empty((len(content), block_rows * ROW_BYTES + 4), np.uint8)
         blocks[:, :-4] = content
         blocks[:, -4:] = np.array(crcs, "<u4").view(np.uint8).reshape(-1, 4)
-        self._file.write(blocks.tobytes())
+        self._file.write(blocks.data)
 
     def finish(self) -> int:
         """Durable on return, but for the file's name. Returns its size in bytes."""
