@@ -35,7 +35,7 @@ from lsmq_lab.benchmarks.report import (
 
 OPTIONS = (
     Option("messages", 200_000, "Messages that are sent without waiting for each, and then read.", quick=2_000),
-    Option("requests", 10_000, "Messages that are sent one a request, each waited for.", quick=200),
+    Option("requests", 3_000, "Messages that are sent one a request, each waited for.", quick=200),
     Option("in_flight", 10_000, "Messages that wait for their acknowledgement, at most."),
     Option("rounds", 9, "Rounds; each case once a round.", quick=1),
     Option("directory", "", "Where to keep the files while it runs (default: where temporary files go)."),

@@ -43,10 +43,11 @@ async def _measure(directory: Path, collector: str, messages: int, requests: int
             given = {"tracing": provider}
         client = await stack.enter_async_context(Client(node.broker.config.public_url, **given))
         await client.create_topic(TOPIC, queues=4)
-        producer = await stack.enter_async_context(Producer(client, TOPIC))
+        at_once = await stack.enter_async_context(Producer(client, TOPIC, linger_ms=0))
         for _ in range(min(requests, 200)):  # all is imported and connected
-            await (await producer.send(_BODY))
-        found = {"request": await _requests(producer, requests), "send": await _sends(producer, messages, in_flight)}
+            await (await at_once.send(_BODY))
+        producer = await stack.enter_async_context(Producer(client, TOPIC))
+        found = {"request": await _requests(at_once, requests), "send": await _sends(producer, messages, in_flight)}
         consumer = await stack.enter_async_context(Consumer(client, TOPIC, start="earliest"))
         return {**found, "read": await _reads(consumer, messages)}
 
