@@ -416,6 +416,28 @@ def test_files_that_are_full_together_become_one_and_full_ones_stay(tmp_path: Pa
     abandon(store)
 
 
+def test_ids_that_expire_before_a_file_is_full_are_not_written_again_with_each_flush(
+    tmp_path: Path, disk: Drive
+) -> None:
+    clock = SimClock()
+    store = open_stepped(tmp_path / "s", tiny(), disk, clock)
+    topic = store.create_topic("t", 1, TopicOptions(dedupe_window_ms=WINDOW_MS))
+    written = 0
+    with mock.patch("lsmq_node.storage.dedupe_chain.FULL_ROWS", 1_000):
+        for number in range(60):
+            clock.time_ms += WINDOW_MS // 9  # nine flushes are within a window: never enough for a full file
+            stored(store, topic.id, named(*(f"{number}-{each}" for each in range(100))))
+            flush(store)
+            before = store._tables.ids.files
+            merge(store)
+            written += sum(file.count for file in set(store._tables.ids.files) - set(before))
+        assert 0 < written < 2 * 6_000
+        assert store.stats().dedupe_ids < 4_000
+        for number in range(52, 60):
+            assert places(stored(store, topic.id, named(f"{number}-0")))[1] == [True]
+    abandon(store)
+
+
 def test_files_of_an_earlier_run_are_read_once_and_then_new_ids_are_not_looked_for_in_them(
     tmp_path: Path, disk: Drive
 ) -> None:

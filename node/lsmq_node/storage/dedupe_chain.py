@@ -164,7 +164,9 @@ class DedupeChain:
             if file.damage is not None or file.count >= FULL_ROWS:
                 begin = at
         rows = [file.count for file in self._files[begin:]]
-        count = len(rows) if len(rows) > 1 and sum(rows) >= FULL_ROWS else joined_tier(rows, _FAN, _SMALL_ROWS)
+        # A large one waits until the others have come to as much: what expires may keep them below a full one for ever.
+        is_full = sum(rows) >= FULL_ROWS and 2 * max(rows) <= sum(rows)
+        count = len(rows) if is_full else joined_tier(rows, _FAN, _SMALL_ROWS)
         return self._files[len(self._files) - count :] if count else ()
 
     def _live_rows(self, file: IdFile) -> int:
