@@ -3,7 +3,7 @@
 Where the newest files come to ``FULL_ROWS`` together they become one that is not joined any more, and before that where
 they are as many as 32 of about one size: so many since what is new is looked for in all of them at once
 (:mod:`.dedupe_recent`). What has expired, or belongs to a topic that is gone, is left out then. So joining takes a
-bounded amount of memory and space. A full file of which most has expired is written anew by itself, or just dropped:
+bounded amount of memory and space. A file of which most has expired is written anew by itself, or just dropped:
 with a window of a day a little more than a day's ids are kept. Kept for ever, an id costs 36 bytes on the disk and two
 and a quarter in memory, and is written twice.
 
