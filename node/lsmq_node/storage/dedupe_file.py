@@ -122,7 +122,7 @@ class IdWriter:
     def _put_blocks(self, rows: IdRows, block_rows: int) -> None:
         """Blocks of so many rows each."""
         content = rows.view(np.uint8).reshape(-1, block_rows * ROW_BYTES)
-        crcs = [crc32c.crc32c(block) for block in content]
+        crcs = [crc32c.crc32c(block.data) for block in content]
         blocks = np.empty((len(content), block_rows * ROW_BYTES + 4), np.uint8)
         blocks[:, :-4] = content
         blocks[:, -4:] = np.array(crcs, "<u4").view(np.uint8).reshape(-1, 4)
@@ -216,7 +216,8 @@ class IdFile:
     @property
     def memory_bytes(self) -> int:
         """What stays in memory of it."""
-        return self._marks.nbytes + self._bases.nbytes + self._above.nbytes
+        size: int = self._marks.nbytes + self._bases.nbytes + self._above.nbytes
+        return size
 
     def _starts(self, buckets: I64) -> I64:
         starts: I64 = self._bases[buckets >> _STRETCH_BITS].astype(np.int64)

@@ -125,7 +125,7 @@ def bits_of(keys: U64) -> U64:
     """The bits of their words that keys take."""
     places = keys >> _SHIFTS[0]
     places &= _PLACE
-    bits = np.left_shift(_ONE, places, out=places)
+    bits: U64 = np.left_shift(_ONE, places, out=places)
     for shift in _SHIFTS[1:]:
         pairs = keys >> shift
         pairs &= _PAIR
