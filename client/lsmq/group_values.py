@@ -103,6 +103,21 @@ class GroupLag:
 
 
 @dataclass(frozen=True, slots=True)
+class PastLag:
+    """How far a group was behind in a topic, in all its queues, as the leaders of its shards remember it.
+
+    Attributes:
+        every_ms: between two samples.
+        lags: messages that waited, oldest first, the last one a moment ago; of an hour at most. ``None``: what a part
+            of it was is not known.
+    """
+
+    topic: str
+    every_ms: int
+    lags: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GroupMember:
     """A live member as its coordinator sees it. ``pending``: queues it holds that are others' by now."""
 

@@ -39,6 +39,7 @@ from lsmq.group_values import (
     GroupStream,
     GroupSummary,
     Heartbeat,
+    PastLag,
     Ranges,
     assignment_from_dict,
     from_pairs,
@@ -59,6 +60,7 @@ __all__ = [
     "GroupStream",
     "GroupSummary",
     "Heartbeat",
+    "PastLag",
     "Ranges",
     "list_groups",
     "new_member_id",
@@ -310,6 +312,11 @@ class Group:
 
         await _together(count(route) for route in known.routes)
         return GroupLag(topic, **columns, by_part=tuple(by_part), last_commit_age_ms=min(ages, default=None))
+
+    async def past_lag(self, topic: str) -> PastLag:
+        """How far the group was behind in the last hour. Only where all nodes run this release; empty before."""
+        fields = (await self._ask("GET", f"{self._path}/lag/history", params={"topic": topic})).value()
+        return PastLag(topic, fields["every_ms"], tuple(fields["lags"]))
 
     async def _where_they_are(
         self, name: str, ranges: Ranges, ask: Callable[[Topic, Route, Ranges], Awaitable[T]]

@@ -22,6 +22,8 @@ MAX_DEDUPE_ID_BYTES = 255
 MAX_TTL_MS = 3653 * 86_400_000
 #: Ten years: a message can be delayed so long at most. In a record, what is not above it is a delay, the rest a time.
 MAX_DELAY_MS = 3653 * 86_400_000
+#: No time in a record is later: neither when it is due nor when it expires, milliseconds since 1970.
+LAST_DUE_MS = (1 << 44) - 1
 _SHOWN = 40
 _digest = xxhash.xxh3_64_intdigest
 

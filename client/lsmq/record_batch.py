@@ -34,6 +34,7 @@ from lsmq.batch_builder import (
 )
 from lsmq.errors import CorruptFile, InvalidBatch
 from lsmq.messages import (
+    LAST_DUE_MS,
     MAX_DELAY_MS,
     MAX_TTL_MS,
     Message,
@@ -57,6 +58,7 @@ __all__ = [
     "COLUMN_BYTES",
     "HEADER",
     "HEADER_BYTES",
+    "LAST_DUE_MS",
     "MAX_DELAY_MS",
     "MAX_RECORDS",
     "MAX_TTL_MS",

@@ -81,7 +81,8 @@ class Principal:
 @dataclass(frozen=True, slots=True)
 class WhoAmI:
     """Whom a node takes the client for. ``auth``: how it knows; where that is ``none``, ``name`` is None. ``by``: what
-    the client showed, ``token``, ``certificate``, ``oidc`` or ``session``."""
+    the client showed, ``token``, ``certificate``, ``oidc`` or ``session``. ``allowed``: all that it may, by roles and
+    rights together; None where that is everything, or the node, of a release before, does not say."""
 
     auth: str
     name: str | None
@@ -89,6 +90,7 @@ class WhoAmI:
     roles: tuple[GrantedRole, ...]
     rights: tuple[Right, ...]
     by: str | None = None
+    allowed: tuple[Right, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +111,9 @@ class Rights:
     async def whoami(self) -> WhoAmI:
         """Whom the node takes this client for."""
         fields = await self.client.ask("GET", "/v1/whoami")
-        return WhoAmI(fields["auth"], fields["name"], fields["expires_ms"], *_grants(fields), by=fields.get("by"))
+        allowed = None if fields.get("allowed") is None else _rights(fields["allowed"])
+        grants = _grants(fields)
+        return WhoAmI(fields["auth"], fields["name"], fields["expires_ms"], *grants, fields.get("by"), allowed)
 
     # Tokens
 

@@ -22,7 +22,7 @@ from lsmq.errors import ClientClosed, InvalidRequest, LsmqError, ReceiptExpired
 from lsmq.filters import MessageFilter
 from lsmq.record_batch import Message
 from lsmq.topics import Topic
-from lsmq.work_queue_values import WorkQueueState, describe_work_queue
+from lsmq.work_queue_values import HeldMessage, WorkQueueState, describe_work_queue, list_held
 
 DEFAULT_MAX_MESSAGES = 10
 DEFAULT_WAIT_MS = 5_000
@@ -343,6 +343,29 @@ class WorkQueue(Iterated[Task]):
         Costs the nodes a look at the ends of all the topic's queues.
         """
         return await describe_work_queue(self._client, self.topic, self.group, self._client._deadline())
+
+    async def held(self, limit: int = 1_000) -> list[HeldMessage]:
+        """Up to so many messages that somebody has and has not settled, here or anywhere, by shard, queue and offset.
+
+        Raises ``UnknownGroup`` before the first pop. Costs the nodes a look at all that are in flight.
+        """
+        return await list_held(self._client, self.topic, self.group, limit, self._client._deadline())
+
+    async def end_held(self, held: HeldMessage, how: Literal["release", "dead_letter", "ack"]) -> None:
+        """End a delivery in its consumer's stead, who is refused when he settles it: durable on return.
+
+        ``release``: somebody else gets the message at once, as if it had not been delivered. ``dead_letter``: it is
+        not tried again. ``ack``: it is done. Raises ``ReceiptExpired`` where the delivery is over already.
+        """
+        more = {"release": {"release": True}, "dead_letter": {"dead_letter": True}, "ack": {}}[how]
+        call = "ack" if how == "ack" else "nack"
+
+        async def end(topic: Topic) -> None:
+            (error,) = await self._settler.settle(call, topic, held.shard, [held.receipt], **more)
+            if error is not None:
+                raise error
+
+        await self._client._with_topic(self.topic, end)
 
     # Within
 

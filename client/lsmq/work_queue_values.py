@@ -11,6 +11,9 @@ from lsmq._retries import Deadline
 from lsmq.client import Client
 from lsmq.topics import Topic
 
+_COUNTS = ("undelivered", "new", "ready", "waiting", "blocked", "in_flight", "dead")
+_PAGE = 1_000
+
 
 @dataclass(frozen=True, slots=True)
 class WorkQueueSettings:
@@ -62,7 +65,39 @@ class WorkQueueState:
         return asdict(self)
 
 
-_COUNTS = ("undelivered", "new", "ready", "waiting", "blocked", "in_flight", "dead")
+@dataclass(frozen=True, slots=True)
+class HeldMessage:
+    """A message that somebody has, and has not settled yet.
+
+    Attributes:
+        queue: its number, or its name.
+        deliveries: how often it was delivered, this time included.
+        until_ms: when its visibility ends unless it is extended, in milliseconds since 1970.
+        receipt: names the delivery.
+    """
+
+    queue: int | str
+    offset: int
+    id: str
+    shard: int
+    deliveries: int
+    until_ms: int
+    receipt: str
+
+
+async def list_held(client: Client, topic: str, group: str, limit: int, deadline: Deadline) -> list[HeldMessage]:
+    """Up to so many, by shard, queue and offset. Raises ``UnknownGroup`` where it is no work queue."""
+    found: list[HeldMessage] = []
+    params = {"topic": topic}
+    while len(found) < limit:
+        params["limit"] = str(min(limit - len(found), _PAGE))
+        answer, _ = await client._router.ask_any("GET", f"{group_path(group)}/held", params=params, deadline=deadline)
+        value = answer.value()
+        found += [HeldMessage(**fields) for fields in value["messages"]]
+        if value["next"] is None:
+            break
+        params["after"] = value["next"]
+    return found
 
 
 async def describe_work_queue(client: Client, topic: str, group: str, deadline: Deadline) -> WorkQueueState:

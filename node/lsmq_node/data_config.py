@@ -39,15 +39,31 @@ class DataConfig:
         for one, other in combinations(self.disks, 2):
             if nested(one, other):
                 raise InvalidConfig(
-                    f"data names {one} and {other}: one must not lie in the other; name a directory for each disk",
+                    f"data names {one} and {other}, which are one directory, or one lies in the other; name a "
+                    "directory for each disk",
                     setting="data",
                 )
 
 
 def nested(one: Path, other: Path) -> bool:
-    """Whether two directories are the same, or one lies in the other."""
+    """Whether two directories are the same, or one lies in the other, also under another name (a link, a mount)."""
     one, other = one.resolve(), other.resolve()
-    return one == other or one in other.parents or other in one.parents
+    if one == other or one in other.parents or other in one.parents:
+        return True
+    return any(
+        (inner := _identity(path)) is not None and inner == _identity(outer)
+        for outer, lower in ((one, other), (other, one))
+        for path in (lower, *lower.parents)
+    )
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """What a directory is whatever its name; None for one that is not there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def data_directories(value: Any, what: str) -> tuple[Path, ...]:

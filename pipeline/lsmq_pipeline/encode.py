@@ -8,7 +8,7 @@ which Arrow does at memory speed. Only properties and headers are packed row by 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import crc32c
@@ -19,17 +19,24 @@ import pyarrow.compute as pc
 import zstandard
 from numpy.typing import NDArray
 
-from lsmq.batch_builder import COLUMN, HEADER, HEADER_BYTES, VERSION, Codec, Column, Flag
+from lsmq.batch_builder import COLUMN, HEADER, HEADER_BYTES, MASK64, VERSION, Codec, Column, Flag
 from lsmq.errors import InvalidRequest, MessageTooLarge
-from lsmq.messages import MAX_PRIORITY, MAX_TTL_MS, key_hash, tag_hash, type_hash
+from lsmq.messages import (
+    MAX_PRIORITY,
+    dedupe_hash,
+    key_hash,
+    named_dedupe_hash,
+    tag_hash,
+    type_hash,
+)
 from lsmq.queue_names import SEPARATOR
 from lsmq_pipeline.errors import SchemaMismatch
+from lsmq_pipeline.row_times import due_values, expiry_values
 
 I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
 
-#: The last moment that a message may expire at.
-_LAST_MOMENT_MS = (1 << 44) - 1
 _NIL, _EMPTY_MAP, _NO_PAIRS = b"\xc0", b"\x80", b"\x90"
 
 
@@ -37,54 +44,46 @@ _NIL, _EMPTY_MAP, _NO_PAIRS = b"\xc0", b"\x80", b"\x90"
 class RecordRows:
     """Records to be, as columns of one length. ``queues``: -1 where none is named; ``bytes``: header and body.
 
-    ``names`` are of their queues, an Arrow array with nulls where none is said.
+    ``names`` are of their queues, an Arrow array with nulls where none is said. ``due``: of each what
+    :func:`lsmq.messages.due_value` says; ``dedupe_high`` and ``dedupe_low``: the halves of its id's hash, 0 for none.
     """
 
     queues: I64
     header_lengths: I64
     lengths: I64
-    key_hashes: NDArray[np.uint64]
+    key_hashes: U64
     tag_hashes: NDArray[np.uint32]
     type_hashes: NDArray[np.uint32]
+    due: I64
     expires: I64
     priorities: NDArray[np.uint16]  # with subpriorities
     flags: NDArray[np.uint8]
+    dedupe_high: U64
+    dedupe_low: U64
     bytes: Any
     names: Any
 
     def __len__(self) -> int:
         return len(self.queues)
 
+    def columns(self) -> list[Any]:
+        """All of them, in the order above."""
+        return [getattr(self, each.name) for each in fields(self)]
+
     def take(self, places: I64) -> RecordRows:
         """These rows, in this order."""
+        arrow = pa.array(places)
         return RecordRows(
-            self.queues[places],
-            self.header_lengths[places],
-            self.lengths[places],
-            self.key_hashes[places],
-            self.tag_hashes[places],
-            self.type_hashes[places],
-            self.expires[places],
-            self.priorities[places],
-            self.flags[places],
-            self.bytes.take(pa.array(places)),
-            self.names.take(pa.array(places)),
+            *(each[places] if isinstance(each, np.ndarray) else each.take(arrow) for each in self.columns())
         )
 
     def slice(self, start: int, stop: int) -> RecordRows:
         """Rows ``[start, stop)``."""
         return RecordRows(
-            self.queues[start:stop],
-            self.header_lengths[start:stop],
-            self.lengths[start:stop],
-            self.key_hashes[start:stop],
-            self.tag_hashes[start:stop],
-            self.type_hashes[start:stop],
-            self.expires[start:stop],
-            self.priorities[start:stop],
-            self.flags[start:stop],
-            self.bytes.slice(start, stop - start),
-            self.names.slice(start, stop - start),
+            *(
+                each[start:stop] if isinstance(each, np.ndarray) else each.slice(start, stop - start)
+                for each in self.columns()
+            )
         )
 
 
@@ -93,17 +92,10 @@ def joined(parts: list[RecordRows]) -> RecordRows:
     if len(parts) == 1:
         return parts[0]
     return RecordRows(
-        np.concatenate([part.queues for part in parts]),
-        np.concatenate([part.header_lengths for part in parts]),
-        np.concatenate([part.lengths for part in parts]),
-        np.concatenate([part.key_hashes for part in parts]),
-        np.concatenate([part.tag_hashes for part in parts]),
-        np.concatenate([part.type_hashes for part in parts]),
-        np.concatenate([part.expires for part in parts]),
-        np.concatenate([part.priorities for part in parts]),
-        np.concatenate([part.flags for part in parts]),
-        pa.concat_arrays([part.bytes for part in parts]),
-        pa.concat_arrays([part.names for part in parts]),
+        *(
+            np.concatenate(each) if isinstance(each[0], np.ndarray) else pa.concat_arrays(each)
+            for each in map(list, zip(*(part.columns() for part in parts), strict=True))
+        )
     )
 
 
@@ -126,6 +118,9 @@ def to_rows(batch: Any, *, max_message_bytes: int) -> RecordRows:
         record = pc.binary_join_element_wise(header, body, pa.scalar(b"", pa.binary()))
     lengths = _lengths(record)
     _check(lengths, max_message_bytes)
+    names = columns["queue_name"].cast(pa.string()) if "queue_name" in columns else pa.nulls(count, pa.string())
+    due = due_values(columns, count)
+    dedupe_high, dedupe_low = _dedupe_hashes(_strings(columns.get("dedupe_id"), count), names, due)
     return RecordRows(
         queues=_queues(columns.get("queue"), count),
         header_lengths=header_lengths,
@@ -133,11 +128,14 @@ def to_rows(batch: Any, *, max_message_bytes: int) -> RecordRows:
         key_hashes=_hashes(keys, key_hash, np.uint64, count),
         tag_hashes=_hashes(tags, tag_hash, np.uint32, count),
         type_hashes=_hashes(types, type_hash, np.uint32, count),
-        expires=_expiries(columns, count),
+        due=due,
+        expires=expiry_values(columns, due),
         priorities=_priorities(columns, count),
         flags=flags,
+        dedupe_high=dedupe_high,
+        dedupe_low=dedupe_low,
         bytes=record,
-        names=columns["queue_name"].cast(pa.string()) if "queue_name" in columns else pa.nulls(count, pa.string()),
+        names=names,
     )
 
 
@@ -222,35 +220,28 @@ def _priorities(columns: Mapping[str, Any], count: int) -> NDArray[np.uint16]:
     return made
 
 
-def _expiries(columns: Mapping[str, Any], count: int) -> I64:
-    """A time to live, or the moment when it expires, of each row; 0 for none. Raises ``SchemaMismatch``.
-
-    Whether a moment is over is not asked: a task that is tried again has to write the same.
-    """
-    ttls = _milliseconds(columns, "ttl_ms", count, 1, MAX_TTL_MS, "a time to live in milliseconds")
-    moments = _milliseconds(
-        columns, "expires_at_ms", count, MAX_TTL_MS + 1, _LAST_MOMENT_MS, "a moment in milliseconds since 1970"
+def _dedupe_hashes(ids: Any, names: Any, due: I64) -> tuple[U64, U64]:
+    """Upper and lower halves of each row's hash, 0 for none. Raises ``SchemaMismatch`` for what is no id."""
+    count = len(due)
+    if ids is None:
+        return np.zeros(count, np.uint64), np.zeros(count, np.uint64)
+    if (_valid(ids) & (due > 0)).any():
+        raise SchemaMismatch(
+            "a row has a 'dedupe_id' beside 'delay_ms' or 'deliver_at_ms': a message that comes later is not looked "
+            "for by its id; leave one of the two null",
+            column="dedupe_id",
+        )
+    try:
+        hashes = [
+            0 if id is None else dedupe_hash(id) if name is None else named_dedupe_hash(dedupe_hash(id), name)
+            for id, name in zip(ids.to_pylist(), names.to_pylist(), strict=True)
+        ]
+    except InvalidRequest as error:
+        raise SchemaMismatch(f"column 'dedupe_id': {error.message}", column="dedupe_id") from error
+    return (
+        np.array([each >> 64 for each in hashes], np.uint64),
+        np.array([each & MASK64 for each in hashes], np.uint64),
     )
-    if ((ttls > 0) & (moments > 0)).any():
-        raise SchemaMismatch(
-            "a row has both 'ttl_ms' and 'expires_at_ms'; leave one of the two null", column="expires_at_ms"
-        )
-    return np.maximum(ttls, moments)
-
-
-def _milliseconds(columns: Mapping[str, Any], name: str, count: int, first: int, last: int, what: str) -> I64:
-    column = columns.get(name)
-    if column is None:
-        return np.zeros(count, np.int64)
-    found: I64 = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-    wrong = _valid(column) & ((found < first) | (found > last))
-    if wrong.any():
-        raise SchemaMismatch(
-            f"column {name!r} has {int(found[np.argmax(wrong)])}; {what} is {first} to {last}, or "
-            "null for a message that does not expire",
-            column=name,
-        )
-    return found
 
 
 def _hashes(strings: Any, hash_of: Callable[[Any], int], dtype: Any, count: int) -> NDArray[Any]:
@@ -275,8 +266,8 @@ def _headers(keys: Any, keys_are_text: Mask | None, tags: Any, maps: Any, pairs:
     has_map = has_pairs | (np.zeros(count, np.bool_) if maps is None else _lengths(maps) > 0)
     has_tag = has_map | (np.zeros(count, np.bool_) if tags is None else _valid(tags))
     has_key = has_tag | (np.zeros(count, np.bool_) if keys is None else _valid(keys))
-    fields = has_key.astype(np.int64) + has_tag + has_map + has_pairs + has_type
-    starts = pa.array([b"", b"\x91", b"\x92", b"\x93", b"\x94", b"\x95"], pa.binary()).take(pa.array(fields))
+    counts = has_key.astype(np.int64) + has_tag + has_map + has_pairs + has_type
+    starts = pa.array([b"", b"\x91", b"\x92", b"\x93", b"\x94", b"\x95"], pa.binary()).take(pa.array(counts))
     parts = [starts, *_packed_strings(keys, keys_are_text, has_key, count)]
     parts += _packed_strings(tags, None, has_tag, count)
     if pairs is not None or types is not None:
@@ -393,8 +384,11 @@ def encode(rows: RecordRows, *, producer_id: int, sequence: int, codec: Codec) -
         (Column.TAG_HASH, rows.tag_hashes),
         (Column.TYPE_HASH, rows.type_hashes),
         (Column.PRIORITY, rows.priorities),
+        (Column.DUE_MS, rows.due),
         (Column.EXPIRES_MS, rows.expires),
         (Column.FLAGS, rows.flags),
+        (Column.DEDUPE_HIGH, rows.dedupe_high),
+        (Column.DEDUPE_LOW, rows.dedupe_low),
     ]
     directory, deltas = [], []
     for number, values in columns:
@@ -408,15 +402,15 @@ def encode(rows: RecordRows, *, producer_id: int, sequence: int, codec: Codec) -
         payload = zstandard.compress(payload, 1)
     rest = b"".join((*directory, *deltas, payload))
     total = HEADER_BYTES + len(rest)
-    fields = (total, VERSION, codec, len(directory), len(rows), len(payload), raw_bytes, producer_id, 0, sequence)
-    head = HEADER.pack(0, *fields)[4:]
+    rest_of_head = (total, VERSION, codec, len(directory), len(rows), len(payload), raw_bytes, producer_id, 0, sequence)
+    head = HEADER.pack(0, *rest_of_head)[4:]
     return crc32c.crc32c(rest, crc32c.crc32c(head)).to_bytes(4, "little") + head + rest
 
 
 def _encode_column(number: Column, values: NDArray[Any]) -> tuple[bytes, bytes]:
     low, high = int(values.min()), int(values.max())
     span = high - low
-    if span == 0:
+    if span == 0 and number != Column.DUE_MS:
         return COLUMN.pack(number, 0, low), b""
     width = 1 if span < 1 << 8 else 2 if span < 1 << 16 else 4 if span < 1 << 32 else 8
     return COLUMN.pack(number, width, low), (values - values.dtype.type(low)).astype(f"<u{width}").tobytes()

@@ -93,7 +93,7 @@ def arrow_schema(schema: StructType) -> Any:
 
 
 #: For each column that a write takes, the types it may have.
-_WRITABLE: dict[str, tuple[str, ...]] = {
+WRITABLE: dict[str, tuple[str, ...]] = {
     "body": ("binary", "string"),
     "key": ("string", "binary"),
     "tag": ("string",),
@@ -108,6 +108,9 @@ _WRITABLE: dict[str, tuple[str, ...]] = {
     "type": ("string",),
     "ttl_ms": ("bigint", "int"),
     "expires_at_ms": ("bigint",),
+    "delay_ms": ("bigint", "int"),
+    "deliver_at_ms": ("bigint",),
+    "dedupe_id": ("string",),
 }
 _PASSED_OVER = frozenset({"offset", "id", "stored_time", "expires_time"})
 
@@ -118,10 +121,10 @@ def check_write_schema(schema: StructType, *, topic: str | None) -> None:
     for field in schema.fields:
         if field.name in _PASSED_OVER:
             continue
-        kinds = _WRITABLE.get(field.name)
+        kinds = WRITABLE.get(field.name)
         if kinds is None:
             raise SchemaMismatch(
-                f"a message has no column {field.name!r}; drop it, or rename it to one of: {', '.join(_WRITABLE)}",
+                f"a message has no column {field.name!r}; drop it, or rename it to one of: {', '.join(WRITABLE)}",
                 column=field.name,
             )
         found = field.dataType.simpleString()

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from lsmq.batch_builder import Codec
 from lsmq.errors import LsmqError, OutOfOrderSequence, SequenceReused, StaleSequence, UnknownProducer, UnknownQueue
 from lsmq.queue_names import check_queue_name, queue_slot
-from lsmq.topics import Topic
+from lsmq.topics import Topic, most_at_once, most_of_a_queue
 from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.encode import RecordRows, encode, encode_named, joined, to_rows
 from lsmq_pipeline.errors import InputChanged, SchemaMismatch
@@ -139,16 +139,18 @@ class TopicWriter:
             self._cut(lane, last=False)
 
     def _choose_queues(self, topic: Topic, rows: RecordRows) -> None:
-        """Rows that name no queue: by key, as producers do; without one, a batch's worth to each queue in turn."""
+        """Rows that name no queue: by key or id, as producers do; without, a batch's worth to each queue in turn."""
         if int(rows.queues.max()) >= topic.queues:
             topic.check_queue(int(rows.queues.max()))
         free = rows.queues < 0
         if not free.any():
             return
         rows.queues = rows.queues.copy()
-        keyed = free & (rows.key_hashes != 0)
-        rows.queues[keyed] = (rows.key_hashes[keyed] % np.uint64(topic.key_queues)).astype(np.int64)
-        keyless = np.flatnonzero(free & (rows.key_hashes == 0))
+        # A message's id decides by the half that :func:`lsmq.messages.dedupe_queue` goes by.
+        hashes = np.where(rows.key_hashes != 0, rows.key_hashes, rows.dedupe_low)
+        decided = free & (hashes != 0)
+        rows.queues[decided] = (hashes[decided] % np.uint64(topic.key_queues)).astype(np.int64)
+        keyless = np.flatnonzero(free & (hashes == 0))
         if len(keyless):
             seen = self._keyless.get(topic.name, 0)
             turns = (seen + np.arange(len(keyless))) // self._options.batch_messages
@@ -156,10 +158,9 @@ class TopicWriter:
             self._keyless[topic.name] = seen + len(keyless)
 
     def _cut(self, lane: _Lane, *, last: bool) -> None:
-        """Send full batches. Where one ends depends on its rows and the settings of all nodes alone."""
-        most_messages, most_bytes = self._options.batch_messages, self._options.batch_bytes
-        if lane.topic.max_batch_bytes is not None:
-            most_bytes = min(most_bytes, lane.topic.max_batch_bytes)
+        """Send full batches. Where one ends depends on its rows, the topic's limits and the nodes' settings alone."""
+        most_messages, most_bytes = most_at_once(lane.topic, self._options.batch_messages, self._options.batch_bytes)
+        most_messages = min(most_messages, most_of_a_queue(lane.topic) or most_messages)
         while lane.waiting_count >= most_messages or lane.waiting_bytes >= most_bytes or last:
             if lane.waiting_count == 0:
                 return

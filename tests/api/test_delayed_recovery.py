@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lsmq.record_batch import BatchBuilder, RecordBatch
+from lsmq.record_batch import LAST_DUE_MS, BatchBuilder, RecordBatch
 from lsmq_node.broker import Broker
 from lsmq_node.delayed.deliveries import batches, topics_of
 from lsmq_node.storage import HAND, Hand, ShardStore
-from lsmq_node.storage.delayed import BEGIN, DUE, LAST_DUE_MS
+from lsmq_node.storage.delayed import BEGIN, DUE
 from lsmq_node.storage.sorted_records import SortedRecords
 
 from .in_process import SMALL, Session, with_node

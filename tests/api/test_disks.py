@@ -254,8 +254,8 @@ def test_what_cannot_be_is_refused_in_one_line(disks: Disks, make_node: NodeMake
     shutil.rmtree(disks.first / "shard-1")
     for data, what in (
         (f"{disks.second},{disks.first}", "name the node's own first directory first"),
-        (f"{disks.first},{disks.first}/inside", "one must not lie in the other"),
-        (f"{disks.first},{disks.second},{disks.first}", "one must not lie in the other"),
+        (f"{disks.first},{disks.first}/inside", "or one lies in the other"),
+        (f"{disks.first},{disks.second},{disks.first}", "or one lies in the other"),
     ):
         other = make_node(Path(data), shards=SHARDS)
         with pytest.raises(StartFailed, match=what):

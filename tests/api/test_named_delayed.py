@@ -10,11 +10,11 @@ from urllib.parse import quote
 
 import pytest
 
-from lsmq.record_batch import BatchBuilder, Codec, Column, RecordBatch, message_id
+from lsmq.record_batch import LAST_DUE_MS, BatchBuilder, Codec, Column, RecordBatch, message_id
 from lsmq_node.broker import Broker
 from lsmq_node.schedules import Schedule
 from lsmq_node.storage import HAND, Hand, ShardStore, Slots, TopicOptions
-from lsmq_node.storage.delayed import BEGIN, LAST_DUE_MS
+from lsmq_node.storage.delayed import BEGIN
 from lsmq_node.storage.later_names import name_of
 from support.node_process import NodeProcess
 

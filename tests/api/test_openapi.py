@@ -186,6 +186,7 @@ def test_every_answer_fits_the_document(
     taken = {"topic": topic_name, "queues": [[0, 3]], "member": "m", "epoch": joined["epoch"]}
     fits("fenceGroup", "POST", f"{group}/fence", taken)
     fits("getLag", "GET", f"{group}/lag?topic={topic_name}")
+    fits("getLagHistory", "GET", f"{group}/lag/history?topic={topic_name}")
     fits("describeGroup", "GET", group)
     fits("listGroups", "GET", "/v1/groups")
     fits("heartbeat", "POST", f"{group}/heartbeat", {**member, "leave": True})
@@ -195,6 +196,7 @@ def test_every_answer_fits_the_document(
     work = f"/v1/groups/{topic_name}-work"
     fits("configureWorkQueue", "PUT", f"{work}/work-queue", {"topic": topic_name, "retry_first_ms": 0})
     popped = fits("popMessages", "POST", f"{work}/pop", {"topic": topic_name, "max": 1})
+    fits("listHeld", "GET", f"{work}/held?topic={topic_name}")
     receipts = {"topic": topic_name, "receipts": [popped["messages"][0]["receipt"], "?"]}
     fits("extendMessages", "POST", f"{work}/extend", receipts)
     fits("nackMessages", "POST", f"{work}/nack", receipts)

@@ -59,9 +59,10 @@ class Asking(Api):
 class Realm:
     """A node, its administrator, and whoever else it is told of."""
 
-    def __init__(self, node: NodeProcess) -> None:
+    def __init__(self, node: NodeProcess, token: str = "admin.token") -> None:
+        """``token``: where that of the administrator lies in the node's directory."""
         self.node = node
-        self.admin = Asking(node.url, (node.data / "admin.token").read_text().strip())
+        self.admin = Asking(node.url, (node.data / token).read_text().strip())
         self._count = 0
 
     @cached_property
@@ -553,5 +554,5 @@ def test_of_two_headers_none_counts(realm: Realm) -> None:
 
 def test_a_node_that_asks_nobody_has_no_tokens(api: Api) -> None:
     nobody = {"auth": "none", "name": None, "by": None, "expires_ms": None, "roles": [], "rights": []}
-    assert api.get("/v1/whoami").json() == nobody
+    assert api.get("/v1/whoami").json() == {**nobody, "allowed": None}
     assert api.call("POST", "/v1/tokens", {"name": "x"}, status=409).code == "authentication_off"

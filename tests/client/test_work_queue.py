@@ -268,3 +268,36 @@ def test_the_blocking_work_queue_does_the_same(shared_node: NodeProcess) -> None
 
             work.run(handle, concurrency=3)
             assert len(set(handled)) == 9 and second.text() not in handled
+
+
+async def test_what_somebody_has_is_listed_and_taken_from_him(shared_node: NodeProcess) -> None:
+    async with a_topic(shared_node, "wq-held", 3) as client, WorkQueue(client, "wq-held", "workers") as work:
+        with pytest.raises(UnknownGroup):
+            await work.held()
+        tasks = [task for _ in range(3) for task in await work.poll(1)]
+        found = await work.held()
+        assert {each.receipt for each in found} == {task.receipt for task in tasks}
+        assert len(await work.held(limit=2)) == 2
+        by_id = {each.id: each for each in found}
+        await work.end_held(by_id[tasks[0].message.id], "release")
+        (again,) = await work.poll(1)
+        assert (again.text(), again.deliveries) == (tasks[0].text(), 1)
+        with pytest.raises(ReceiptExpired):
+            await tasks[0].ack()
+        with pytest.raises(ReceiptExpired):
+            await work.end_held(by_id[tasks[0].message.id], "release")
+        await work.end_held(by_id[tasks[1].message.id], "ack")
+        command = ["group", "held", "workers", "--topic", "wq-held", "--url", shared_node.url]
+        shown = await asyncio.to_thread(CliRunner().invoke, root, [*command, "--json"])
+        assert [each["id"] for each in json.loads(shown.stdout)] == [each.id for each in await work.held()]
+        assert tasks[2].message.id in (await asyncio.to_thread(CliRunner().invoke, root, command)).stdout
+        command[1] = "settle"
+        more = [tasks[2].message.id, "--as", "dead-letter", "--yes"]
+        settled = await asyncio.to_thread(CliRunner().invoke, root, [*command, *more])
+        assert settled.exit_code == 0, settled.output
+        assert [each.id for each in await work.held()] == [again.message.id]
+        refused = await asyncio.to_thread(CliRunner().invoke, root, [*command, *more])
+        assert refused.exit_code == 1 and "nobody has message" in str(refused.exception)
+        await again.ack()
+    with sync.Client(shared_node.url) as blocking, sync.WorkQueue(blocking, "wq-held", "workers") as work:
+        assert work.held() == []

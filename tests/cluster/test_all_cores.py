@@ -378,3 +378,32 @@ async def test_replicas_are_never_two_processes_of_one_machine(machines: list[No
             for queue in range(QUEUES):
                 await producer.send_and_wait("after", queue=queue)
     assert [stored(machines[0].url, queue) for queue in range(QUEUES)] == [["before", "after"]] * QUEUES
+
+
+def test_a_disk_that_is_away_takes_its_shards_of_each_process_and_no_others(tmp_path: Path) -> None:
+    first, second = tmp_path / "d1", tmp_path / "d2"
+    node = NodeProcess(Path(f"{first},{second}"), processes=2, shards=4)
+    node.start()
+    try:
+        on_second = {int(path.name.removeprefix("shard-")) for path in second.glob("p*/shard-*")}
+        assert len(on_second) == 2
+        node.stop()
+        away = second.rename(tmp_path / "away")
+        node.start()  # Which waits until it says that it serves.
+        eventually(
+            lambda: {shard.id for shard in overview(node).shards if shard.problem is not None} == on_second,
+            "what is not served is named",
+        )
+        assert any(str(second) in warning for warning in ask(node.url, "/readyz")["warnings"])
+        node.stop()
+        away.rename(second)
+        node.start()
+        assert all(shard.problem is None and shard.leader for shard in overview(node).shards)
+        node.stop()
+        first.rename(tmp_path / "kept")
+        with pytest.raises(StartFailed, match="bring the node's own first directory back"):
+            node.start()
+        assert not first.exists()
+    finally:
+        if node.alive:
+            node.kill9()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,6 +124,79 @@ def test_a_disk_that_goes_while_the_node_runs_hands_its_shards_to_others(cluster
     cluster.start("n1")
     settled(cluster)
     assert shards_by_disk(cluster) == [[0, 2], [1, 3]]
+    for queue in range(SHARDS):
+        assert read(cluster, queue) == ["before", "without"]
+
+
+def test_what_a_disk_had_that_fails_while_the_node_runs_is_made_again_without_a_restart(
+    cluster: LocalCluster, second: Path
+) -> None:
+    ask(f"{cluster.plan.nodes[0].url}/v1/topics/t", "PUT", {"queues": SHARDS})
+    written(cluster, "before")
+    pid = status_of(cluster)["pid"]
+    away = second.rename(second.with_name("away"))
+    eventually(lambda: led_by_others(cluster), "others lead its shards")
+    written(cluster, "without")
+    eventually(lambda: shards_by_disk(cluster) == [[0, 1, 2, 3]], "the replicas are made again on its other disk")
+    settled(cluster)
+    written(cluster, "after")
+    assert status_of(cluster)["pid"] == pid and problems(cluster) == []
+    assert ask(f"{cluster.plan.node('n1').url}/healthz")[0] == 200
+    away.rename(second)
+    cluster.kill("n1")
+    cluster.start("n1")
+    settled(cluster)
+    assert any("was told to forget" in problem for problem in problems(cluster))
+    for queue in range(SHARDS):
+        assert read(cluster, queue) == ["before", "without", "after"]
+
+
+def test_a_replica_that_cannot_be_opened_on_a_further_disk_keeps_no_client_away(
+    cluster: LocalCluster, second: Path
+) -> None:
+    ask(f"{cluster.plan.nodes[0].url}/v1/topics/t", "PUT", {"queues": SHARDS})
+    written(cluster, "before")
+    cluster.stop("n1")
+    manifest = second / "shard-1" / "MANIFEST"
+    kept = manifest.rename(manifest.with_name("kept"))
+    manifest.mkdir()  # Reading it fails, as on a disk that breaks.
+    cluster.start("n1")
+    url = cluster.plan.node("n1").url
+    eventually(lambda: any("shard 1:" in problem for problem in problems(cluster)), "all are told")
+    eventually(lambda: ask(f"{url}/readyz")[0] == 200, "clients may come to it")
+    assert any(str(manifest.parent) in warning for warning in ask(f"{url}/readyz")[1]["warnings"])
+    written(cluster, "without")
+    manifest.rmdir()
+    kept.rename(manifest)
+    settled(cluster)
+    assert problems(cluster) == []
+    for queue in range(SHARDS):
+        assert read(cluster, queue) == ["before", "without"]
+
+
+def test_a_replica_that_was_moved_away_and_back_while_its_disk_was_away_is_told_from_the_older_one(
+    cluster: LocalCluster, second: Path
+) -> None:
+    ask(f"{cluster.plan.nodes[0].url}/v1/topics/t", "PUT", {"queues": SHARDS})
+    written(cluster, "before")
+    cluster.stop("n1")
+    file = cluster.configuration("n1")
+    text = re.sub("rebuild_after_ms = .*", "rebuild_after_ms = 0", file.read_text())
+    assert "rebuild_after_ms = 0" in text
+    file.write_text(text)
+    away = second.rename(second.with_name("away"))
+    cluster.start("n1")
+    url = f"{cluster.plan.nodes[1].url}/v1/cluster/shards/1/replicas"
+    for replicas in (["n2", "n3"], ["n1", "n2", "n3"]):
+        eventually(lambda: ask(url, "PUT", {"replicas": replicas})[0] == 200, "they are to be there")  # noqa: B023
+        eventually(lambda: sorted(overview(cluster)["shards"][1]["in_sync"]) == replicas, "they are")  # noqa: B023
+    assert 1 in shards_by_disk(cluster)[0]
+    written(cluster, "without")
+    cluster.stop("n1")
+    away.rename(second)
+    cluster.start("n1")
+    settled(cluster)
+    assert problems(cluster) == [] and [1] not in shards_by_disk(cluster)
     for queue in range(SHARDS):
         assert read(cluster, queue) == ["before", "without"]
 

@@ -370,3 +370,22 @@ async def test_messages_are_found_by_key_in_all_shards_whoever_is_asked(urls: li
                 pages, cursor = pages + 1, page.next
             assert sorted(text for _, _, text in picked) == sorted(expected)
             assert picked == sorted(picked) and pages >= len(expected) / 4
+
+
+def test_any_node_lists_what_somebody_has_of_all_shards_and_any_settles_it(urls: list[str], topic: str) -> None:
+    messages = [{"queue": queue, "body": "x"} for queue in range(QUEUES)]
+    assert ask(f"{urls[0]}/v1/topics/{topic}/messages", "POST", {"messages": messages})[0] == 200
+    group = f"/v1/groups/{topic}"
+    assert ask(f"{urls[0]}{group}/held?topic={topic}")[0] == 404
+    for url in urls:
+        popped = {"topic": topic, "max": 100, "visibility_ms": 600_000}
+        assert ask(f"{url}{group}/pop", "POST", popped)[0] == 200
+    lists = [ask(f"{url}{group}/held?topic={topic}")[1]["messages"] for url in urls]
+    assert lists[0] == lists[1] == lists[2]
+    assert [message["queue"] for message in lists[0]] == list(range(QUEUES))
+    first, rest = (ask(f"{urls[1]}{group}/held?topic={topic}&limit=4{more}")[1] for more in ("", "&after=1.3.0"))
+    assert first["messages"] + rest["messages"] == lists[0] and first["next"] == "1.3.0"
+    for message in lists[0]:
+        settled = {"topic": topic, "receipts": [message["receipt"]]}
+        assert ask(f"{urls[2]}{group}/ack", "POST", settled) == (200, {"done": 1, "refused": []})
+    assert ask(f"{urls[0]}{group}/held?topic={topic}")[1]["messages"] == []

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lsmq.errors import LsmqError
 from lsmq_node.config import InvalidConfig, NodeConfig
 from lsmq_node.disks import NodeFile
+from lsmq_node.disks.mark import DiskMark
 from lsmq_node.processes.directory import fitting, held
 from lsmq_node.processes.plan import CONTROL, Founded, PlannedProcess, cores, planned, shifted
 
@@ -138,6 +139,22 @@ def test_a_directory_remembers_what_it_was_founded_with(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match=r"shards is 5, and .* was made with 4, for good"):
         held(NodeConfig(data=tmp_path / "d", shards=5), 2)
     assert (tmp_path / "d" / "secret").stat().st_mode & 0o077 == 0
+
+
+def test_disks_without_their_first_one_are_no_new_node(tmp_path: Path) -> None:
+    config = NodeConfig(data=tmp_path / "d1", further_data=(tmp_path / "d2",))
+    mark = tmp_path / "d2" / "p1"
+    mark.mkdir(parents=True)
+    DiskMark("node", "disk").store(mark)
+    with pytest.raises(InvalidConfig, match=f"{mark} is of a node .*bring the node's own first directory back"):
+        held(config, 2)
+    assert not (tmp_path / "d1").exists()
+    (mark / "disk.json").unlink()
+    (mark / "shard-0").mkdir()
+    with pytest.raises(InvalidConfig, match=f"{mark} is of a node"):
+        held(config, 2)
+    (mark / "shard-0").rmdir()
+    assert held(config, 2) == Founded(2, 2)
 
 
 @pytest.mark.parametrize(

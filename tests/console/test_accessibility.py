@@ -18,6 +18,7 @@ from support.node_process import NodeProcess
 from support.waiting import comes_true
 
 from .test_console import TEXT, shows
+from .test_signing_in import realm_of, signs_in
 
 EXECUTABLE = find_browser()
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
@@ -35,6 +36,7 @@ PAGES = {
     "#/later/orders": f"{TEXT}.includes('not yet')",
     "#/groups": f"{TEXT}.includes('kitchen')",
     "#/groups/kitchen?topic=orders&to=earliest": f"{TEXT}.includes('read again: 1')",
+    "#/groups/workers?topic=orders": "document.querySelectorAll('[aria-label=Held] tbody tr').length === 1",
     "#/producers": f"{TEXT}.includes('tellers')",
     "#/producers/tellers": f"{TEXT}.includes('order 17')",
     "#/cluster": f"{TEXT}.includes('Shards')",
@@ -83,6 +85,7 @@ async def test_the_pages_break_no_rule_of_accessibility(
     api.send("orders", {"queue": 0, "key": "k", "tag": "t", "properties": {"a": "b"}, "body": "hello"})
     api.send("orders", {"queue": 1, "body": "not yet", "delay_ms": 3_600_000})
     commit(api, "kitchen", "orders", {0: 1})
+    api.call("POST", "/v1/groups/workers/pop", {"topic": "orders", "max": 1, "visibility_ms": 600_000}, status=200)
     own = "/v1/producer-groups/tellers"
     api.call("POST", f"{own}/heartbeat", {"member": "m", "join": True}, status=200)
     begun = {"member": "m", "number": 1, "reference": "order 17"}
@@ -99,6 +102,25 @@ async def test_the_pages_break_no_rule_of_accessibility(
                 await shows(page, there, f"{address} is shown")
                 found[scheme, address] = await violations(page, axe)
         assert {where: said for where, said in found.items() if said} == {}
+
+
+async def test_pages_that_leave_something_out_break_none_either(
+    make_node: Callable[..., NodeProcess], axe: str, tmp_path: Path
+) -> None:
+    assert EXECUTABLE is not None
+    realm = await realm_of(make_node)
+    realm.admin.create("orders", 1)
+    _, reader = realm.somebody(rights=(("topic", "orders", "read"),))
+    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+        page = await tabs.open(f"{realm.node.url}/console#/topics/orders/0")
+        await signs_in(page, reader.own["Authorization"].removeprefix("Bearer "))
+        for scheme in ("light", "dark"):
+            await page.prefer(scheme)
+            await shows(page, f"{TEXT}.includes('write topic orders')", "it says what it takes to send")
+            assert await violations(page, axe) == []
+        await page.sized(390, 844)
+        await shows(page, "innerWidth === 390", "it is narrow")
+        assert await page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 async def test_the_page_that_signs_in_breaks_none_either(

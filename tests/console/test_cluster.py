@@ -79,3 +79,39 @@ async def test_a_shard_is_handed_over_and_moved_with_its_progress_shown(cluster:
         assert sorted(shard(url)["replicas"]) == sorted((follower, other))
         await page.evaluate("location.hash = '#/cluster/7'")
         await shows(page, f"{TEXT}.includes('there is no shard 7')", "another one is not there")
+
+
+async def test_a_node_is_drained_with_its_progress_shown_and_let_in_again(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    assert EXECUTABLE is not None
+    url = cluster.plan.nodes[0].url
+    await comes_true(lambda: len(shard(url)["in_sync"]) == 2, "both replicas are in sync", 60)
+    leader, replicas = shard(url)["leader"], shard(url)["replicas"]
+    (other,) = {node.id for node in cluster.plan.nodes} - set(replicas)
+    shown = [cluster.directory / "tls" / f"{node.id}.crt" for node in cluster.plan.nodes if cluster.plan.tls]
+    asked = next(node for node in cluster.plan.nodes if node.id not in (leader, other)).url
+    bar = f"document.querySelector('progress[aria-label=\"Draining {leader}\"]')"
+    rows = "[...document.querySelectorAll('[aria-label=Nodes] tbody tr')]"
+    row = f"{rows}.find((each) => each.cells[0].textContent === {leader!r})"
+    async with browser(EXECUTABLE, tmp_path / "profile", believes=shown) as tabs:
+        page = await tabs.open(f"{asked}/console#/cluster")
+        await shows(page, "document.querySelector('[name=node]')", "nodes can be drained")
+        cluster.kill(other)  # so that there is nowhere to go
+        await page.evaluate(f"document.querySelector('[name=node]').value = {leader!r}")
+        await page.evaluate(pressed("Drain"))
+        await shows(page, f"{TEXT}.includes('{leader} hands over what it leads')", "it is begun")
+        await shows(page, f"{bar}?.max === 1 && {bar}.value === 0", "it says how far it is")
+        await shows(page, f"{TEXT}.includes('{leader} is being drained: replicas left on it: 1')", "and what is left")
+        await shows(page, f"{row}.cells[4].textContent === 'draining'", "its state is told")
+        cluster.start(other)
+        await shows(
+            page, f"{bar}?.value === 1 && {TEXT}.includes('{leader} is drained: it holds nothing')", "it is done"
+        )
+        await shows(
+            page, f"{row}.cells[4].textContent === 'drained' && {row}.cells[7].textContent === '0'", "it is empty"
+        )
+        assert leader not in shard(asked)["replicas"] and other in shard(asked)["replicas"]
+        await page.evaluate(pressed("Call off"))
+        await shows(page, f"!{bar} && {TEXT}.includes('{leader} may have replicas again')", "it is let in again")
+        await shows(page, f"{row}.cells[4].textContent !== 'drained'", "and is as the others")

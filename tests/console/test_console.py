@@ -41,7 +41,7 @@ def test_every_file_is_served_and_asks_nobody_else(api: Api) -> None:
     files = [
         file for file in resources.files("lsmq_node.console").iterdir() if file.name.endswith((".js", ".css", "ml"))
     ]
-    assert len(files) == 15
+    assert len(files) == 16
     for file in files:
         answer = api.get(f"/console/{file.name}")
         assert answer.body == file.read_bytes()

@@ -26,10 +26,10 @@ async def signs_in(page: Page, token: str) -> None:
     await page.evaluate(f"{ASKED}.value = {token!r}; document.querySelector('main form').requestSubmit()")
 
 
-async def realm_of(make_node: Callable[..., NodeProcess], **settings: object) -> Realm:
+async def realm_of(make_node: Callable[..., NodeProcess], token: str = "admin.token", **settings: object) -> Realm:
     node = make_node(auth="token", **settings).start()
-    await comes_true((node.data / "admin.token").exists, "the first token is written")
-    return Realm(node)
+    await comes_true((node.data / token).exists, "the first token is written")
+    return Realm(node, token)
 
 
 async def test_somebody_signs_in_stays_so_and_signs_out(make_node: Callable[..., NodeProcess], tmp_path: Path) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lsmq.errors import DataDirectoryLocked, DataDirectoryUnusable
+from lsmq.errors import DataDirectoryLocked, DataDirectoryUnusable, DiskFull
 from lsmq_node.disks import NodeDisks, NodeFile, held_disks
 from lsmq_node.disks.mark import MARK_FILE, DiskMark
+from lsmq_node.disks.node_file import write_durably
 from lsmq_node.settings import InvalidConfig
 
 SHARDS = 4
@@ -95,6 +98,7 @@ def test_one_that_is_not_there_keeps_its_shards_from_being_found_and_nothing_els
     with held(*disks) as found:
         assert where(found) == {0: "d1", 1: None, 2: "d3", 3: "d1"}
         assert "is not mounted, or was emptied or exchanged" in lost(found)["d2"]
+        assert "forget" not in lost(found)["d2"], "a node of its own gives up nothing"
         assert str(disks[1]) in found.on_lost_disk(1).message
         assert found.place(9).parent != disks[1]
     assert not disks[1].exists(), "nothing is made in its place"
@@ -212,10 +216,139 @@ def test_a_disk_that_goes_or_comes_back_meanwhile_is_noticed(disks: list[Path]) 
         assert found.unusable() == [] and where(found)[1] == "d2"
 
 
+def copied(directory: Path) -> Path:
+    """As it was at this moment."""
+    return Path(shutil.copytree(directory, directory.with_name(f"{directory.name}-older")))
+
+
+def put_back(older: Path, directory: Path) -> None:
+    shutil.rmtree(directory)
+    shutil.copytree(older, directory)
+
+
+def test_an_older_copy_of_a_disk_is_not_used(disks: list[Path]) -> None:
+    older = copied(disks[1])
+    with held(*disks):
+        pass
+    newer = disks[1].rename(disks[1].with_name("newer"))
+    older.rename(disks[1])
+    for _ in range(2):
+        with held(*disks) as found:
+            assert where(found) == {0: "d1", 1: None, 2: "d3", 3: "d1"}
+            assert "is an older copy" in lost(found)["d2"] and "lsmq repair" in lost(found)["d2"]
+    put_back(newer, disks[1])
+    with held(*disks) as found:
+        assert where(found)[1] == "d2" and lost(found) == {}
+
+
+def test_an_older_first_disk_is_refused_before_it_does_harm(disks: list[Path]) -> None:
+    older = copied(disks[0])
+    with held(*disks):
+        pass
+    put_back(older, disks[0])
+    before = [sorted(disk.rglob("*")) for disk in disks]
+    for _ in range(2):
+        with pytest.raises(InvalidConfig, match="d1 is an older copy: the node has started since with"), held(*disks):
+            pass
+    assert [sorted(disk.rglob("*")) for disk in disks] == before
+
+
+def test_older_copies_of_all_disks_are_a_node(disks: list[Path]) -> None:
+    older = [copied(disk) for disk in disks]
+    with held(*disks):
+        pass
+    for old, disk in zip(older, disks, strict=True):
+        put_back(old, disk)
+    with held(*disks) as found:
+        assert lost(found) == {}
+
+
+def test_a_disk_that_was_away_for_some_starts_is_no_older_copy(disks: list[Path]) -> None:
+    away = disks[1].rename(disks[1].with_name("away"))
+    for _ in range(3):
+        with held(*disks) as found:
+            assert list(lost(found)) == ["d2"]
+    away.rename(disks[1])
+    with held(*disks) as found:
+        assert lost(found) == {}
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_start_that_is_killed_anywhere_makes_no_disk_an_older_copy(disks: list[Path], away: bool) -> None:
+    """Also where a disk is away at the start behind the one that was killed."""
+    step, killed = 0, True
+    while killed:
+        step += 1
+        killed = started_and_killed(step, disks)
+        if away:
+            disks[1].rename(disks[1].with_name("away"))
+            with held(*disks) as found:
+                assert list(lost(found)) == ["d2"], step
+            disks[1].with_name("away").rename(disks[1])
+        with held(*disks) as found:
+            assert lost(found) == {}, step
+    assert step > 8
+
+
+def started_and_killed(step: int, disks: list[Path]) -> bool:
+    """A start that dies before its rename or sync of that number; whether it did."""
+    child = os.fork()
+    if child == 0:
+        left = step
+
+        def counted(operation: Callable[..., Any]) -> Callable[..., Any]:
+            def run(*arguments: Any, **named: Any) -> Any:
+                nonlocal left
+                left -= 1
+                if left == 0:
+                    os._exit(9)
+                return operation(*arguments, **named)
+
+            return run
+
+        try:
+            Path.rename, os.fsync = counted(Path.rename), counted(os.fsync)  # type: ignore[method-assign]
+            with held(*disks):
+                pass
+        finally:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def test_a_full_disk_is_used_and_not_taken_for_an_older_copy(
+    disks: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full: set[Path] = set()
+
+    def nothing_fits(file: Path, text: str) -> None:
+        if file.parent in full:
+            raise DiskFull("no space is left")
+        write_durably(file, text)
+
+    monkeypatch.setattr("lsmq_node.disks.mark.write_durably", nothing_fits)
+    monkeypatch.setattr("lsmq_node.disks.node_file.write_durably", nothing_fits)
+    for are_full in (disks[1:2], disks[:1], disks, []):
+        full = set(are_full)
+        with held(*disks) as found:
+            assert lost(found) == {} and where(found) == {0: "d1", 1: "d2", 2: "d3", 3: "d1"}
+
+
+def test_starts_of_a_member_of_a_cluster_are_not_counted(tmp_path: Path) -> None:
+    paths, file = [tmp_path / "d1", tmp_path / "d2"], NodeFile(2, "lsmq", "n1")
+    with held_disks(paths, file, anybody):
+        pass
+    older = copied(paths[1])
+    with held_disks(paths, file, anybody):
+        pass
+    put_back(older, paths[1])
+    with held_disks(paths, file, anybody) as found:
+        assert found.lost() == [], "its replicas are known by starts of their own"
+
+
 def test_a_disk_that_was_forgotten_is_refused_until_it_is_emptied(disks: list[Path]) -> None:
     shutil.move(disks[1], disks[1].with_name("away"))
     with held(*disks) as found:
-        found.forget_lost()
+        found.forget(found.lost())
         assert [disk.path.name for disk in found.all] == ["d1", "d3"] and found.unusable() == []
     shutil.move(disks[1].with_name("away"), disks[1])
     with held(*disks) as found:

@@ -12,6 +12,7 @@ import pytest
 
 from lsmq.errors import DataDirectoryLocked, DataDirectoryUnusable, DiskFull, InvalidRequest
 from lsmq_node.disks import NodeFile, held_disks
+from lsmq_node.disks import held as held_module
 from lsmq_node.disks.held import NodeDisk
 from lsmq_node.disks.looking import shard_directory
 from lsmq_node.disks.mark import MARK_FILE
@@ -163,6 +164,55 @@ def test_of_a_node_in_several_processes_those_of_one_are_to_be_named(tmp_path: P
     NodeFile(2, processes=2).store(tmp_path)
     with pytest.raises(InvalidRequest, match=f"--data {tmp_path}/p0"):
         move_shard([tmp_path], 0, tmp_path)
+
+
+def test_a_process_of_a_node_of_its_own_gives_up_nothing_unasked(tmp_path: Path) -> None:
+    paths, file = [tmp_path / "d1" / "p0", tmp_path / "d2" / "p0"], NodeFile(2, "local", "p0")
+    paths[0].mkdir(parents=True)
+    NodeFile(2, processes=2).store(tmp_path / "d1")
+    with held_disks(paths, file, anybody) as found:
+        for shard in range(2):
+            found.place(shard)
+    away = paths[1].rename(tmp_path / "away")
+    with pytest.raises(InvalidRequest, match="which have nothing twice"):
+        forget_disk(paths, paths[1])
+    away.rename(paths[1])
+    with held_disks(paths, file, anybody) as found:
+        assert found.lost() == [] and found.shards() == [0, 1]
+    shutil.rmtree(paths[1])
+    assert forget_disk(paths, paths[1], accept_loss=True) == [0]
+
+
+def test_a_process_leaves_a_disk_without_shards(tmp_path: Path) -> None:
+    paths, file = [tmp_path / "d1" / "p0", tmp_path / "d2" / "p0"], NodeFile(2, "local", "p0")
+    paths[0].mkdir(parents=True)
+    NodeFile(2, processes=2).store(tmp_path / "d1")
+    with held_disks(paths, file, anybody):
+        pass
+    assert forget_disk(paths[:1], paths[1]) == []
+
+
+def test_a_member_of_a_cluster_leaves_a_disk_that_can_be_read_and_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, file = [tmp_path / "d1", tmp_path / "d2"], NodeFile(2, "lsmq", "n1")
+    with held_disks(paths, file, anybody) as found:
+        for shard in range(2):
+            found.place(shard)
+    locked = held_module.DirectoryLock
+
+    def lock(directory: Path) -> DirectoryLock:
+        if directory == paths[1]:
+            raise DataDirectoryUnusable(f"{directory} cannot be written: Read-only file system")
+        return locked(directory)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(held_module, "DirectoryLock", lock)
+        with held_disks(paths, file, anybody) as found:
+            assert [disk.path for disk in found.lost()] == [paths[1]]
+        assert forget_disk(paths, paths[1]) == [0]
+    with held_disks(paths, file, anybody) as found:
+        assert "was told to forget" in str(found.all[1].lost) and found.find(1) is None
 
 
 def test_a_disk_without_shards_is_forgotten_and_the_format_goes_back(disks: list[Path]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from api.calls import Api
+from support.coroutine_tests import pytest_pyfunc_call as pytest_pyfunc_call
 from support.node_process import NodeProcess
 
 

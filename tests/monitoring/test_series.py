@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import platform
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.calls import Api
+from lsmq import Client as AsyncClient
+from lsmq import Group
+from lsmq.cli import root
 from lsmq.sync import Client, Consumer
 from lsmq_node.disks import FORMAT
 from support.node_process import NodeProcess
-from support.waiting import eventually
+from support.waiting import comes_true, eventually
 
 OTHERS = "(others)"
 
@@ -187,3 +193,23 @@ def test_counters_begin_anew_with_the_node_and_lags_are_there_again(tmp_path: Pa
     node.restart()
     become(api, "lsmq_group_lag_messages", {("g", "t"): 6})
     become(api, "lsmq_topic_written_messages_total", {("t",): 0})
+
+
+async def test_clients_and_commands_are_told_the_last_hour(shared_node: NodeProcess, topic_name: str) -> None:
+    api = Api(shared_node.url)
+    api.create(topic_name, 1)
+    api.send(topic_name, *[{"body": "x"}] * 7)
+    async with AsyncClient(shared_node.url) as client:
+        group = Group(client, topic_name)
+        assert (await group.past_lag(topic_name)).lags == ()
+
+        async def is_known() -> bool:
+            return (await group.past_lag(topic_name)).lags[-1:] == (7,)
+
+        await comes_true(is_known, "somebody looked, so it is kept", 60)
+        assert (await group.past_lag(topic_name)).every_ms == 10_000
+    command = ["group", "lag", topic_name, "--topic", topic_name, "--url", shared_node.url]
+    shown = await asyncio.to_thread(CliRunner().invoke, root, command)
+    assert shown.exit_code == 0 and shown.stdout.split()[-2:] == ["now", "7"], shown.output
+    told = json.loads((await asyncio.to_thread(CliRunner().invoke, root, [*command, "--json"])).stdout)
+    assert (told["lag"], told["lags"][-1], told["every_ms"]) == (7, 7, 10_000)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -13,13 +15,15 @@ from hypothesis import strategies as st
 
 from lsmq.batch_builder import BatchBuilder, Codec, Column, Flag, encode_batch
 from lsmq.errors import InvalidBatch, MessageTooLarge
+from lsmq.messages import MAX_DELAY_MS, dedupe_hash
 from lsmq.record_batch import Message, RecordBatch, parse_message_id
 from lsmq.topics import Route, Topic
 from lsmq_pipeline.decode import Span, positions, select, to_arrow
 from lsmq_pipeline.encode import encode, to_rows
 from lsmq_pipeline.errors import SchemaMismatch
-from lsmq_pipeline.schema import arrow_schema, message_schema, whole_schema
+from lsmq_pipeline.schema import WRITABLE, arrow_schema, message_schema, whole_schema
 
+PAGE = Path(__file__).parents[2] / "docs" / "pipeline.md"
 TOPIC = Topic("orders", 7, 16, {}, 0, (Route(0, 16, 0, None, 1),))
 EVERYTHING = Span(np.arange(16), np.zeros(16, np.int64), np.full(16, 1 << 60))
 TEXT = st.one_of(st.none(), st.text(max_size=5), st.sampled_from(["x" * 31, "x" * 32, "é" * 130, "y" * 300]))
@@ -103,9 +107,55 @@ def test_each_row_has_a_time_to_live_or_a_moment_when_it_expires() -> None:
     assert list(batch.column(Column.EXPIRES_MS)) == [moment, 5_000, 0]
 
 
+def test_the_page_has_every_column_that_is_written() -> None:
+    page = PAGE.read_text().partition("## Writing")[2].partition("### ")[0]
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| `")]
+    told = {name for row in rows for name in re.findall(r"`(\w+)`", row[1])}
+    assert told >= WRITABLE.keys()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from([0, 1, 5_000, MAX_DELAY_MS, MAX_DELAY_MS + 1, 1_700_000_000_000]), min_size=1))
+def test_rows_that_come_later_are_packed_to_the_bytes_that_a_producer_packs(values: list[int]) -> None:
+    builder = BatchBuilder()
+    for due_ms in values:
+        builder.add(3, b"x", due_ms=due_ms)
+    delays = [due_ms if 0 < due_ms <= MAX_DELAY_MS else None for due_ms in values]
+    times = [due_ms if due_ms > MAX_DELAY_MS else None for due_ms in values]
+    given_ = {"delay_ms": pa.array(delays, pa.int64()), "deliver_at_ms": pa.array(times, pa.int64())}
+    columns = {"body": pa.array(["x"] * len(values)), "queue": pa.array([3] * len(values)), **given_}
+    rows = to_rows(pa.record_batch(columns), max_message_bytes=100)
+    assert encode(rows, producer_id=9, sequence=3, codec=Codec.NONE) == builder.build(producer_id=9, sequence=3)
+
+
+def test_rows_with_ids_are_packed_to_the_bytes_that_a_producer_packs() -> None:
+    builder = BatchBuilder()
+    for hashed in (dedupe_hash("a"), 0, dedupe_hash("é" * 127)):
+        builder.add(3, b"x", dedupe_hash=hashed)
+    columns = {"body": pa.array(["x"] * 3), "queue": pa.array([3] * 3), "dedupe_id": pa.array(["a", None, "é" * 127])}
+    rows = to_rows(pa.record_batch(columns), max_message_bytes=100)
+    assert encode(rows, producer_id=9, sequence=3, codec=Codec.NONE) == builder.build(producer_id=9, sequence=3)
+
+
 @pytest.mark.parametrize(
     ("columns", "text"),
     [
+        ({"delay_ms": [-1]}, "column 'delay_ms' has -1; a delay in milliseconds is 0 to 315619200000, or null for a"),
+        ({"delay_ms": [MAX_DELAY_MS + 1]}, "column 'delay_ms' has 315619200001"),
+        (
+            {"deliver_at_ms": [1_700_000_000]},
+            "column 'deliver_at_ms' has 1700000000; a time in milliseconds",
+        ),
+        ({"deliver_at_ms": [1 << 43]}, "column 'deliver_at_ms' has 8796093022208; a time .* within ten years from now"),
+        ({"delay_ms": [5], "deliver_at_ms": [1_700_000_000_000]}, "both 'delay_ms' and 'deliver_at_ms'"),
+        ({"delay_ms": [5], "expires_at_ms": [1_700_000_000_000]}, "both 'delay_ms' and 'expires_at_ms'.*give 'ttl_ms'"),
+        (
+            {"deliver_at_ms": [1_700_000_000_000], "expires_at_ms": [1_700_000_000_000]},
+            "column 'expires_at_ms' has 1700000000000 where 'deliver_at_ms' has 1700000000000: .* let it expire later",
+        ),
+        ({"delay_ms": [5], "dedupe_id": ["a"]}, "'dedupe_id' beside 'delay_ms' or 'deliver_at_ms'"),
+        ({"dedupe_id": [""]}, "column 'dedupe_id': .* has 0 bytes; it must have 1 to 255"),
+        ({"dedupe_id": ["é" * 128]}, "column 'dedupe_id': .* has 256 bytes"),
         ({"expires_at_ms": [1_700_000_000]}, "column 'expires_at_ms' has 1700000000; a moment in milliseconds"),
         ({"expires_at_ms": [1 << 44]}, "column 'expires_at_ms' has 17592186044416"),
         ({"expires_at_ms": [-1]}, "column 'expires_at_ms' has -1"),
@@ -113,8 +163,8 @@ def test_each_row_has_a_time_to_live_or_a_moment_when_it_expires() -> None:
         ({"ttl_ms": [5], "expires_at_ms": [1_700_000_000_000]}, "a row has both 'ttl_ms' and 'expires_at_ms'"),
     ],
 )
-def test_what_is_no_time_to_live_or_moment_is_refused(columns: dict[str, list[int]], text: str) -> None:
-    arrays = {name: pa.array(values, pa.int64()) for name, values in columns.items()}
+def test_what_is_no_time_or_id_is_refused_by_its_column(columns: dict[str, list[Any]], text: str) -> None:
+    arrays = {name: pa.array(values) for name, values in columns.items()}
     with pytest.raises(SchemaMismatch, match=text):
         to_rows(pa.record_batch({"body": pa.array(["x"]), **arrays}), max_message_bytes=100)
 

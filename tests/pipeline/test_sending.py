@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from lsmq.sync import Client, Consumer
+from lsmq.errors import InvalidRequest, QuotaExceeded
+from lsmq.sync import Client, Consumer, DelayedMessages, Producer
 from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.errors import InputChanged
 from lsmq_pipeline.options import write_options
@@ -19,11 +22,32 @@ KIB = 1024
 
 def write(node: NodeProcess, topic: str, bodies: list[bytes], *, batch_messages: int = 100) -> Written:
     """Write rows as a task would, under the same name each time."""
-    options = write_options({"url": node.url, "topic": topic, "batchMessages": str(batch_messages)})
+    return write_rows(node, topic, {"body": pa.array(bodies, pa.binary())}, batch_messages=batch_messages)
+
+
+def write_rows(
+    node: NodeProcess,
+    topic: str,
+    columns: dict[str, Any],
+    *,
+    batch_messages: int = 100,
+    query: str = "query",
+    deadline_ms: int = 60_000,
+) -> Written:
+    given = {"url": node.url, "topic": topic, "batchMessages": f"{batch_messages}", "deadlineMs": f"{deadline_ms}"}
+    options = write_options(given)
     with PipelineClient(options.connection) as cluster:
-        writer = TopicWriter(cluster, options, WriterName("query", 0, 0))
-        writer.write(pa.record_batch({"body": pa.array(bodies, pa.binary())}))
+        writer = TopicWriter(cluster, options, WriterName(query, 0, 0))
+        writer.write(pa.record_batch(columns))
         return writer.finish()
+
+
+def read(client: Client, topic: str, count: int, **where: Any) -> list[str]:
+    found: list[str] = []
+    with Consumer(client, topic, start="earliest", **where) as consumer:
+        while len(found) < count:
+            found += [message.text() for message in consumer.poll(10, 1000)]
+    return found
 
 
 @pytest.mark.parametrize("again", [[b"1", b"2"], [b"1", b"2", b"3", b"4"], [b"1", b"3", b"2"], [b"1", b"2", b"4"]])
@@ -67,3 +91,66 @@ def test_no_batch_is_larger_than_the_nodes_take(make_node: Callable[..., NodePro
             while len(found) < len(bodies):
                 found += [message.body for message in consumer.poll(10, 1000)]
     assert found == bodies
+
+
+@pytest.mark.parametrize("limit", [{"max_messages": 4}, {"queue_max_messages": 4}, {"queue_max_bytes": 400}])
+def test_no_batch_is_larger_than_a_topic_or_queue_can_ever_hold(
+    shared_node: NodeProcess, client: Client, topic_name: str, limit: dict[str, int]
+) -> None:
+    client.create_topic(topic_name, queues=1, **limit)
+    columns = {"body": pa.array([f"{number}".ljust(100) for number in range(6)])}
+    with pytest.raises(QuotaExceeded, match="with these it would be over its limit"):
+        write_rows(shared_node, topic_name, columns, deadline_ms=1_000)
+    assert list(client.offsets(topic_name).latest) == [4]
+    client.trim_topic(topic_name, {0: 4})
+    assert write_rows(shared_node, topic_name, columns).repeats == 1, "and it goes on once there is room"
+    assert list(client.offsets(topic_name).latest) == [6]
+
+
+@pytest.mark.parametrize("queues", [2, "named"])
+def test_rows_that_come_later_are_pending_once_and_come_when_they_are_due(
+    shared_node: NodeProcess, client: Client, topic_name: str, queues: Any
+) -> None:
+    client.create_topic(topic_name, queues=queues)
+    tomorrow = round(time.time() * 1000) + 86_400_000
+    columns = {
+        "body": pa.array(["at once", "was due", "soon", "in a day", "tomorrow"]),
+        "delay_ms": pa.array([0, None, 300, 86_400_000, None], pa.int64()),
+        "deliver_at_ms": pa.array([None, 1_700_000_000_000, None, None, tomorrow], pa.int64()),
+        "ttl_ms": pa.array([None, None, None, 3_600_000, None], pa.int64()),
+        "queue_name" if queues == "named" else "queue": pa.array(["ann"] * 5 if queues == "named" else [1] * 5),
+    }
+    assert write_rows(shared_node, topic_name, columns).messages == 5
+    assert read(client, topic_name, 3) == ["at once", "was due", "soon"]
+    assert write_rows(shared_node, topic_name, columns).repeats == 1, "as after a task that died is tried again"
+    pending = list(DelayedMessages(client, topic_name).read())
+    due = {each.message.text(): each.due_ms for each in pending}
+    assert due.keys() == {"in a day", "tomorrow"} and due["tomorrow"] == tomorrow <= due["in a day"]
+    assert {each.message.queue_name for each in pending} == ({"ann"} if queues == "named" else {None})
+
+
+@pytest.mark.parametrize("queues", [64, "named"])
+def test_a_row_with_an_id_is_stored_once_whoever_sends_it(
+    shared_node: NodeProcess, client: Client, topic_name: str, queues: Any
+) -> None:
+    client.create_topic(topic_name, queues=queues, dedupe_window_ms="forever")
+    ids = [f"order-{number}" for number in range(20)]
+    named = {"queue_name": pa.array(["ann", "bob"] * 10)} if queues == "named" else {}
+    for number, query in enumerate(("first", "second")):
+        columns = {"body": pa.array([f"{number}"] * 20), "dedupe_id": pa.array(ids), **named}
+        assert write_rows(shared_node, topic_name, columns, query=query).messages == 20
+    with Producer(client, topic_name) as producer:
+        for at, dedupe_id in enumerate(ids):
+            where = {"queue": ("ann", "bob")[at % 2]} if queues == "named" else {}
+            assert producer.send_and_wait("2", dedupe_id=dedupe_id, **where).duplicate
+    assert read(client, topic_name, 20) == ["0"] * 20
+    if queues == 64:
+        assert sum(client.offsets(topic_name).latest) == 20
+
+
+def test_an_id_that_no_topic_would_remember_is_refused(
+    shared_node: NodeProcess, client: Client, topic_name: str
+) -> None:
+    client.create_topic(topic_name)
+    with pytest.raises(InvalidRequest, match=r"has no dedupe_window_ms.*make it with one"):
+        write_rows(shared_node, topic_name, {"body": pa.array(["x"]), "dedupe_id": pa.array(["a"])})

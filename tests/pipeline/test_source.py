@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lsmq.sync import Producer
+from lsmq.sync import DelayedMessages, Producer
 from support.played_node import played_node
 from support.spark_topic import SparkTopic, numbers
 from support.waiting import eventually
@@ -343,6 +343,24 @@ def test_rows_that_do_not_fit_are_refused(topic: SparkTopic, select: str, option
     topic.create()
     with pytest.raises(Exception, match=text):
         topic.write(topic.spark.sql(select), **options)
+
+
+def test_rows_come_later_and_are_stored_once(topic: SparkTopic) -> None:
+    """A data frame's columns say when messages come, and which are the same."""
+    frame = topic.spark.range(20).selectExpr(
+        "cast(id as string) as body",
+        "if(id % 4 = 0, unix_millis(current_timestamp()) + 86400000, null) as deliver_at_ms",
+        "if(id % 4 = 1, 86400000, null) as delay_ms",
+        "if(id % 4 > 1, concat('order-', id), null) as dedupe_id",
+    )
+    topic.client.create_topic(topic.name, queues=4, dedupe_window_ms="forever")
+    topic.write(frame)
+    topic.write(frame.where("dedupe_id is not null").orderBy("body"))
+    assert numbers(topic.read()) == [number for number in range(20) if number % 4 > 1]
+    pending = [int(each.message.text()) for each in DelayedMessages(topic.client, topic.name).read()]
+    assert sorted(pending) == [number for number in range(20) if number % 4 < 2]
+    with pytest.raises(Exception, match=r"column 'deliver_at_ms' has 1700000000; a time in milliseconds since 1970"):
+        topic.write(topic.spark.sql("select 'x' body, 1700000000L deliver_at_ms"))
 
 
 def test_types_times_to_live_and_conditions_go_both_ways(topic: SparkTopic) -> None:

@@ -22,7 +22,15 @@ TOPICS: Mapping[str, Mapping[str, Any]] = {
     "jobs": {"queues": 1},
     "shared": {"queues": 1},
     "names": {"queues": "named"},
+    "ring_bytes": {"queues": 2, "queue_max_bytes": 1_000, "overflow": "drop_oldest"},
+    "full_bytes": {"queues": 1, "queue_max_bytes": 1_000, "overflow": "drop_newest"},
+    "tight": {"queues": 1, "queue_max_bytes": 1_000},
 }
+#: What queues of these may hold, in bytes; and by how much one may seem fuller, when what it began with is gone.
+MOST_BYTES = 1_000
+PIECE_BYTES = MOST_BYTES // 32
+BYTE_TOPICS = tuple(topic for topic, options in TOPICS.items() if "queue_max_bytes" in options)
+BYTE_QUEUES = tuple((topic, queue) for topic in BYTE_TOPICS for queue in range(TOPICS[topic]["queues"]))
 #: Of the tenants of the work queue of ``shared``, by key, where that is not 1.
 WEIGHTS: Mapping[str, int] = {"b": 2}
 
@@ -37,6 +45,7 @@ class Row:
     priority: tuple[int, int] = (0, 0)  # and subpriority
     deletes_key: bool = False
     may_be_gone: bool = False
+    size_bytes: int = 0  # header and body, where that counts
 
 
 @dataclass
@@ -62,6 +71,9 @@ class Queue:
     def remove(self, offsets: Iterable[int]) -> None:
         for offset in list(offsets):
             self.rows.pop(offset, None)
+
+    def size_bytes(self) -> int:
+        return sum(row.size_bytes for row in self.rows.values())
 
     def settle(self) -> None:
         self.remove([offset for offset, row in self.rows.items() if row.may_be_gone])
@@ -163,6 +175,39 @@ class Model:
             for each in known.rows.values():
                 each.may_be_gone |= each.key == row.key and each is not row
 
+    def room(self, topic: str, queue: int, size_bytes: int) -> bool | None:
+        """Whether so much more surely fits, or surely does not where the leader has counted all; None: who knows."""
+        size_bytes += self.queues[topic, queue].size_bytes()
+        return True if size_bytes + PIECE_BYTES <= MOST_BYTES else False if size_bytes > MOST_BYTES else None
+
+    def filled(self, topic: str, queue: int, row: Row, offset: int | None, *, counted: bool) -> None:
+        """It was sent to a queue that is to hold so many bytes: stored at an offset, or dropped or refused (None).
+
+        ``counted``: the leader had counted what was in the queue before.
+        """
+        known, room = self.queues[topic, queue], self.room(topic, queue, row.size_bytes)
+        if topic == "ring_bytes":
+            assert offset is not None, "new messages are always taken where the oldest make room"
+        elif offset is None:
+            assert room is not True, f"{topic} had room"
+        else:
+            assert room is not False or not counted, f"{topic} had no room"
+        if offset is None:
+            return
+        assert offset == known.append(row), "offsets have no gaps"
+        if topic == "ring_bytes":
+            self._make_room(known, counted=counted)
+
+    def _make_room(self, known: Queue, *, counted: bool) -> None:
+        size = 0
+        for offset in sorted(known.rows, reverse=True):
+            size += known.rows[offset].size_bytes
+            if offset == known.end - 1:
+                continue  # the newest stays, however large it is
+            known.rows[offset].may_be_gone |= size + PIECE_BYTES > MOST_BYTES
+            if counted and size > MOST_BYTES:
+                known.remove([offset])
+
     # Reading
 
     def read(self, topic: str, queue: int, found: Iterable[tuple[int, int]], picks: Callable[[Row], bool]) -> None:
@@ -175,6 +220,13 @@ class Model:
             assert wanted[offset].number == number, f"offset {offset} of {topic}/{queue} is another message"
         surely = {offset for offset, row in wanted.items() if not row.may_be_gone}
         assert surely <= {offset for offset, _ in came}, f"messages of {topic}/{queue} are missing"
+        if topic == "ring_bytes":  # What went there does not come back.
+            self.queues[topic, queue].remove(wanted.keys() - {offset for offset, _ in came})
+
+    def within_bytes(self, topic: str, queue: int, offsets: Iterable[int]) -> None:
+        """The leader has counted the queue, which has these."""
+        sizes = [self.queues[topic, queue].rows[offset].size_bytes for offset in offsets]
+        assert sum(sizes) <= MOST_BYTES or len(sizes) == 1, f"{topic}/{queue} has messages of {sizes} bytes"
 
     def found(self, key: str, found: Iterable[tuple[int, int]]) -> None:
         """What was found of a key in the log: queues and offsets."""
@@ -250,5 +302,5 @@ class Model:
     def settle(self) -> None:
         """So much time has passed that what goes in the background is gone, and what is due has come."""
         for (topic, _), queue in self.queues.items():
-            if topic != "table":  # which is cleaned when enough has come
+            if topic not in ("table", "ring_bytes"):  # cleaned when enough has come; and may have more than it must
                 queue.settle()

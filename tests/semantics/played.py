@@ -8,25 +8,31 @@ from typing import Any
 
 from lsmq import Client, Consumer, DelayedMessages, Message, Producer, WorkQueue, runtime
 from lsmq._retries import Deadline
-from lsmq.errors import AlreadyDelivered
-from lsmq.messages import due_of_id
+from lsmq.errors import AlreadyDelivered, RequestTooLarge, TimedOut
+from lsmq.messages import due_of_id, encode_header
 from lsmq_lab.world.machine import world
 from lsmq_lab.world.scheduler import SimulatedProcess
 from lsmq_lab.world.simulated_cluster import SimulatedCluster, SimulatedNode
 from lsmq_lab.world.uses.use import all_of, read_to
 from lsmq_node.workqueue.receipts import decode_receipt, group_hash
 
-from .model import TOPICS, WEIGHTS, Later, Model, Row
+from .model import BYTE_QUEUES, MOST_BYTES, PIECE_BYTES, TOPICS, WEIGHTS, Later, Model, Row
 
 #: A step of a plan: what is done, and three numbers that say how.
 Step = tuple[str, int, int, int]
+#: Shard, node and epoch of each that leads.
+Leaders = frozenset[tuple[int, str, int]]
 KEYS = (None, "a", "b", "c")
 TAGS = (None, "x", "y")
 NAMES = ("ann", "bob", "c.d")
 _LONG_MS, _SHORT_MS, _SOON_MS, _DAY_MS = 3_600_000, 300, 1_500, 86_400_000
+#: Of messages to queues that hold so many bytes.
+_SIZES = (20, 21, 60, 150, 333, 600, MOST_BYTES, MOST_BYTES + 1)
 _JUMPS_S = (-2.0, -0.5, 1.0, 2.5)
 #: All clocks are right by then, stamps have caught up, and background work had its turns.
 _SETTLE_S = 8.0
+#: A leader has counted by then what queues had that were written to.
+_COUNT_S = 3.0
 _SETTINGS = {"retention_interval_ms": 300}
 
 
@@ -38,12 +44,17 @@ class Player:
         self.serial = 0
         self.producers: dict[str, Producer] = {}
         self.delayed = DelayedMessages(client, "later")
+        #: Of each queue that holds so many bytes, the leaders that had counted it.
+        self.counted_by: dict[tuple[str, int], Leaders] = {}
 
     async def play(self, steps: Sequence[Step]) -> None:
         for topic, options in TOPICS.items():
             await self.client.create_topic(topic, **options)
             self.producers[topic] = Producer(self.client, topic, linger_ms=0)
             await self.producers[topic].start()
+        self.producers["quick"] = Producer(self.client, "tight", linger_ms=0, deadline_ms=700)
+        await self.producers["quick"].start()
+        self.counted_by = dict.fromkeys(BYTE_QUEUES, self._leaders())  # There is nothing in them.
         await WorkQueue(self.client, "jobs", "crew").configure(order="priority", max_deliveries=1_000)
         shared = WorkQueue(self.client, "shared", "crew")
         await shared.configure(fair_by="key", weights=WEIGHTS, max_deliveries=1_000)
@@ -82,7 +93,7 @@ class Player:
         self.model.sent(topic, queue, row, offset, dedupe_id=dedupe_id, again=sent.duplicate)
 
     async def _read(self, where: int, how: int, what: int) -> None:
-        topic = ("log", "ring", "full", "once")[where % 4]
+        topic = ("log", "ring", "full", "once", "ring_bytes", "full_bytes", "tight")[where % 7]
         tag, least = TAGS[what % 3], self.serial // 2
         for queue in range(TOPICS[topic]["queues"]):
             picks: dict[str, Any] = {}
@@ -90,6 +101,7 @@ class Player:
                 picks = {"tag": tag}
             elif how % 3 == 2:
                 picks = {"filter": f"number > {least} AND (priority < 1 OR subpriority < 1)"}
+            counted = topic == "ring_bytes" and self._counted(topic, queue)
             messages = await self._read_queue(topic, queue, picks)
 
             def wanted(row: Row, picks: dict[str, Any] = picks) -> bool:
@@ -99,6 +111,8 @@ class Player:
 
             came = [(message.offset, int(message.properties["number"])) for message in messages]
             self.model.read(topic, queue, came, wanted)
+            if counted:
+                self.model.within_bytes(topic, queue, [offset for offset, _ in came])
 
     async def _read_queue(self, topic: str, queue: int, picks: Mapping[str, Any]) -> list[Message]:
         """To where it ends now."""
@@ -112,6 +126,71 @@ class Player:
                 if not messages and (await self.client.offsets(topic)).earliest[queue] >= end:
                     break  # It went meanwhile, and a reader moves with what comes.
         return found
+
+    # Queues that hold so many bytes
+
+    async def _fill(self, where: int, how: int, what: int) -> None:
+        topic, queue = BYTE_QUEUES[where % len(BYTE_QUEUES)]
+        await self._put(topic, queue, _SIZES[what % len(_SIZES)])
+
+    async def _put(self, topic: str, queue: int, size_bytes: int) -> None:
+        """Into ``tight`` only what surely has room, or has none: what is refused is tried again for so long."""
+        counted, room = self._counted(topic, queue), self.model.room(topic, queue, size_bytes)
+        if topic == "tight" and room is not True and (room is None or not counted):
+            return
+        self.serial += 1
+        properties = {"number": f"{self.serial}"}
+        body = b"x" * (size_bytes - len(encode_header(None, None, properties)))
+        producer = self.producers["quick" if topic == "tight" and room is False else topic]
+        try:
+            sent = await producer.send_and_wait(body, queue=queue, properties=properties)
+            offset = None if sent.dropped else sent.offset
+        except (TimedOut, RequestTooLarge):
+            await asyncio.sleep(_COUNT_S)
+            known, (latest,) = self.model.queues[topic, queue], (await self.client.offsets(topic)).latest
+            offset = known.end if latest > known.end else None
+        counted &= self._counted(topic, queue)
+        self.model.filled(topic, queue, Row(self.serial, size_bytes=size_bytes), offset, counted=counted)
+
+    async def _make_room(self, where: int, how: int, what: int) -> None:
+        topic, queue = BYTE_QUEUES[where % len(BYTE_QUEUES)]
+        known = self.model.queues[topic, queue]
+        before = min(known.rows, default=known.end) + what % 4
+        if before <= known.end:
+            await self.client.trim_topic(topic, {queue: before})
+            known.remove(range(before))
+
+    async def _count(self) -> None:
+        """Have leaders count what was there before them, as they do once a queue is written to; see that they did."""
+        leaders = self._leaders()
+        for topic, queue in BYTE_QUEUES:
+            if not self._counted(topic, queue):
+                known = self.model.queues[topic, queue]
+                if topic == "tight" and known.rows:  # What is refused would not have it counted.
+                    await self._have_room(queue)
+                await self._put(topic, queue, _SIZES[0])
+        await asyncio.sleep(_COUNT_S)
+        if leaders == self._leaders():
+            self.counted_by = dict.fromkeys(BYTE_QUEUES, leaders)
+        for topic, queue in BYTE_QUEUES:
+            held = self.model.queues[topic, queue].size_bytes()
+            for size_bytes in (MOST_BYTES - held - PIECE_BYTES, MOST_BYTES - held + 1, MOST_BYTES):
+                if self._counted(topic, queue) and size_bytes >= _SIZES[0]:
+                    await self._put(topic, queue, size_bytes)
+
+    async def _have_room(self, queue: int) -> None:
+        known = self.model.queues["tight", queue]
+        while self.model.room("tight", queue, _SIZES[0]) is not True:
+            known.remove([min(known.rows)])
+        await self.client.trim_topic("tight", {queue: min(known.rows, default=known.end)})
+
+    def _counted(self, topic: str, queue: int) -> bool:
+        return self.counted_by.get((topic, queue)) == self._leaders()
+
+    def _leaders(self) -> Leaders:
+        """Who leads which shard, since which epoch."""
+        replicas = self.cluster.replicas()
+        return frozenset((each.shard, node.id, each.epoch) for node, each in replicas if each.serving)
 
     async def _find(self, where: int, how: int, what: int) -> None:
         key = KEYS[1 + where % 3]
@@ -274,6 +353,7 @@ class Player:
             self._set_clock(node, 0.0)
         await asyncio.sleep(_SETTLE_S)
         self.model.settle()
+        await self._count()
 
     def _do(self, what: Any, after_s: float = 0.0) -> None:
         self.cluster.world.scheduler.call_later(after_s, what)
@@ -293,7 +373,7 @@ class Player:
         self.model.came_later(came.items(), pending - came.keys(), settled=settled)
 
     async def _look_at_all(self, *, settled: bool) -> None:
-        for where in range(4):
+        for where in range(7):
             await self._read(where, 0, 0)
         for where in range(3):
             await self._find(where, 4, 0)

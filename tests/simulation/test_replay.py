@@ -25,7 +25,7 @@ report = runs.in_child(seed, uses=uses)
 print(*report.plan, *report.trace, *report.problems, report.fingerprint, sep="\\n")
 """
 _SEEDS = {
-    12: ("urgent", "short-lived"),
+    12: ("urgent", "short-lived", "bounded"),
     20: ("jobs", "ledger", "compacted"),
     21: ("delayed", "named", "pushed"),
     22: ("ring", "scheduled", "deduplicated"),

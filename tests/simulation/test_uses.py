@@ -17,6 +17,7 @@ from lsmq_node.schedules.shard_schedules import ShardSchedules
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.dedupe import DedupeIds
 from lsmq_node.storage.key_cleaner import KeyCleaner
+from lsmq_node.storage.queue_bytes import QueueBytes
 from lsmq_node.storage.shard_time import ShardTime
 from lsmq_node.storage.sieve import Picked
 from lsmq_node.storage.topic_names import TopicNames
@@ -77,7 +78,18 @@ def priorities_are_one(patch: Patch) -> None:
     patch.setattr(TenantTurns, "_lane", lambda self, level, tenant: lane(self, 0, tenant))
 
 
+def queues_hold_twice_their_bytes(patch: Patch) -> None:
+    use = QueueBytes.__init__
+    patch.setattr(QueueBytes, "__init__", lambda self, limit: use(self, 2 * limit))
+
+
+def what_a_queue_had_counts_for_nothing(patch: Patch) -> None:
+    """Of messages that came under another leader."""
+    patch.setattr(QueueBytes, "read", lambda self, item, queries, stop: None)
+
+
 BROKEN: dict[str, Callable[[Patch], None]] = {
+    "bounded": queues_hold_twice_their_bytes,
     "compacted": superseded_is_the_one_behind,
     "deduplicated": ids_are_forgotten,
     "delayed": due_too_early,

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq.errors import CorruptFile, DocumentsFull, InvalidBatch
-from lsmq.messages import MAX_DELAY_MS
+from lsmq.messages import LAST_DUE_MS, MAX_DELAY_MS
 from lsmq.record_batch import BatchBuilder, Column, RecordBatch, encode_batch
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import ShardStore, StoreOptions
-from lsmq_node.storage.delayed import BEGIN, HAND, LAST_DUE_MS, DuePlace, Hand, due_times
+from lsmq_node.storage.delayed import BEGIN, HAND, DuePlace, Hand, due_times
 from lsmq_node.storage.garbage import MAX_SHARE
 from lsmq_node.storage.repair import repair_store
 from support.clock import SimClock

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq.errors import InvalidRequest
-from lsmq.messages import MAX_TTL_MS
+from lsmq.messages import LAST_DUE_MS, MAX_TTL_MS
 from lsmq.record_batch import BatchBuilder, Column, RecordBatch, encode_batch
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import ShardStore
-from lsmq_node.storage.delayed import LAST_DUE_MS
 from lsmq_node.storage.state import TopicOptions
 from support.clock import SimClock
 

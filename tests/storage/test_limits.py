@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from lsmq.errors import LsmqError, QuotaExceeded, RequestTooLarge, TooManyMessages
-from lsmq.record_batch import BatchBuilder, RecordBatch
+from lsmq.record_batch import LAST_DUE_MS, BatchBuilder, RecordBatch
 from lsmq_node.delayed.deliveries import moved
 from lsmq_node.storage import TopicOptions
-from lsmq_node.storage.delayed import BEGIN, DUE, LAST_DUE_MS
+from lsmq_node.storage.delayed import BEGIN, DUE
 from lsmq_node.storage.losses import LossReason
 from lsmq_node.storage.producers import BROKER_PRODUCERS
 from lsmq_node.storage.retention import Retention

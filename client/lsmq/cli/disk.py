@@ -76,16 +76,17 @@ def move(shard: int, to: Path, data: str | None, config: Path | None) -> None:
 
 @disk.command()
 @click.argument("directory", metavar="DIR", type=_DIRECTORY)
+@click.option("--accept-loss", is_flag=True, help="Also where nobody else has its shards: of one of --processes.")
 @_of_node
-def forget(directory: Path, data: str | None, config: Path | None) -> None:
+def forget(directory: Path, accept_loss: bool, data: str | None, config: Path | None) -> None:
     """Have a node that does not run do without the disk of DIR, for good.
 
     One that can be used must hold no shard any more; leave it out of data afterwards. What a lost one had is given
-    up: a member of a cluster fills its replicas again from the others, and a node of its own refuses. Should it come
-    back it is not used before it is emptied.
+    up: a member of a cluster fills its replicas again from the others, and a node of its own refuses; so do its
+    processes without --accept-loss. Should it come back it is not used before it is emptied.
     """
     disks = _disks(config, data)
     moving: Any = importlib.import_module("lsmq_node.disks.moving")
     with private_files():
-        left = moving.forget_disk(disks, directory)
+        left = moving.forget_disk(disks, directory, accept_loss=accept_loss)
     click.echo(f"{directory} is forgotten; the node has {counted(len(left), 'shard')} on its other disks")

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
 import click
 
-from lsmq import Client
+from lsmq import Client, WorkQueue
 from lsmq.cli._reset import OffsetMove, ResetTarget, plan, summed
 from lsmq.cli.options import QUEUES, TIME, TOPIC, asks_a_node, asks_first, json_option, url_option, with_client
-from lsmq.cli.render import counted, print_fields, print_json, print_table
+from lsmq.cli.render import counted, print_fields, print_json, print_table, time_text
 from lsmq.cli.work_queue import configure
-from lsmq.errors import GroupHasMembers, UnknownGroup
+from lsmq.errors import GroupHasMembers, UnknownGroup, UnknownMessage
 from lsmq.groups import Group, GroupDescription, GroupLag, GroupMember, GroupStream, GroupSummary, Ranges, list_groups
 from lsmq.topics import format_ranges
 from lsmq.work_queue_values import WorkQueueState, describe_work_queue
 
 _SHOWN_ROWS = 50
+_MINUTE_MS = 60_000
+_MOST_HELD = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,87 @@ async def offsets(client: Client, name: str, topic: str | None, as_json: bool) -
     )
     lag = sum(row.lag for row in rows)
     click.echo(f"{counted(len(rows), 'queue')}, lag {counted(lag, 'message')}", err=True)
+
+
+@group.command()
+@click.argument("name")
+@click.option("--topic", type=TOPIC, required=True, help="In this topic.")
+@json_option
+@asks_a_node
+async def lag(client: Client, name: str, topic: str, as_json: bool) -> None:
+    """Show how far group NAME was behind in the last hour, minute by minute.
+
+    \b
+      lsmq group lag kitchen --topic orders
+
+    The leaders remember it for the groups that are furthest behind, and for those that somebody asked for.
+    """
+    past, now = await Group(client, name).past_lag(topic), await Group(client, name).lag(topic)
+    if as_json:
+        print_json({**asdict(past), "lag": now.lag})
+        return
+    each = max(1, _MINUTE_MS // past.every_ms)
+    minutes = list(enumerate(past.lags[::-1][each - 1 :: each], 1))[::-1]
+    rows = [(f"{ago} min", "not known" if lag is None else lag) for ago, lag in minutes]
+    print_table(["ago", "lag"], [*rows, ("now", now.lag)])
+
+
+@group.command()
+@click.argument("name")
+@click.option("--topic", type=TOPIC, required=True, help="Of this topic.")
+@click.option("--limit", type=click.IntRange(1), default=1_000, show_default=True, help="At most so many.")
+@json_option
+@asks_a_node
+async def held(client: Client, name: str, topic: str, limit: int, as_json: bool) -> None:
+    """Show messages of work queue NAME that somebody has, and has not settled.
+
+    \b
+      lsmq group held kitchen --topic orders
+    """
+    async with WorkQueue(client, topic, name) as work:
+        found = await work.held(limit)
+    if as_json:
+        print_json([asdict(each) for each in found])
+        return
+    print_table(
+        ["message", "queue", "offset", "delivery", "hidden until"],
+        [[each.id, each.queue, each.offset, each.deliveries, time_text(each.until_ms)] for each in found],
+    )
+
+
+_ENDS: dict[str, Literal["release", "dead_letter", "ack"]] = {
+    "again": "release",
+    "dead-letter": "dead_letter",
+    "done": "ack",
+}
+
+
+@group.command()
+@click.argument("name")
+@click.argument("ids", nargs=-1, required=True)
+@click.option("--topic", type=TOPIC, required=True, help="Of this topic.")
+@click.option(
+    "--as",
+    "how",
+    type=click.Choice(tuple(_ENDS)),
+    required=True,
+    help="again: somebody else gets it now. dead-letter: it is not tried again. done: it never comes again.",
+)
+@asks_first("Take these messages from who works on them?")
+@asks_a_node
+async def settle(client: Client, name: str, ids: tuple[str, ...], topic: str, how: str) -> None:
+    """Settle messages IDS of work queue NAME in the stead of who has them.
+
+    \b
+      lsmq group settle kitchen --topic orders --as again 00000001000000070000000000000042
+    """
+    async with WorkQueue(client, topic, name) as work:
+        found = {each.id: each for each in await work.held(_MOST_HELD)}
+        if missing := [id for id in ids if id not in found]:
+            raise UnknownMessage(f"nobody has message {missing[0]!r} of group {name!r}: it is settled, or to be had")
+        for id in ids:
+            await work.end_held(found[id], _ENDS[how])
+            click.echo(f"{id}: {how}")
 
 
 async def _known(client: Client, name: str) -> GroupSummary:

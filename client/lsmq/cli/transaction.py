@@ -81,6 +81,46 @@ async def list_command(client: Client, name: str | None, state: str, as_json: bo
     )
 
 
+@transaction.command()
+@click.argument("group")
+@json_option
+@asks_a_node
+async def members(client: Client, group: str, as_json: bool) -> None:
+    """Show members of producer group GROUP, when they were heard last, and which sequences they have.
+
+    \b
+      lsmq transaction members billing
+    """
+    found = await ProducerGroup(client, group).describe()
+    if as_json:
+        print_json(found)
+        return
+    taken = [(each["sequence"], each["member"]) for each in found["sequences"]]
+    print_table(
+        ["member", "client", "heard", "transactions", "sequences"],
+        [
+            [
+                each["id"],
+                each["client"],
+                f"{each['heartbeat_age_ms'] / 1000:.1f} s ago",
+                each["transactions"],
+                ", ".join(name for name, member in taken if member == each["id"]) or None,
+            ]
+            for each in found["members"]
+        ],
+    )
+
+
+@transaction.command()
+@click.argument("group")
+@click.argument("member")
+@asks_first("Does {member} of {group} hang? Others will be asked about its transactions.")
+@asks_a_node
+async def end(client: Client, group: str, member: str) -> None:
+    """End the session of MEMBER of producer group GROUP, which hangs: it must join anew under another id."""
+    await ProducerGroup(client, group).leave(member)
+
+
 def _state(found: TransactionInfo) -> str:
     return f"{found.state}, not delivered" if found.state == "committed" and not found.delivered else found.state
 

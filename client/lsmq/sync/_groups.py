@@ -28,6 +28,7 @@ class Group:
     commit = blocking(asynchronous.Group.commit)
     reset = blocking(asynchronous.Group.reset)
     lag = blocking(asynchronous.Group.lag)
+    past_lag = blocking(asynchronous.Group.past_lag)
 
 
 def list_groups(client: Client) -> list[GroupSummary]:

@@ -76,6 +76,8 @@ class WorkQueue(BlockingIterable[Task]):
     close = blocking(asynchronous.WorkQueue.close)
     describe = blocking(asynchronous.WorkQueue.describe)
     configure = blocking(asynchronous.WorkQueue.configure)
+    held = blocking(asynchronous.WorkQueue.held)
+    end_held = blocking(asynchronous.WorkQueue.end_held)
 
     def _next(self) -> Task:
         return Task(self._thread.call(self._async._next()), self._thread)

@@ -47,8 +47,10 @@ class ConsolePage:
 def pages_of(queues: int, groups: int) -> tuple[ConsolePage, ...]:
     """Of the console, over so many queues and groups."""
     topic, named, last = f"/v1/topics/{TOPIC}", f"/v1/topics/{NAMES}", queues - 1
+    group = f"/v1/groups/group-{groups - 1}"
     own, usage, prefix = topic, f"{topic}/usage", messages_names.name_of(queues // 2)[:-8]
     return (
+        ConsolePage("before each page", ("/v1/whoami",)),
         ConsolePage("Overview", ("/v1/history",), 5_000),
         ConsolePage("Topics", ("/v1/topics?limit=100",)),
         ConsolePage("a topic, by number", (own, usage, f"{topic}/offsets?queues=0-{min(99, last)}")),
@@ -62,7 +64,7 @@ def pages_of(queues: int, groups: int) -> tuple[ConsolePage, ...]:
         ConsolePage("a queue", (f"{topic}/queues/{last}", f"{topic}/queues/{last}/messages?offset=0&max=50&wait_ms=0")),
         ConsolePage("What comes later", (f"{topic}/delayed?max=100", f"{topic}/schedules?max=100")),
         ConsolePage("Groups", ("/v1/groups?limit=100",)),
-        ConsolePage("a group", (f"/v1/groups/group-{groups - 1}/lag?topic={TOPIC}",), 5_000),
+        ConsolePage("a group", (f"{group}/lag?topic={TOPIC}", f"{group}/lag/history?topic={TOPIC}"), 5_000),
         ConsolePage("Producers", ("/v1/producer-groups?limit=100",)),
         ConsolePage("Cluster", ("/v1/cluster",), 3_000),
         ConsolePage("a shard", ("/v1/cluster",), 1_000),

@@ -132,6 +132,7 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "deleteOffsets": _needs(group=_X),
         "fenceGroup": _needs(group=_R, topic=_R),
         "getLag": _needs(group=_D, topic=_D),
+        "getLagHistory": _needs(group=_D, topic=_D),
         "push": _needs(group=_R, topic=_R),
         "acknowledgePush": _needs(group=_R),
         "listPushStreams": _needs(group=_D),
@@ -139,6 +140,7 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "ackMessages": _needs(group=_R, topic=_R),
         "nackMessages": _needs(group=_R, topic=_R),
         "extendMessages": _needs(group=_R, topic=_R),
+        "listHeld": _needs(group=_R, topic=_R),  # with receipts, by which it is settled
         "configureWorkQueue": _needs(group=_A, topic=_R),
         "describeWorkQueue": _needs(group=_D, topic=_D),
         # groups of producers

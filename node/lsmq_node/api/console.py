@@ -31,6 +31,7 @@ _TYPES: Final = MappingProxyType(
         "keeping.js": "text/javascript",
         "later.js": "text/javascript",
         "producers.js": "text/javascript",
+        "rights.js": "text/javascript",
         "drawing.js": "text/javascript",
         "session.js": "text/javascript",
     }

@@ -154,6 +154,17 @@ LAG: Schema = object_of(
     }
 )
 
+LAG_HISTORY: Schema = object_of(
+    {
+        "every_ms": COUNT,
+        "lags": list_of(
+            integer(0, null=True),
+            "Messages that waited, a sample every `every_ms`, of an hour at most, oldest first, the last of just now. "
+            "null: what a part of it was is not known.",
+        ),
+    }
+)
+
 
 RESET_WHERE: dict[str, Schema] = {
     "to": {

@@ -21,6 +21,7 @@ from lsmq.errors import (
 )
 from lsmq_node.groups import Mode
 from lsmq_node.groups.ranges import RangePairs, normal, parse
+from lsmq_node.monitoring import EVERY_S
 from lsmq_node.rights import Action, ResourceKind
 from lsmq_node.storage import StoredTopic
 
@@ -202,6 +203,23 @@ async def get_lag(call: Call) -> web.StreamResponse:
             else max(0, round(1000 * (runtime.wall_time() - committed_at))),
         },
     )
+
+
+@ROUTES.get(
+    "/v1/groups/{group}/lag/history",
+    Content("As it was counted in the background.", group_schemas.LAG_HISTORY),
+    parameters=(GROUP, TOPIC),
+    errors=(UnknownTopic,),
+)
+async def get_lag_history(call: Call) -> web.StreamResponse:
+    """How far a group was behind in the last hour.
+
+    In all shards, whichever nodes lead them: each leader remembers it in memory, for a bounded number of groups, those
+    that are furthest behind and those that somebody asked for here. It begins anew with another leader.
+    """
+    group, topic = call.path("group"), await call.topic(call.query["topic"])
+    lags = await call.node.monitoring.lag_history.of(group, topic)
+    return answer(call.request, {"every_ms": round(1000 * EVERY_S), "lags": lags})
 
 
 def parse_runs(given: str, field: str = "ranges") -> RangePairs:

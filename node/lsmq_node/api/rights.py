@@ -72,7 +72,8 @@ async def whoami(call: Call) -> web.StreamResponse:
         "by": None if proven is None else proven.by,
         "expires_ms": asker.expires_ms,
     }
-    return answer(call.request, {**found, **_shown_grants(grants)})
+    allowed = None if asker.holder is None else _shown_rights(asker.holder.rights)
+    return answer(call.request, {**found, **_shown_grants(grants), "allowed": allowed})
 
 
 @ROUTES.get("/v1/tokens", Content("Without what is secret of them.", schemas.TOKENS), parameters=PAGE)

@@ -84,5 +84,9 @@ WHOAMI: Schema = object_of(
         "expires_ms": _EXPIRES,
         "roles": ROLES,
         "rights": RIGHTS,
+        "allowed": {
+            **list_of(_RIGHT, "All that the caller may, by roles and rights; null where nobody is asked: everything."),
+            "type": ["array", "null"],
+        },
     }
 )

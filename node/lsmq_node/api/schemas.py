@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lsmq.messages import MAX_DEDUPE_ID_BYTES, MAX_DELAY_MS, MAX_PRIORITY, MAX_TTL_MS
+from lsmq.messages import LAST_DUE_MS, MAX_DEDUPE_ID_BYTES, MAX_DELAY_MS, MAX_PRIORITY, MAX_TTL_MS
 from lsmq.queue_names import NAMED, SLOTS
 from lsmq_node.storage.queue_options import UNLIMITED
 from lsmq_node.storage.topic_options import MAX_WINDOW_MS
@@ -170,7 +170,7 @@ PRODUCER: Schema = object_of(
     description="Makes the request idempotent: the same id and sequence again give the first answer.",
 )
 
-DUE_MS: Schema = integer(0, 2**44 - 1, "When it comes into its queue, milliseconds since 1970.")
+DUE_MS: Schema = integer(0, LAST_DUE_MS, "When it comes into its queue, milliseconds since 1970.")
 SENT: Schema = object_of(
     {
         "results": list_of(
@@ -380,7 +380,7 @@ MESSAGE_TO_SEND: Schema = object_of(
         "ttl_ms": TTL_MS,
         "expires_at_ms": integer(
             1,
-            2**44 - 1,
+            LAST_DUE_MS,
             "In place of `ttl_ms`: from when on it is not delivered, milliseconds since 1970; not over yet.",
             null=True,
         ),
@@ -392,7 +392,7 @@ MESSAGE_TO_SEND: Schema = object_of(
         ),
         "deliver_at_ms": integer(
             0,
-            2**44 - 1,
+            LAST_DUE_MS,
             "In place of `delay_ms`: when it comes, milliseconds since 1970; at once where that has passed.",
         ),
         "properties": _PROPERTIES,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
 from aiohttp import web
+from yarl import URL
 
 from lsmq.errors import (
     DocumentsFull,
@@ -20,6 +22,7 @@ from lsmq.errors import (
     UnknownGroup,
     UnknownTopic,
 )
+from lsmq.record_batch import message_id
 from lsmq_node.rights import Action, ResourceKind
 from lsmq_node.storage import StoredTopic
 from lsmq_node.workers import LARGE_BYTES
@@ -31,11 +34,14 @@ from lsmq_node.workqueue.shard_work import ShardWork, WorkDelivery
 from . import work_schemas as schemas
 from .codec import Format, answer, answer_format, encode
 from .filters import filter_of
+from .forwarding import asked_at_leader
 from .rendering import RENDERED_TIMES, render_message
-from .routing import TOPIC, Call, Content, Routes
+from .routing import TOPIC, Call, Content, Parameter, Routes
+from .schema import integer, text
 
 #: So many small messages are packed within a millisecond or two.
 _MANY_MESSAGES = 200
+_MOST_HELD: Final = 1_000
 
 _MESSAGES = {
     Refusal.EXPIRED: "the delivery is over: its visibility ended, or it was given back; the message may be with "
@@ -211,11 +217,91 @@ async def describe_work_queue(call: Call) -> web.StreamResponse:
     service = call.node.work
     shards = service.wanted(topic, None)
     if not service.is_work_queue(group, topic):
-        raise UnknownGroup(
-            f"group {group!r} is no work queue on topic {topic.name!r}; the first pop makes it one", group=group
-        )
+        raise _no_work_queue(group, topic)
     works = [await service.work(group, topic, shard) for shard in shards]
     return answer(call.request, await _description(group, topic, works))
+
+
+@ROUTES.get(
+    "/v1/groups/{group}/held",
+    Content("Delivered, and not settled.", schemas.HELD),
+    parameters=(
+        TOPIC,
+        Parameter("shard", integer(0, 1_023), "This shard alone."),
+        Parameter("limit", integer(1, _MOST_HELD, default=100), "At most so many."),
+        Parameter("after", text(pattern=r"[0-9]{1,4}\.[0-9]{1,10}\.[0-9]{1,19}"), "`next` of the answer before."),
+    ),
+    errors=(*_ERRORS, UnknownGroup),
+)
+async def list_held(call: Call) -> web.StreamResponse:
+    """List messages of a work queue that somebody has, and has not settled yet.
+
+    Of all shards, whichever nodes lead them. Each has the receipt of its delivery: whoever may take messages may settle
+    those of others as well, to end what hangs. Costs what a look at all that are in flight costs.
+    """
+    query, topic = call.query, await call.topic(call.query["topic"])
+    shards = sorted({part.shard for part in call.broker.ranges(topic)} if query["shard"] is None else {query["shard"]})
+    behind = (-1, -1, -1) if query["after"] is None else tuple(map(int, query["after"].split(".")))
+    found: dict[str, Any] = {"messages": [], "next": None}
+    unknown = None
+    for shard in (each for each in shards if each >= behind[0]):
+        place = (behind[1], behind[2]) if shard == behind[0] else (-1, -1)
+        try:
+            part = await _held_in(call, topic, shard, place, query["limit"] - len(found["messages"]))
+        except UnknownGroup as error:  # Nobody has popped from this shard.
+            unknown = error
+            continue
+        found["messages"] += part["messages"]
+        if part["next"] is not None:
+            return answer(call.request, {**found, "next": part["next"]})
+    if unknown is not None and not found["messages"]:
+        raise unknown
+    return answer(call.request, found)
+
+
+async def _held_in(call: Call, topic: StoredTopic, shard: int, behind: tuple[int, int], limit: int) -> dict[str, Any]:
+    """Of one shard, here or at its leader. ``next`` is the last one's place where there may be more of them."""
+    group, service = call.path("group"), call.node.work
+
+    async def here() -> dict[str, Any]:
+        call.broker.topology.port(shard).check_readable()
+        if not service.is_work_queue(group, topic):
+            raise _no_work_queue(group, topic)
+        work = await service.work(group, topic, shard)
+        held = work.ledger.in_flight(behind, limit)
+        last = f"{shard}.{held[-1].queue}.{held[-1].offset}" if len(held) == limit else None
+        names: Mapping[int, str] = {}
+        if topic.named:
+            known = await call.broker.names.names_of(topic, (each.queue for each in held))
+            names = {queue: each.name for queue, each in known.items()}
+            held = [each for each in held if each.queue in names and each.offset >= known[each.queue].earliest]
+        owner = group_hash(group)
+        messages = [
+            {
+                "queue": names.get(each.queue, each.queue),
+                "offset": each.offset,
+                "id": message_id(topic.id, each.queue, each.offset),
+                "shard": shard,
+                "deliveries": each.count,
+                "until_ms": each.expires_ms,
+                "receipt": encode_receipt(each, owner, topic.id),
+            }
+            for each in held
+        ]
+        return {"messages": messages, "next": last}
+
+    after = None if behind[0] < 0 else f"{shard}.{behind[0]}.{behind[1]}"
+    wanted = {"topic": topic.name, "shard": shard, "limit": limit, "after": after}
+    path = URL.build(path=f"/v1/groups/{quote(group, safe='')}/held", encoded=True).with_query(
+        {name: str(value) for name, value in wanted.items() if value is not None}
+    )
+    return await asked_at_leader(call, shard, here, path.raw_path_qs)
+
+
+def _no_work_queue(group: str, topic: StoredTopic) -> UnknownGroup:
+    return UnknownGroup(
+        f"group {group!r} is no work queue on topic {topic.name!r}; the first pop makes it one", group=group
+    )
 
 
 async def _description(group: str, topic: StoredTopic, works: list[ShardWork]) -> dict[str, Any]:

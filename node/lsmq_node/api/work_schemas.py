@@ -183,6 +183,25 @@ SETTLED: Schema = object_of(
         ),
     }
 )
+HELD: Schema = object_of(
+    {
+        "messages": list_of(
+            object_of(
+                {
+                    "queue": QUEUE_OR_NAME,
+                    "offset": COUNT,
+                    "id": TEXT,
+                    "shard": COUNT,
+                    "deliveries": {**COUNT, "description": "Deliveries of the message, this one included."},
+                    "until_ms": {**TIME_MS, "description": "When its visibility ends unless it is extended."},
+                    "receipt": text("Settles the delivery, as its consumer does."),
+                }
+            ),
+            description="By shard, queue and offset.",
+        ),
+        "next": text("To go on from as `after`; null: that was all.", null=True),
+    }
+)
 CONFIGURE: Schema = object_of({"topic": TEXT, "shards": SHARDS, **SETTINGS_FIELDS}, required=("topic",))
 WORK_QUEUE: Schema = object_of(
     {

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import structlog
+
 from lsmq_coordinator.parts import Part, kept
 
 from .background import Background
 from .broker import Broker
+
+_log = structlog.get_logger("lsmq.node")
 
 _LOOK_S = 0.25
 _CHECK_S = 2.0
@@ -29,6 +33,8 @@ class DiskWatch:
 
     def start(self) -> None:
         self._part = self._broker.parts.part("disk", essential=False)
+        for directories in self._broker.topology.disks.on_one_file_system():
+            _log.warning("disks_share_a_file_system", directories=directories)
         self._background.start(kept(self._part, self._look))
         self._say()
         self._background.start(self._check())
@@ -42,7 +48,8 @@ class DiskWatch:
     def _say(self) -> None:
         """Each disk of several, whether it can be used; and what is not served without it."""
         topology = self._broker.topology
-        disks, shards = topology.disks.all, topology.lost_shards()
+        disks = topology.disks.all
+        shards = [shard for shard in topology.lost_shards() if shard not in topology.disks.shards()]
         for path in self._disks.keys() - {disk.path for disk in disks}:
             self._disks.pop(path).gone()
         for disk in disks if len(disks) > 1 or self._disks else ():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import structlog
 
-from lsmq.errors import DataDirectoryUnusable, ShardStopped
+from lsmq.errors import CorruptFile, DataDirectoryUnusable, ShardStopped
 from lsmq_node.config import InvalidConfig, NodeConfig
 from lsmq_node.disks import NodeDisks, NodeFile, held_disks
 from lsmq_node.storage import ShardStore, StoreOptions
@@ -81,11 +81,13 @@ class OpenShards:
 def open_shards(config: NodeConfig, disks: NodeDisks) -> OpenShards:
     """Open all shards, recovering what a crash left. Blocking, may take seconds.
 
-    What lies on a further disk that fails is left out; all else raises what ``ShardStore.open`` raises (locked,
-    unusable, newer format, corrupt). What was opened by then is closed again.
+    What lies on a further disk that fails, or is damaged there, is left out; all else raises what ``ShardStore.open``
+    raises (locked, unusable, newer format, corrupt). What was opened by then is closed again.
     """
     options, file = store_options(config), NodeFile.load(disks.first)
     assert file is not None, "the disks are held"
+    if file.count < len(disks.all):
+        _log.warning("disks_without_shards", disks=len(disks.all), shards=file.count, more="lsmq shard grow")
     with ExitStack() as opened:
         shards = OpenShards({}, {})
         for shard in range(file.count):
@@ -108,7 +110,7 @@ def _open(disks: NodeDisks, shard: int, options: StoreOptions) -> ShardStore | S
     directory = directory or disks.place(shard, on_first=shard == 0)
     try:
         return ShardStore.open(directory, options)
-    except DataDirectoryUnusable as error:
+    except (DataDirectoryUnusable, CorruptFile) as error:
         if directory.parent == disks.first:
             raise
         return ShardStopped(error.message, **error.details)

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import msgpack
 
-from lsmq.errors import CorruptFile
+from lsmq.errors import CorruptFile, InvalidRequest, UnsupportedFormat
 from lsmq_node.disks import NODE_FILE, NodeFile, shard_directory
 from lsmq_node.disks.looking import DiskListing
-from lsmq_node.disks.mark import MARK_FILE, is_marked
+from lsmq_node.disks.mark import MARK_FILE, DiskMark, is_marked
+from lsmq_node.disks.starts import has_seen_more
 from lsmq_node.storage import StoredTopic
 from lsmq_node.storage.disk import Disk, OsDisk
 from lsmq_node.storage.lock import unused_directory
@@ -77,6 +78,7 @@ class _NodeRepair:
         self.summary = Summary()
         self._book = FindingsBook(path, tell, self.summary)
         self._read: dict[int, ShardRepair] = {}
+        self._lacks_topics = False  # the first disk is an older copy
 
     def run(self, begin: Callable[[int], Advance]) -> Summary:
         self._find_disks()
@@ -110,15 +112,33 @@ class _NodeRepair:
     def _find_disks(self) -> None:
         """Those that ``node.json`` names, where no others were given."""
         try:
-            found = None if len(self._disks) > 1 else NodeFile.load(self._path)
+            found = NodeFile.load(self._path)
         except CorruptFile:
             found = None
-        for id, place in sorted({} if found is None else found.disks.items(), key=lambda item: item[1]):
-            assert found is not None
+        if found is None:
+            return
+        if len(self._disks) > 1:
+            for disk in self._disks[1:]:
+                self._check_mark(disk, found)
+            return
+        for id, place in sorted(found.disks.items(), key=lambda item: item[1]):
             if is_marked(Path(place), found.token, id):
                 self._disks.append(Path(place))
+                self._check_mark(Path(place), found)
             else:
                 self._book.add(Remark(f"the disk {place} is not there: name all directories where it is elsewhere"))
+
+    def _check_mark(self, disk: Path, node: NodeFile) -> None:
+        """What another node stored would be taken for this one's."""
+        try:
+            mark = DiskMark.load(disk)
+        except (CorruptFile, UnsupportedFormat):
+            mark = None
+        if mark is not None and mark.node != node.token:
+            raise InvalidRequest(f"{disk} is a disk of another node: name the directories of one")
+        if mark is not None and has_seen_more(mark, node) and not self._lacks_topics:
+            self._lacks_topics = True
+            self._book.add(Remark(f"{self._path} is an older copy: topics that only the other disks know are kept"))
 
     def _place(self, number: int) -> Path:
         """Where a shard lies. Raises ``DataDirectoryUnusable`` for one that lies on two disks."""
@@ -185,7 +205,7 @@ class _NodeRepair:
                 hint = self._hint(topic, number, shards)
                 if topic.id in shard.known.nameless:
                     shard.known.name_as(hint.topic)
-                elif number == 0 and not shard.known.catalog_whole:
+                elif number == 0 and (self._lacks_topics or not shard.known.catalog_whole):
                     shard.known.adopt(topic.id, hint)
 
     def _make_up(self, number: int, shards: int) -> None:

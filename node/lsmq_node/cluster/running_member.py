@@ -155,7 +155,7 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
             return Replica(shard, settings.node, directory, agreed(), timings, ports, ack_timeout_s, clock=member.clock)
 
         member.replicas = HostedReplicas(
-            settings.node, disks, control, make, rebuild_after_s=settings.rebuild_after_ms / 1000
+            settings.node, disks, control, make, parts, rebuild_after_s=settings.rebuild_after_ms / 1000
         )
         peers = member.peers = ClusterPeers(
             secret,

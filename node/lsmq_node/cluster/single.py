@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from typing import Any, Never, TypeVar
 
 from lsmq import runtime
-from lsmq.errors import InvalidRequest, LsmqError, ShardStopped
+from lsmq.errors import DiskFull, InvalidRequest, LsmqError, ShardStopped
 from lsmq_coordinator.growth import check_growth
 from lsmq_coordinator.parts import Parts
 from lsmq_node.broker.catalog import NodeCatalog
@@ -32,6 +32,7 @@ from .writes import Touched, WaitingWrites
 Result = TypeVar("Result")
 
 _ONLY_NODE = "local"
+_COMPLETE_RETRY_S = 1.0
 
 
 class LocalShard:
@@ -174,6 +175,7 @@ class SingleNode:
         """``shards`` belong to it from here on. ``parts`` are the whole node's."""
         self._config, self._touched, self._parts = config, touched, parts
         self._growing = asyncio.Lock()
+        self._completing: asyncio.Task[None] | None = None
         self.disks = disks
         self.home_shards = config.shards
         self.peers: Peers = NoPeers(self.port)
@@ -189,8 +191,25 @@ class SingleNode:
     async def open(cls, config: NodeConfig, disks: NodeDisks, touched: Touched, parts: Parts) -> SingleNode:
         """Open the shards. Raises what :func:`open_shards` raises."""
         node = cls(config, disks, await asyncio.to_thread(open_shards, config, disks), touched, parts)
-        await node.topics.complete()
+        try:
+            await node.topics.complete()
+        except DiskFull as error:
+            node._completing = asyncio.create_task(node._complete_later(error))
         return node
+
+    async def _complete_later(self, why: LsmqError) -> None:
+        """A full disk has not heard of all topics: it does when it has room, and the node serves meanwhile."""
+        part = self._parts.part("topics", essential=False)
+        while True:
+            part.retrying(why.message)
+            await asyncio.sleep(_COMPLETE_RETRY_S)
+            try:
+                await self.topics.complete()
+            except LsmqError as error:
+                why = error
+            else:
+                part.running()
+                return
 
     @property
     def shard_count(self) -> int:
@@ -289,6 +308,9 @@ class SingleNode:
         """Nobody else is there."""
 
     async def close(self) -> None:
+        if self._completing is not None:
+            self._completing.cancel()
+            await asyncio.wait([self._completing])
         async with self._growing:
             await self.topics.close()
         for port in self._ports.values():

@@ -1,8 +1,10 @@
 // Backups that this node makes itself: one begun, how far it is, what came of the last one, and those there are.
 import { address, ask, keep } from "/console/console.js";
 import { act, bytes, el, when } from "/console/drawing.js";
+import { only } from "/console/rights.js";
 
 const PATH = "/v1/backups";
+const WHOLE = [["describe", "rights"], ["read", "topic", "*"], ["read", "group", "*"], ["describe", "producer-group", "*"]];
 const made = (id) => id.replace(/^(\d{4})(\d\d)(\d\d)T(\d\d)(\d\d)(\d\d)\.\d+Z$/, "$1-$2-$3 $4:$5:$6");
 
 export async function backups(into) {
@@ -14,7 +16,7 @@ export async function backups(into) {
   const start = act("Start a backup", async () => { show(await ask(PATH, { method: "POST" })); return "begun"; }, true);
   const stop = act("Stop it", async () => { show(await ask(`${PATH}/running`, { method: "DELETE" })); return "stopped"; }, true);
   into.append(el("p", {}, "This node puts backups of all shards into ", el("code", {}, first.place), first.keep ? `, and keeps the newest ${first.keep}.` : ", and removes none."),
-    el("p", {}, start, " ", stop), moving, state, el("h2", {}, "Backups there"), there);
+    only(WHOLE, () => el("p", {}, start, " ", stop)) ?? "", moving, state, el("h2", {}, "Backups there"), there);
   let listed = "";
   const show = (found) => {
     start.hidden = found.running !== null;

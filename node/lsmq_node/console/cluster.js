@@ -1,14 +1,16 @@
 // The cluster: its nodes and shards, and where a shard is held and who leads it.
 import { address, ask, keep } from "/console/console.js";
 import { act, count, el, table } from "/console/drawing.js";
+import { only } from "/console/rights.js";
 
 export async function cluster(into, parts) {
   if (parts.length) return shard(into, parts[0]);
-  const place = el("div"), begun = await ask("/v1/cluster"), voting = voters(begun.nodes);
-  into.append(el("h1", {}, "Cluster"), el("p", {}, el("a", { href: address("/backups") }, "Backups of this node")), place, ...voting.shown, ...(drains(begun.nodes) ?? []));
+  const place = el("div"), begun = await ask("/v1/cluster"), voting = voters(begun.nodes), draining = drains(begun.nodes);
+  into.append(el("h1", {}, "Cluster"), el("p", {}, el("a", { href: address("/backups") }, "Backups of this node")), place, ...voting.shown, ...draining.shown);
   await keep(3000, async () => {
     const found = await ask("/v1/cluster");
     voting.update(found);
+    draining.update(found);
     place.replaceChildren(
       table("Nodes", ["node", "url", "rack", "host", "state", "alive", "votes", "#leads", "#replicas", "problems"], found.nodes.map((each) => [
         each.id, each.url, each.rack ?? "", each.host ?? "", condition(each), alive(each), votes(each, found), each.shards_led, each.replicas, each.problems.join("; ")])),
@@ -20,6 +22,7 @@ export async function cluster(into, parts) {
 }
 
 const COLUMNS = 64;
+const ALTERS = [["alter", "cluster"]];
 
 /** Nodes by shards, those of a rack and of a host together: who leads one, who holds it and has all of it, who is behind. */
 function map(found) {
@@ -39,15 +42,31 @@ function map(found) {
     found.shards.length > COLUMNS ? el("p", { class: "soft" }, `The first ${COLUMNS} shards.`) : null);
 }
 
-/** Draining nodes, or calling that off: buttons that stay while the tables above are drawn anew. */
+/** Draining nodes, or calling that off, and how far it is. It stays while the tables above are drawn anew. */
 function drains(nodes) {
   const many = nodes.filter((each) => each.state !== "removed");
-  if (many.length < 2) return null;
+  if (many.length < 2) return { shown: [], update: () => {} };
   const which = el("select", { name: "node" }, many.map((each) => el("option", { value: each.id }, each.id)));
   const path = () => `/v1/cluster/nodes/${encodeURIComponent(which.value)}/drain`;
-  return [el("h2", {}, "Take a node out of use"), el("form", { submit: (event) => event.preventDefault() }, el("label", {}, "Node", which),
+  const far = el("div", { role: "status" }), bars = new Map();
+  const update = (found) => {
+    for (const { id, state, replicas, only_votes: votes } of found.nodes) {
+      if (state !== "draining" || votes) { bars.get(id)?.line.remove(); bars.delete(id); continue; }
+      if (!bars.has(id)) {
+        const said = el("span"), bar = el("progress", { "aria-label": `Draining ${id}` }), line = el("p", {}, said, " ", bar);
+        bars.set(id, { said, bar, line, most: Math.max(replicas, 1) });
+        far.append(line);
+      }
+      const { said, bar, most } = bars.get(id);
+      bar.max = Math.max(most, replicas);
+      bar.value = bar.max - replicas;
+      said.textContent = replicas ? `${id} is being drained: replicas left on it: ${count(replicas)}` : `${id} is drained: it holds nothing`;
+    }
+  };
+  const form = only(ALTERS, () => [el("h2", {}, "Take a node out of use"), el("form", { submit: (event) => event.preventDefault() }, el("label", {}, "Node", which),
     act("Drain", async () => { await ask(path(), { method: "POST" }); return `${which.value} hands over what it leads, and its replicas go to others`; }, true),
-    act("Call off", async () => { await ask(path(), { method: "DELETE" }); return `${which.value} may have replicas again`; }, true))];
+    act("Call off", async () => { await ask(path(), { method: "DELETE" }); return `${which.value} may have replicas again`; }, true))]);
+  return { update, shown: [...(form ?? []), far] };
 }
 
 const STEPS = ["filling", "joining", "leaving"];
@@ -67,11 +86,12 @@ function voters(nodes) {
   const update = ({ voter_change: change }) => {
     const now = JSON.stringify([change?.old, change?.new]);
     if (change) { far.textContent = `${change.new} takes the vote of ${change.old}: it ${SAID[change.step]}`; bar.value = STEPS.indexOf(change.step); }
-    if (now !== known) under.replaceChildren(...(change ? [far, bar, " ", keepIt(change.old)] : []));
+    if (now !== known) under.replaceChildren(...(change ? [far, bar, " ", only(ALTERS, () => keepIt(change.old)) ?? ""] : []));
     known = now;
   };
-  return { update, shown: [el("h2", {}, "Who votes"), under, el("form", { submit: (event) => event.preventDefault() }, el("label", {}, "Instead of", old), el("label", {}, "votes", by),
-    act("Replace", async () => { await ask(path(old.value), { method: "POST", body: { by: by.value } }); return `${by.value} is to vote instead of ${old.value}`; }, true))] };
+  const form = only(ALTERS, () => el("form", { submit: (event) => event.preventDefault() }, el("label", {}, "Instead of", old), el("label", {}, "votes", by),
+    act("Replace", async () => { await ask(path(old.value), { method: "POST", body: { by: by.value } }); return `${by.value} is to vote instead of ${old.value}`; }, true)));
+  return { update, shown: form === null ? [under] : [el("h2", {}, "Who votes"), under, form] };
 }
 
 function votes(node, found) {
@@ -93,7 +113,7 @@ async function shard(into, number) {
   const begun = await ask("/v1/cluster"), first = find(begun, number);
   const state = el("div"), moving = el("div", { role: "status" }), handing = el("div");
   into.append(el("h1", {}, el("a", { href: address("/cluster") }, "Cluster"), ` / shard ${number}`), state, moving,
-    el("h2", {}, "Hand it over"), handing, el("h2", {}, "Move its replicas"), move(path, begun.nodes, first));
+    ...(only(ALTERS, () => [el("h2", {}, "Hand it over"), handing, el("h2", {}, "Move its replicas"), move(path, begun.nodes, first)]) ?? []));
   const bar = el("progress", { "aria-label": `Moving shard ${number}` });
   let steps = 0, known = "";
   await keep(1000, async () => {
@@ -111,7 +131,7 @@ async function shard(into, number) {
     const left = now.target.length ? now.target.filter((id) => !now.in_sync.includes(id)).length + now.replicas.filter((id) => !now.target.includes(id)).length : 0;
     if (left && !steps) {
       moving.replaceChildren(el("p", {}, `Moving to ${now.target.join(", ")}`), bar,
-        act("Stay as it is", async () => { await ask(`${path}/replicas`, { method: "DELETE" }); return "it stays"; }));
+        only(ALTERS, () => act("Stay as it is", async () => { await ask(`${path}/replicas`, { method: "DELETE" }); return "it stays"; })) ?? "");
     }
     if (left) {
       steps = Math.max(steps, left);

@@ -1,6 +1,7 @@
 // Which page stands at the address behind "#", and how the node is asked.
 import { el } from "/console/drawing.js";
 import { pages } from "/console/pages.js";
+import { learn, noting } from "/console/rights.js";
 import { antiForgery, findOut, signIn, watchUse } from "/console/session.js";
 
 let leaving = new AbortController();
@@ -53,8 +54,9 @@ async function show() {
   }
   document.title = parts.filter(Boolean).length ? `${parts.filter(Boolean).join(" / ")} - LSMQ` : "LSMQ";
   const into = el("div");
-  page.replaceChildren(into);
+  page.replaceChildren(noting(), into);
   try {
+    learn(await ask("/v1/whoami"));
     await (pages[parts[0]] ?? pages[""])(into, parts.slice(1), new URLSearchParams(words), signal);
   } catch (error) {
     if (signal.aborted) return;

@@ -20,15 +20,22 @@ export function table(label, headings, rows) {
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, el("table", {}, el("thead", {}, head), el("tbody", {}, body)));
 }
 
-/** A line over values, drawn from 0 to the largest. */
+/** A line over values, drawn from 0 to the largest; null is a gap in it. */
 export function line(values, label) {
   const space = "http://www.w3.org/2000/svg";
   const svg = document.createElementNS(space, "svg");
   for (const [key, value] of Object.entries({ viewBox: "0 0 300 40", preserveAspectRatio: "none", role: "img", "aria-label": label })) svg.setAttribute(key, value);
-  const drawn = document.createElementNS(space, "polyline");
-  const most = Math.max(1e-9, ...values), step = 300 / Math.max(1, values.length - 1);
-  drawn.setAttribute("points", values.map((value, at) => `${(at * step).toFixed(1)},${(39 - (38 * value) / most).toFixed(1)}`).join(" "));
-  svg.append(drawn);
+  const most = values.reduce((found, value) => Math.max(found, value), 1e-9), step = 300 / Math.max(1, values.length - 1);
+  let points = [];
+  const draw = () => {
+    if (!points.length) return;
+    const drawn = document.createElementNS(space, "polyline");
+    drawn.setAttribute("points", points.join(" "));
+    svg.append(drawn);
+    points = [];
+  };
+  values.forEach((value, at) => { if (value === null) draw(); else points.push(`${(at * step).toFixed(1)},${(39 - (38 * value) / most).toFixed(1)}`); });
+  draw();
   return svg;
 }
 

@@ -1,10 +1,11 @@
 // Groups: who is in one, how far it is behind, and having it go on from somewhere else.
 import { address, ask, further, keep } from "/console/console.js";
-import { act, count, el, line, moment, table } from "/console/drawing.js";
+import { act, count, el, fields, line, moment, table, when } from "/console/drawing.js";
+import { only } from "/console/rights.js";
 
 const enc = encodeURIComponent;
 const PAGE = 100;
-const SAMPLES = 720, MOST_LINES = 100, RANGES = 6;
+const RANGES = 6;
 const WHERE = { earliest: "the first message kept", latest: "the end", offset: "an offset", time: "a time (UTC), or -15m, -2h, -1d" };
 
 export async function groups(into, parts, query) {
@@ -34,11 +35,32 @@ async function group(into, name, query) {
   const wanted = query.get("topic") ? [...new Set([query.get("topic"), ...found.topics.map((each) => each.topic)])] : found.topics.map((each) => each.topic);
   const behind = el("div");
   if (wanted.length) into.append(el("h2", {}, "Behind"), behind);
-  into.append(el("h2", {}, "Go on from somewhere else"), where(name, query, found.topics[0]?.topic ?? ""));
+  if (found.mode === "work_queue") await atWork(into, name, query);
+  else into.append(el("h2", {}, "Go on from somewhere else"), where(name, query, found.topics[0]?.topic ?? ""));
   const look = () => lags(behind, name, wanted.slice(0, 10));
   if (wanted.length) await look();
   if (query.get("to")) await preview(into, name, query, found.members.length);
   if (wanted.length) await keep(5000, look);
+}
+
+/** Messages of a work queue that somebody has and has not settled: each is listed, and can be taken from him. */
+async function atWork(into, name, query) {
+  const path = `/groups/${enc(name)}`, topic = query.get("topic") ?? "", own = `/v1/groups/${enc(name)}`;
+  into.append(el("h2", {}, "What somebody has"), fields(query, { topic: "Topic" }, (given) => { location.hash = address(path, given); }));
+  if (!topic) return;
+  const needs = [["read", "group", name], ["read", "topic", topic]];
+  const found = await only(needs, () => ask(`${own}/held?topic=${enc(topic)}&limit=${PAGE}${query.get("after") ? `&after=${enc(query.get("after"))}` : ""}`));
+  if (found === null) return;
+  const settle = (each, label, how, body, said) => act(label, async () => {
+    const { refused } = await ask(`${own}/${how}`, { method: "POST", body: { topic, receipts: [each.receipt], ...body } });
+    if (refused.length) throw new Error(refused[0].message);
+    return said;
+  });
+  into.append(table("Held", ["#offset", "queue", "#delivery", "hidden until (UTC)", "to do"], found.messages.map((each) => [
+    el("a", { href: address(`/topics/${enc(topic)}/${enc(each.queue)}`, { offset: each.offset }) }, count(each.offset)), each.queue, count(each.deliveries), when(each.until_ms),
+    el("span", { class: "acts" }, settle(each, "Give to others", "nack", { release: true }, "somebody else gets it"),
+      settle(each, "To the dead letters", "nack", { dead_letter: true }, "it is not tried again"), settle(each, "Done", "ack", {}, "it never comes again"))])),
+    found.messages.length ? "" : el("p", { class: "soft" }, "Nobody has any message of it."), further(path, query, found.next) ?? "");
 }
 
 /** Queues that a member owns by topic: their first ranges, in words. */
@@ -49,19 +71,15 @@ function owned(assigned) {
   }).join("; ");
 }
 
-// How far groups were behind when they were looked at, as long as the console is open.
-const known = new Map();
-
-/** How far the group is behind in topics, now and since somebody looks. */
+/** How far the group is behind in topics, now and in the last hour. */
 async function lags(into, name, topics) {
-  const found = await Promise.all(topics.map(async (topic) => [topic, await ask(`/v1/groups/${enc(name)}/lag?topic=${enc(topic)}`)]));
-  into.replaceChildren(table("Lag", ["topic", "#messages", "since this was opened", "#queues behind", "#most of one"], found.map(([topic, each]) => {
-    const key = `${name}\n${topic}`, values = [...(known.get(key) ?? []), each.lag].slice(-SAMPLES);
-    known.delete(key);
-    known.set(key, values);
-    if (known.size > MOST_LINES) known.delete(known.keys().next().value);
-    return [topic, count(each.lag), el("span", { class: "small" }, line(values, `lag in ${topic}`)), count(each.behind), count(each.largest)];
-  })));
+  const found = await Promise.all(topics.map(async (topic) => {
+    const own = `/v1/groups/${enc(name)}/lag`, of = `?topic=${enc(topic)}`;
+    const [now, past] = await Promise.all([ask(`${own}${of}`), ask(`${own}/history${of}`)]);
+    return [topic, now, [...past.lags, now.lag]];
+  }));
+  into.replaceChildren(table("Lag", ["topic", "#messages", "the last hour", "#queues behind", "#most of one"], found.map(([topic, now, values]) => [
+    topic, count(now.lag), el("span", { class: "small" }, line(values, `lag in ${topic}, the last hour`)), count(now.behind), count(now.largest)])));
 }
 
 /** The form that says where to. What it says stands in the address; a time as one that stays the same. */
@@ -106,10 +124,11 @@ async function preview(into, name, query, members) {
     return [move.queue, move.committed === null ? "-" : count(move.committed), count(move.to), count(Math.max(difference, 0)), count(Math.max(-difference, 0))];
   })));
   if (found.queues > found.moves.length) place.append(el("p", { class: "soft" }, `... and ${count(found.queues - found.moves.length)} more`));
-  place.append(el("p", {}, act(members ? "Reset, though members live" : "Reset", async () => {
+  const needs = [["alter", "group", name.split("/")[0]], ["read", "topic", body.topic]];
+  place.append(el("p", {}, only(needs, () => act(members ? "Reset, though members live" : "Reset", async () => {
     const done = await steps(name, { ...body, force: members > 0 }, (sum) => { said.textContent = `offsets set: ${count(sum.queues)}`; }, "POST");
     return `offsets set: ${count(done.queues)}`;
-  })));
+  }))));
 }
 
 const sums = (sum) => `Queues that change: ${count(sum.queues)}; messages read again: ${count(sum.read_again)}, skipped: ${count(sum.skipped)}`;

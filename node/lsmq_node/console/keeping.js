@@ -1,6 +1,7 @@
 // What one queue keeps, where that is not what its topic says.
 import { ask } from "/console/console.js";
 import { act, el } from "/console/drawing.js";
+import { only } from "/console/rights.js";
 
 const LIMITS = {
   retention_ms: ["Age", "7d", { "": 1, ms: 1, s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000, w: 604_800_000 }],
@@ -22,8 +23,12 @@ const said = (options) => (Object.keys(options).length
   ? `Keeps by options of its own: ${Object.entries(options).map(([name, value]) => `${name} ${value}`).join(", ")}.` : "Keeps what its topic says.");
 
 /** What it keeps, and a form that changes it. `own` is the queue's path. */
-export function keeping(own, options = {}) {
+export function keeping(topic, own, options = {}) {
   const text = el("p", {}, said(options));
+  return [text, only([["alter", "topic", topic]], () => changing(text, own, options)) ?? ""];
+}
+
+function changing(text, own, options) {
   const inputs = Object.entries(LIMITS).map(([name, [label, such]]) => [name, label, el("input", { name, value: options[name] ?? "", placeholder: `as the topic; ${such}` })]);
   const change = act("Change", async () => {
     const body = Object.fromEntries(inputs.map(([name, , input]) => [name, limit(name, input.value)]));
@@ -32,6 +37,6 @@ export function keeping(own, options = {}) {
     for (const [name, , input] of inputs) input.value = now[name] ?? "";
     return "changed; what is beyond it goes by itself";
   }, true);
-  return [text, el("details", {}, el("summary", {}, "Keep more or less than the topic says"),
-    el("form", { submit: (event) => event.preventDefault() }, inputs.map(([, label, input]) => el("label", {}, label, input)), change))];
+  return el("details", {}, el("summary", {}, "Keep more or less than the topic says"),
+    el("form", { submit: (event) => event.preventDefault() }, inputs.map(([, label, input]) => el("label", {}, label, input)), change));
 }

@@ -3,6 +3,7 @@ import { address, ask, further, keep } from "/console/console.js";
 import { act, count, el, fields, moment, table, when } from "/console/drawing.js";
 import { body, VIEWS } from "/console/bodies.js";
 import { keeping } from "/console/keeping.js";
+import { only } from "/console/rights.js";
 
 const enc = encodeURIComponent;
 const FOUND = 50;
@@ -29,11 +30,11 @@ function about(message) {
 /** Messages of a topic, with what can be done with each: sent again, a dead letter to where it was, edited before; or deleted.
  *  Whoever may write here can say of a message where it was: so a button says where it goes, unless that is plain. */
 const shown = (topic, messages, view) => table("Messages", ["#offset", "queue", "stored (UTC)", "key", "tag", "body", "properties", "to do"], messages.map((each) => {
-  const origin = each.properties?.["lsmq-dlq-topic"], place = el("span");
+  const origin = each.properties?.["lsmq-dlq-topic"], place = el("span"), sends = [["write", "topic", origin ?? topic]];
   return [count(each.offset), each.queue, when(each.stored_ms), each.key ?? (each.key_b64 ? `base64 ${each.key_b64}` : ""), each.tag ?? "", body(each, view), about(each),
-    el("span", { class: "acts" }, act(origin ? (topic === `${origin}.dlq` ? "Send back" : `Send back to ${origin}`) : "Send again", () => sendAgain(topic, each)),
-      each.body === undefined ? null : el("button", { type: "button", click: (event) => { event.target.disabled = true; place.append(edit(topic, each)); } }, "Edit"),
-      act("Delete", () => remove(topic, [each]).then(() => "deleted")), place)];
+    el("span", { class: "acts" }, only(sends, () => act(origin ? (topic === `${origin}.dlq` ? "Send back" : `Send back to ${origin}`) : "Send again", () => sendAgain(topic, each))),
+      each.body === undefined ? null : only(sends, () => el("button", { type: "button", click: (event) => { event.target.disabled = true; place.append(edit(topic, each)); } }, "Edit")),
+      only([["delete", "topic", topic]], () => act("Delete", () => remove(topic, [each]).then(() => "deleted"))), place)];
 }));
 
 /** Where a message goes once more, and with what: a dead letter to where it was, without what made it one. */
@@ -88,7 +89,8 @@ export async function found(into, name, path, query) {
   const some = await ask(`${own}?${given}`);
   into.append(el("h2", {}, "Found"), views(path, query), shown(name, some.messages, query.get("view") ?? ""), further(path, query, some.next) ?? "");
   if (!some.messages.length && some.next === null) return;
-  const dead = some.messages.some((each) => each.properties?.["lsmq-dlq-topic"]), said = el("span", { role: "status" });
+  const origins = [...new Set(some.messages.map((each) => each.properties?.["lsmq-dlq-topic"]).filter(Boolean))];
+  const deletes = [["delete", "topic", name]], backs = [...deletes, ...origins.map((origin) => ["write", "topic", origin])], said = el("span", { role: "status" });
   const all = async (work, word) => {
     const to_ms = Date.now() + 1, fixed = asked(query);
     if (!fixed.has("to_ms")) fixed.set("to_ms", to_ms); // What comes meanwhile, by this as well, is left alone.
@@ -103,8 +105,8 @@ export async function found(into, name, path, query) {
     }
   };
   into.append(el("h2", {}, "All that match, on all pages"), el("p", {},
-    dead ? act("Send all back and delete them here", () => all((page) => sendBack(name, page), "sent back")) : null, " ",
-    act("Delete all", () => all((page) => remove(name, page), "deleted")), said));
+    origins.length ? only(backs, () => act("Send all back and delete them here", () => all((page) => sendBack(name, page), "sent back"))) : null, " ",
+    only(deletes, () => act("Delete all", () => all((page) => remove(name, page), "deleted"))), said));
 }
 
 /** Dead letters to where they were, a request for each topic; then they go from here. */
@@ -129,7 +131,7 @@ export async function queue(into, [name, called], query, signal) {
     el("p", {}, `Offsets ${count(bounds.earliest)} to ${count(most)}, ${count(most - bounds.earliest)} messages. `,
       el("a", { href: address(path, { ...kept, offset: bounds.earliest, follow: "" }) }, "The oldest"), " ", el("a", { href: address(path, { ...kept, offset: "", follow: "" }) }, "The newest")),
     fields(query, { offset: "From offset", tag: "Tag", filter: "Expression" }, (given) => { location.hash = address(path, { ...given, view }); }));
-  into.append(send(name, called), ...keeping(own, bounds.options));
+  into.append(only([["write", "topic", name]], () => send(name, called)) ?? "", ...keeping(name, own, bounds.options));
   const follow = query.get("follow") === "1";
   into.append(el("p", {}, el("a", { href: address(path, { ...kept, follow: follow ? "" : "1" }) }, follow ? "Stop following" : "Follow live")), views(path, query));
   const place = el("div");

@@ -1,6 +1,7 @@
 // Producer groups, and their transactions that nobody has decided: whoever hangs is ended here.
 import { address, ask } from "/console/console.js";
 import { act, bytes, count, el, table, when } from "/console/drawing.js";
+import { only } from "/console/rights.js";
 
 const enc = encodeURIComponent;
 const PAGE = 100;
@@ -16,13 +17,22 @@ export async function producers(into, parts, query) {
 
 async function group(into, name, after) {
   const own = `/v1/producer-groups/${enc(name)}`;
-  const [known, open] = await Promise.all([ask(own), ask(`${own}/transactions?state=open&limit=${PAGE}&after=${enc(after)}`)]);
-  const decide = (each, word, said) => act(word, async () => { await ask(`${own}/transactions/${enc(each.transaction)}/${said}`, { method: "POST", body: {} }); return said === "commit" ? "committed" : "rolled back"; });
+  const listed = (state, more = "") => ask(`${own}/transactions?state=${state}&limit=${PAGE}${more}`);
+  const [known, open, late] = await Promise.all([ask(own), listed("open", `&after=${enc(after)}`), listed("undelivered")]);
+  const write = (make) => only([["write", "producer-group", name]], make);
+  const decide = (each, word, said) => write(() => act(word, async () => { await ask(`${own}/transactions/${enc(each.transaction)}/${said}`, { method: "POST", body: {} }); return said === "commit" ? "committed" : "rolled back"; }));
+  const end = ({ id }) => write(() => act("End", async () => { await ask(`${own}/heartbeat`, { method: "POST", body: { member: id, leave: true } }); return "ended; others are asked about its transactions"; }));
+  const holds = (each) => Object.entries(each.messages).map(([topic, many]) => `${topic}: ${count(many)}`).join(", ");
   into.append(el("h1", {}, name), el("p", {}, `${count(known.open)} transactions open, ${count(known.undelivered)} committed and not delivered yet.`),
-    table("Members", ["member", "client", "#heard ms ago", "#transactions"], known.members.slice(0, PAGE).map((each) => [each.id, each.client, count(each.heartbeat_age_ms), count(each.transactions)])),
+    table("Members", ["member", "client", "#heard ms ago", "#transactions", "to do"], known.members.slice(0, PAGE).map((each) => [each.id, each.client, count(each.heartbeat_age_ms), count(each.transactions), end(each)])),
     el("h2", {}, "Open transactions"),
     table("Open transactions", ["transaction", "begun (UTC)", "by", "reference", "messages", "#size", "to do"], open.transactions.map((each) => [
-      each.transaction, when(each.begun_ms), each.member, each.reference, Object.entries(each.messages).map(([topic, many]) => `${topic}: ${count(many)}`).join(", "), bytes(each.size_bytes),
+      each.transaction, when(each.begun_ms), each.member, each.reference, holds(each), bytes(each.size_bytes),
       el("span", { class: "acts" }, decide(each, "Commit", "commit"), decide(each, "Roll back", "rollback"))])));
   if (open.next) into.append(el("p", {}, el("a", { href: address(`/producers/${enc(name)}`, { after: open.next }) }, "Further")));
+  if (late.transactions.length) into.append(el("h2", {}, "Committed, and not delivered yet"),
+    table("Not delivered", ["transaction", "begun (UTC)", "reference", "messages", "shards that it waits for"], late.transactions.map((each) => [
+      each.transaction, when(each.begun_ms), each.reference, holds(each), each.waiting_shards.join(", ")])));
+  if (known.sequences.length) into.append(el("h2", {}, "Sequences"),
+    table("Sequences", ["sequence", "#epoch", "position", "member"], known.sequences.slice(0, PAGE).map((each) => [each.sequence, count(each.epoch), each.position, each.member])));
 }

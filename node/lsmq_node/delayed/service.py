@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 from lsmq.errors import InvalidRequest
+from lsmq.record_batch import LAST_DUE_MS
 from lsmq_node.broker import Broker, LeaderCalls
 from lsmq_node.machines import MachineService
 from lsmq_node.storage import DuePlace, StoredTopic
-from lsmq_node.storage.delayed import LAST_DUE_MS
 
 from .counts import DelayedCounts
 from .ids import DelayedId

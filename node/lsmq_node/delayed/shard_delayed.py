@@ -23,12 +23,12 @@ import structlog
 
 from lsmq import runtime
 from lsmq.errors import AlreadyDelivered, InvalidRequest, LsmqError, Unavailable, UnknownMessage
-from lsmq.record_batch import MAX_DELAY_MS, MAX_TTL_MS, Column
+from lsmq.record_batch import LAST_DUE_MS, MAX_DELAY_MS, MAX_TTL_MS, Column
 from lsmq_node.broker import Ack, ShardPort
 from lsmq_node.machines import ShardMachine, Step
 from lsmq_node.storage import HAND, DuePlace, DueRead, Hand, ShardStore
 from lsmq_node.storage.columns import I64
-from lsmq_node.storage.delayed import DUE, LAST_DUE_MS
+from lsmq_node.storage.delayed import DUE
 from lsmq_node.storage.later_names import names_due, retargeted
 from lsmq_node.storage.sorted_records import SortedRecords, concatenate, select
 

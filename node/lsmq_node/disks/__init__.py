@@ -12,7 +12,8 @@ of a node that starts, :mod:`~.choice` says where what is new goes, :mod:`~.movi
 lets a lost disk be forgotten, while the node does not run.
 
 A disk that cannot be used stops the shards that lie on it. It is known by its mark: an emptied one has none, another
-one's says so, and neither is taken for a disk that has lost its shards.
+one's says so, and neither is taken for a disk that has lost its shards; nor is an older copy taken for the disk
+(:mod:`~.starts`).
 
 Not supported: a disk that hangs (its shards wait as long as it does), and moving shards while the node runs.
 """

@@ -6,7 +6,7 @@ What is asked of a disk at the start:
   directory was emptied, exchanged or named in another place keeps the node from starting;
 - a further one bears this node's mark, or is new: it was never seen in its place, and holds no shards;
 - what was a disk of this node in its place and bears no mark any more, or another node's, cannot be used, nor can one
-  that is not there or cannot be read. The node starts without it.
+  that is not there, cannot be read or written, or is an older copy (starts.py). The node starts without it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from .choice import DiskRoom, choose
 from .looking import DiskListing, finish_moves, shard_directory, sync_directory
 from .mark import MARK_FILE, DiskMark
 from .node_file import NODE_FILE, RESTORING, NodeFile
+from .starts import count_start
 
 _ID_BYTES = 8
 
@@ -80,6 +81,14 @@ class NodeDisks:
     def unusable(self) -> list[NodeDisk]:
         """Those that cannot be used now: what is not found may lie there."""
         return [disk for disk in self.all if disk.problem is not None]
+
+    def on_one_file_system(self) -> list[list[str]]:
+        """Directories that are not on a disk of their own: they share its fate, or one of them is just not mounted."""
+        there: dict[int, list[str]] = {}
+        for disk in self.all:
+            with suppress(OSError):
+                there.setdefault(disk.path.stat().st_dev, []).append(str(disk.path))
+        return [paths for paths in there.values() if len(paths) > 1]
 
     # Shards
 
@@ -163,22 +172,25 @@ class NodeDisks:
             if disk.id is None:
                 is_there = (disk.path / NODE_FILE).is_file()
             else:
-                is_there = DiskMark.load(disk.path) == DiskMark(self._token or "", disk.id)
+                mark = DiskMark.load(disk.path)
+                is_there = mark is not None and (mark.node, mark.disk) == (self._token, disk.id)
+            if is_there:  # What a file system that met errors calls itself is not to be relied on.
+                os.utime(disk.path / (NODE_FILE if disk.id is None else MARK_FILE))
         except OSError as error:
-            return f"{disk.path} cannot be read: {error.strerror}"
+            return f"{disk.path} cannot be used: {error.strerror}"
         except LsmqError as error:
             return error.message
         return None if is_there else f"{disk.path} is not the disk any more that was there when the node started"
 
-    def forget_lost(self) -> None:
-        """What lies on lost disks is given up: the node is not to wait for them. Durable on return.
+    def forget(self, disks: Sequence[NodeDisk]) -> None:
+        """What lies on these disks, which cannot be used, is given up: the node is not to wait for them.
 
-        A disk that comes back holds what nobody wants, and is refused until it is emptied. Raises
-        ``DataDirectoryUnusable``.
+        Durable on return. One that comes back holds what nobody wants, and is refused until it is emptied. Blocking.
+        Raises ``DataDirectoryUnusable``, ``DiskFull``.
         """
         with self._writing:
-            forget(self.first, {disk.id for disk in self.lost() if disk.id is not None})
-        self.all = [disk for disk in self.all if disk.lost is None]
+            forget(self.first, {disk.id for disk in disks if disk.id is not None})
+        self.all = [disk for disk in self.all if disk not in disks]
 
     def note_growth(self, shards: int) -> None:
         """Releases that know nothing of shards that came later are not to start with these disks. Durable on return.
@@ -224,13 +236,13 @@ def held_disks(
         held.callback(DirectoryLock(first).release)
         file = NodeFile.load(first) or wanted.store(first)
         check(file)
-        further, token = _further(first, [path.absolute() for path in paths[1:]], file, held)
+        file, further = _further(first, [path.absolute() for path in paths[1:]], file, held)
         disks = [NodeDisk(first), *further]
         try:
             finish_moves(disk.path for disk in disks if disk.lost is None)
         except OSError as error:
             raise DataDirectoryUnusable(f"{error.filename}: {error.strerror}") from error
-        yield NodeDisks(disks, token, needed_bytes)
+        yield NodeDisks(disks, file.token, needed_bytes)
 
 
 def _check_new(first: Path, further: Sequence[Path]) -> None:
@@ -246,8 +258,8 @@ def _check_new(first: Path, further: Sequence[Path]) -> None:
                 )
 
 
-def _further(first: Path, paths: Sequence[Path], file: NodeFile, held: ExitStack) -> tuple[list[NodeDisk], str | None]:
-    """The disks beside the first, locked; ``node.json`` names them on return."""
+def _further(first: Path, paths: Sequence[Path], file: NodeFile, held: ExitStack) -> tuple[NodeFile, list[NodeDisk]]:
+    """The disks beside the first, locked; and what ``node.json`` says, which names them on return."""
     if paths and file.token is None:
         file = replace(file, token=runtime.token_hex(_ID_BYTES)).store(first)
     token, known = file.token or "", dict(file.disks)
@@ -267,7 +279,7 @@ def _further(first: Path, paths: Sequence[Path], file: NodeFile, held: ExitStack
         elif mark is None and id is None:
             found.append(NodeDisk(path, _adopted(path, token)))
         else:
-            found.append(NodeDisk(path, id, lost=_why_lost(path, mark)))
+            found.append(NodeDisk(path, id, lost=_why_lost(path, mark, file)))
             if id is None:
                 raise InvalidConfig(f"{found[-1].lost}; it never was a disk of this node", setting="data")
     _lock(found, held)
@@ -278,8 +290,19 @@ def _further(first: Path, paths: Sequence[Path], file: NodeFile, held: ExitStack
             found.append(NodeDisk(Path(place), id, lost=why))
     named = known | {disk.id: str(disk.path) for disk in found if disk.id is not None and disk.lost is None}
     if named != known:
-        replace(file, disks=MappingProxyType(named)).store(first)
-    return found, file.token
+        file = replace(file, disks=MappingProxyType(named)).store(first)
+    if file.cluster is None:
+        file = _counted(first, file, found)
+    return file, found
+
+
+def _counted(first: Path, file: NodeFile, disks: Sequence[NodeDisk]) -> NodeFile:
+    usable = {disk.id: disk for disk in disks if disk.id is not None and disk.lost is None}
+
+    def lose(id: str, why: str) -> None:
+        usable[id].lost = why
+
+    return count_start(first, file, {id: disk.path for id, disk in usable.items()}, lose)
 
 
 def _mark(path: Path) -> DiskMark | str | None:
@@ -290,15 +313,13 @@ def _mark(path: Path) -> DiskMark | str | None:
         return error.message
 
 
-def _why_lost(path: Path, mark: DiskMark | str | None) -> str:
+def _why_lost(path: Path, mark: DiskMark | str | None, node: NodeFile) -> str:
     if isinstance(mark, str):
         return mark
     if mark is not None:
         return f"{path} is a disk of another node"
-    return (
-        f"{path} has no {MARK_FILE}: it is not mounted, or was emptied or exchanged; bring the disk back, or give up "
-        f"what was on it by 'lsmq disk forget {path}'"
-    )
+    why = f"{path} has no {MARK_FILE}: it is not mounted, or was emptied or exchanged; bring the disk back"
+    return why if node.cluster is None else f"{why}, or give up what was on it by 'lsmq disk forget {path}'"
 
 
 def _known_disk(path: Path, id: str, is_known: bool) -> NodeDisk:

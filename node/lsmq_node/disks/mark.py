@@ -2,9 +2,10 @@
 
 ::
 
-    {"format": 1, "node": "6f...", "disk": "c1..."}
+    {"format": 1, "node": "6f...", "disk": "c1...", "start": 7}
 
-``node`` is the token of the node's ``node.json``, which no other node has; ``disk`` is the disk's id there.
+``node`` is the token of the node's ``node.json``, which no other node has; ``disk`` is the disk's id there. ``start``
+is the last start of the node that used the disk, where starts are counted (starts.py).
 """
 
 from __future__ import annotations
@@ -24,17 +25,19 @@ _FORMAT = 1
 def is_marked(path: Path, node: str | None, disk: str | None) -> bool:
     """Whether a directory is there, and is that disk of that node."""
     try:
-        return DiskMark.load(path) == DiskMark(node or "", disk or "")
+        mark = DiskMark.load(path)
     except (CorruptFile, DataDirectoryUnusable, UnsupportedFormat):
         return False
+    return mark is not None and (mark.node, mark.disk) == (node, disk)
 
 
 @dataclass(frozen=True, slots=True)
 class DiskMark:
-    """Which node a disk is of, and its id."""
+    """Which node a disk is of, and its id. ``start`` is 0 where starts are not counted."""
 
     node: str
     disk: str
+    start: int = 0
 
     @classmethod
     def load(cls, path: Path) -> DiskMark | None:
@@ -42,7 +45,10 @@ class DiskMark:
         file = path / MARK_FILE
         try:
             stored = json.loads(file.read_text())
-            found_format, found = int(stored["format"]), cls(str(stored["node"]), str(stored["disk"]))
+            found_format, found = (
+                int(stored["format"]),
+                cls(str(stored["node"]), str(stored["disk"]), int(stored.get("start", 0))),
+            )
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -61,5 +67,6 @@ class DiskMark:
         return found
 
     def store(self, path: Path) -> None:
-        """Write it, durably. Raises ``DataDirectoryUnusable``."""
-        write_durably(path / MARK_FILE, json.dumps({"format": _FORMAT, "node": self.node, "disk": self.disk}) + "\n")
+        """Write it, durably. Raises ``DataDirectoryUnusable``, ``DiskFull``."""
+        content = {"format": _FORMAT, "node": self.node, "disk": self.disk, "start": self.start}
+        write_durably(path / MARK_FILE, json.dumps(content) + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lsmq.errors import DataDirectoryUnusable, DiskFull, InvalidRequest
@@ -20,6 +20,7 @@ from .node_file import NODE_FILE, NodeFile
 #: Told how many more bytes are copied.
 Advance = Callable[[int], None]
 _PIECE_BYTES = 1 << 20
+_BRING_BACK = "bring the disk back (or all that was on it, with its disk.json, on another one, which data names then)"
 
 
 @contextmanager
@@ -126,11 +127,12 @@ def _copy_file(source: Path, target: Path, advance: Advance) -> None:
         os.fsync(writing.fileno())
 
 
-def forget_disk(paths: Sequence[Path], which: Path) -> list[int]:
+def forget_disk(paths: Sequence[Path], which: Path, *, accept_loss: bool = False) -> list[int]:
     """Let a node that does not run do without one of its further disks, for good; the shards it has without it.
 
     ``paths`` are its directories, the first one first. What a lost disk had is given up: a member of a cluster makes
-    its replicas again, from the others. A node of its own has nowhere to take them from, and gives up nothing.
+    its replicas again, from the others. A node of its own has nowhere to take them from, and gives up nothing; where it
+    has several processes, one of them does with ``accept_loss``.
 
     Raises ``InvalidRequest``, ``DataDirectoryLocked``, ``DataDirectoryUnusable``.
     """
@@ -140,9 +142,10 @@ def forget_disk(paths: Sequence[Path], which: Path) -> list[int]:
             names = ", ".join(str(disk.path) for disk in disks.all[1:]) or "none"
             raise InvalidRequest(f"{which} is no further disk of the node; it has {names}")
         is_there = is_marked(disk.path, node.token, disk.id)
+        given_up = disk.problem is not None and disk.path in [path.absolute() for path in paths]
         others = [other.path for other in disks.all if other is not disk and other.problem is None]
         try:
-            held = DiskListing([disk.path]).shards() if is_there else []
+            held = DiskListing([disk.path]).shards() if is_there and not given_up else []
             left = DiskListing(others).shards()
         except OSError as error:
             raise _failed(error) from error
@@ -155,10 +158,23 @@ def forget_disk(paths: Sequence[Path], which: Path) -> list[int]:
         if missing:
             raise InvalidRequest(
                 f"the shards {', '.join(map(str, missing))} are on no other disk, and a node of its own has no other "
-                "replica of them: bring the disk back, restore a backup, or have 'lsmq repair' make a new node "
-                "of what is left"
+                f"replica of them: {_BRING_BACK}, restore a backup, or have 'lsmq repair' make a new node of what is "
+                "left"
+            )
+        own = _own_node(paths[0])
+        if own is not None and not accept_loss and (given_up or not is_there):
+            raise InvalidRequest(
+                f"{paths[0]} is of a process of {own}, which have nothing twice, and what {which} had is nowhere else: "
+                f"{_BRING_BACK}, or give it up with --accept-loss"
             )
         forget(disks.first, {disk.id})
-        if is_there:
-            (disk.path / MARK_FILE).unlink()
+        if is_there and not given_up:
+            with suppress(OSError):  # Without shards and unknown to the node it is as good as empty.
+                (disk.path / MARK_FILE).unlink()
     return left
+
+
+def _own_node(first: Path) -> NodeFile | None:
+    """The node of its own whose process has this directory; None for any other."""
+    found = NodeFile.load(first.absolute().parent)
+    return found if found is not None and found.processes is not None else None

@@ -6,7 +6,8 @@
     {"format": 1, "shards": 3, "cluster": "lsmq", "node": "n1"}      a member of a cluster
     {"format": 2, "shards": 2, "processes": 2}                       a node in several processes
     {"format": 3, ..., "grown": 4}                                   shards have come
-    {"format": 4, ..., "token": "6f..", "disks": {"c1..": "/d2"}}    there are further disks
+    {"format": 4, ..., "token": "6f..", "disks": {"c1..": "/d2"},
+     "starts": {"c1..": [7]}}                                        there are further disks
 
 A format is written where it is needed, so that a release before reads what it can, and refuses what it would lose.
 """
@@ -20,7 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from lsmq.errors import CorruptFile, DataDirectoryUnusable, UnsupportedFormat
+from lsmq.errors import CorruptFile, DataDirectoryUnusable, DiskFull, UnsupportedFormat
+from lsmq_node.storage.failures import FULL
 
 FORMAT = 4
 #: Of a node that is one process, and of one of several.
@@ -37,7 +39,8 @@ class NodeFile:
     """What ``node.json`` says: whose the directory is. ``cluster`` and ``node`` are None for a node of its own,
     ``processes`` is what it was founded with where they are several, ``shards`` how many shards, and ``grown`` how many
     there are, once there are more. ``disks`` are those beside the first, by id, with where they were seen last; each
-    bears the node's ``token``, which it has from its second disk on."""
+    bears the node's ``token``, which it has from its second disk on. ``starts``: the number of the last start that used
+    each, one of these (starts.py)."""
 
     shards: int
     cluster: str | None = None
@@ -46,6 +49,7 @@ class NodeFile:
     grown: int | None = None
     token: str | None = None
     disks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    starts: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def count(self) -> int:
@@ -86,6 +90,7 @@ class NodeFile:
                 stored.get("grown"),
                 stored.get("token"),
                 MappingProxyType({str(id): str(path) for id, path in stored.get("disks", {}).items()}),
+                MappingProxyType({str(id): tuple(map(int, all)) for id, all in stored.get("starts", {}).items()}),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CorruptFile(
@@ -105,7 +110,7 @@ class NodeFile:
         return found
 
     def store(self, data: Path) -> NodeFile:
-        """Write it, durably. Raises ``DataDirectoryUnusable``."""
+        """Write it, durably. Raises ``DataDirectoryUnusable``, ``DiskFull``."""
         format = _FORMAT_OF_ONE if self.processes is None else _FORMAT_OF_SEVERAL
         if self.grown is not None:
             format = _FORMAT_OF_GROWN
@@ -120,6 +125,7 @@ class NodeFile:
             "grown": self.grown,
             "token": self.token,
             "disks": dict(self.disks) or None,
+            "starts": {id: self.starts[id] for id in self.disks if id in self.starts} or None,
         }
         content = {name: value for name, value in fields.items() if value is not None}
         write_durably(data / NODE_FILE, json.dumps(content) + "\n")
@@ -127,7 +133,7 @@ class NodeFile:
 
 
 def write_durably(file: Path, text: str) -> None:
-    """Replace a small file in one step. Raises ``DataDirectoryUnusable``."""
+    """Replace a small file in one step. Raises ``DataDirectoryUnusable``, ``DiskFull``; it is what it was then."""
     temporary = file.with_suffix(".tmp")
     try:
         with temporary.open("w") as stream:
@@ -141,4 +147,6 @@ def write_durably(file: Path, text: str) -> None:
         finally:
             os.close(directory)
     except OSError as error:
+        if error.errno in FULL:
+            raise DiskFull(f"no space is left for {file}; free some, and start again", path=str(file)) from error
         raise DataDirectoryUnusable(f"{file} cannot be written: {error.strerror}", file=str(file)) from error

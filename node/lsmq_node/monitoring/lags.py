@@ -7,7 +7,7 @@ nothing is counted again whose topic and offsets are as they were.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -26,19 +26,27 @@ _AT_ONCE_S: Final = 0.02
 _SHARE: Final = 0.05
 
 
-class _ShardLags:
+class ShardLags:
     """What was counted of a store, by the marks of that time."""
 
     def __init__(self, store: ShardStore) -> None:
         self.store = store
         self.lags: dict[Pair, int] = {}
+        self.uncommitted: dict[Pair, int] = {}  # those that were asked for though the group has committed nothing here
         self.counted_at: float | None = None  # when the last round began that ended
         self._marks: dict[Pair, object] = {}
 
-    async def count(self, broker: Broker) -> None:
+    def known(self, pair: Pair) -> int | None:
+        """What was counted of it."""
+        return self.lags.get(pair, self.uncommitted.get(pair))
+
+    async def count(self, broker: Broker, also: Collection[Pair]) -> None:
         """Go round once: count what may have changed."""
-        began, marks = runtime.monotonic(), self.store.group_marks()
+        topics = broker.topology.topics
+        wanted = [(group, topic.id) for group, name in also if (topic := topics.find(name)) is not None]
+        began, marks = runtime.monotonic(), self.store.group_marks(wanted)
         lags: dict[Pair, int] = {}
+        uncommitted: dict[Pair, int] = {}
 
         def go_on() -> float:
             """The seconds that it took, in any thread."""
@@ -46,11 +54,12 @@ class _ShardLags:
             while marks:
                 group, topic, mark = marks.pop()
                 pair = group, topic.name
-                if self._marks.get(pair) == mark and pair in self.lags:
-                    lags[pair] = self.lags[pair]
+                into, former = uncommitted if mark[1] is None else lags, self.known(pair)
+                if self._marks.get(pair) == mark and former is not None:
+                    into[pair] = former
                 else:
                     with suppress(UnknownTopic):  # It was deleted just now.
-                        lags[pair] = self.store.group_lag(group, topic.id)
+                        into[pair] = self.store.group_lag(group, topic.id)
                 if runtime.monotonic() >= started + _AT_ONCE_S:
                     break
             return runtime.monotonic() - started
@@ -60,7 +69,7 @@ class _ShardLags:
             took_s = await broker.in_readers(go_on)
             if marks:
                 await asyncio.sleep(took_s / _SHARE - took_s)
-        self.lags, self._marks, self.counted_at = lags, known, began
+        self.lags, self.uncommitted, self._marks, self.counted_at = lags, uncommitted, known, began
 
 
 class GroupLags:
@@ -69,7 +78,8 @@ class GroupLags:
     def __init__(self, broker: Broker, limit: int) -> None:
         self._broker = broker
         self._limit = limit
-        self._shards: dict[int, _ShardLags] = {}
+        self._shards: dict[int, ShardLags] = {}
+        self._sums: dict[Pair, int] = {}
         self._series: dict[Pair, int] = {}
         self._others: int | None = None
         self._summed: frozenset[int] = frozenset()
@@ -87,15 +97,27 @@ class GroupLags:
         others = [] if self._others is None else [((OTHERS, OTHERS), self._others)]
         return [*self._series.items(), *others]
 
-    async def count(self) -> None:
-        """Count what may have changed since the last call, first where nothing was counted yet."""
-        shards: dict[int, _ShardLags] = {}
+    @property
+    def sums(self) -> Mapping[Pair, int]:
+        """Of all that were counted in shards that are led now; it is replaced, never changed."""
+        if not self._counted() >= self._summed:
+            self._sum()
+        return self._sums
+
+    def by_shard(self) -> Mapping[int, ShardLags]:
+        """What was counted of each shard that is led now, of which there is something to tell."""
+        return {number: self._shards[number] for number in self._counted()}
+
+    async def count(self, also: Collection[Pair] = ()) -> None:
+        """Count what may have changed since the last call, first where nothing was counted yet; and ``also`` of these,
+        where the group has committed nothing."""
+        shards: dict[int, ShardLags] = {}
         for number in self._led():
             store, known = self._broker.topology.port(number).store, self._shards.get(number)
-            shards[number] = known if known is not None and known.store is store else _ShardLags(store)
+            shards[number] = known if known is not None and known.store is store else ShardLags(store)
         self._shards = shards
         for shard in sorted(shards.values(), key=lambda shard: shard.counted_at or 0.0):
-            await shard.count(self._broker)
+            await shard.count(self._broker, also)
             self._sum()
 
     def _led(self) -> list[int]:
@@ -113,6 +135,7 @@ class GroupLags:
         for number in self._summed:
             for pair, lag in self._shards[number].lags.items():
                 sums[pair] = sums.get(pair, 0) + lag
+        self._sums = sums
         chosen = biggest(self._series.keys() & sums.keys(), sums, self._limit)
         self._series = {pair: sums[pair] for pair in sorted(chosen)}
         self._others = sum(sums.values()) - sum(self._series.values()) if len(sums) > len(chosen) else None

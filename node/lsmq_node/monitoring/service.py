@@ -9,6 +9,7 @@ from lsmq import runtime
 from lsmq_coordinator.parts import kept
 from lsmq_node.broker import Background, Broker
 
+from .lag_history import LagHistory
 from .lags import GroupLags
 from .traffic import TopicTraffic
 
@@ -24,6 +25,7 @@ class Monitoring:
         self._background = Background("monitoring")
         self.traffic = TopicTraffic(broker, broker.config.metrics_series)
         self.lags = GroupLags(broker, broker.config.metrics_series)
+        self.lag_history = LagHistory(broker, self.lags)
 
     def start(self) -> None:
         part = self._broker.parts.part("monitoring", essential=False)
@@ -39,6 +41,7 @@ class Monitoring:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._gather_on())
             tasks.create_task(self._count_on())
+            tasks.create_task(self.lag_history.sample_on())
 
     async def _gather_on(self) -> None:
         gathered = runtime.monotonic()
@@ -50,5 +53,5 @@ class Monitoring:
 
     async def _count_on(self) -> None:
         while True:
-            await self.lags.count()
+            await self.lags.count(self.lag_history.wanted())
             await asyncio.sleep(_PERIOD_S)

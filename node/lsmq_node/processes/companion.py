@@ -3,7 +3,7 @@
 ::
 
     to the supervisor   {"is": "up"}        it listens
-                        {"is": "serving"}   it is ready, and all shards are led
+                        {"is": "serving"}   it is ready, and all shards are led that are not on its lost disks
     from it             {"ended": {"p1": "why"}, "running": ["p0"]}   of all the others, at each change
 
 Its end is the supervisor's, and so the process's.
@@ -76,7 +76,7 @@ class Companion:
 
 
 def _serves(node: Node) -> bool:
-    """Whether the node is ready, every shard is led, and it serves what it leads itself."""
+    """Whether the node is ready, every shard is led, and it serves what it leads; but for shards on its lost disks."""
     topology = node.broker.topology
     try:
         topology.overview("")
@@ -85,5 +85,6 @@ def _serves(node: Node) -> bool:
     if node.not_ready():
         return False
     own = node.broker.config.public_url
-    led = [topology.leadership(shard) for shard in range(topology.shard_count)]
+    lost = topology.lost_shards()
+    led = [topology.leadership(shard) for shard in range(topology.shard_count) if shard not in lost]
     return all(each.here or each.url not in (None, own) for each in led)

@@ -19,7 +19,8 @@ import structlog
 from lsmq.errors import DataDirectoryUnusable
 from lsmq_coordinator.auth import ClusterSecret
 from lsmq_node.config import InvalidConfig, NodeConfig
-from lsmq_node.disks import NodeFile
+from lsmq_node.disks import NODE_FILE, NodeFile
+from lsmq_node.disks.mark import MARK_FILE
 
 from .plan import CONTROL, MAX_PROCESSES, SECRET_FILE, Founded, data_of, names
 
@@ -86,6 +87,14 @@ def _found(config: NodeConfig, count: int) -> Founded:
             f"to {count} or more, or leave it out",
             setting="shards",
         )
+    for path in (path for disk in config.disks for path in (disk, *sorted(disk.glob("p[0-9]*")))):
+        if (path / MARK_FILE).exists() or _holds_shards(path):
+            raise InvalidConfig(
+                f"{path} is of a node (it has {MARK_FILE}, or shards), and {config.data}, the first directory of data, "
+                f"has no {NODE_FILE}: bring the node's own first directory back where it was emptied or exchanged, or "
+                "is not mounted; or empty the others to begin anew",
+                setting="data",
+            )
     try:
         config.data.mkdir(parents=True, exist_ok=True)
         secret = config.data / SECRET_FILE
@@ -93,8 +102,6 @@ def _found(config: NodeConfig, count: int) -> Founded:
             ClusterSecret.create(secret)
     except OSError as error:
         raise DataDirectoryUnusable(f"{config.data} cannot be written: {error.strerror}") from error
-    if _holds_shards(config.data):
-        raise InvalidConfig(f"{config.data} holds shards and no node.json; see what it is", setting="data")
     NodeFile(shards, processes=count).store(config.data)
     return Founded(count, shards)
 

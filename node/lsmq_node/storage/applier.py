@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq.errors import InvalidBatch
-from lsmq.record_batch import MAX_TTL_MS, Column, Flag, RecordBatch
+from lsmq.record_batch import LAST_DUE_MS, MAX_TTL_MS, Column, Flag, RecordBatch
 
 from .columns import (
     DTYPES,
@@ -33,7 +33,7 @@ from .columns import (
     wrap_signed,
 )
 from .dedupe import BatchIds, NotedIds, Repeats, decode_repeats, scoped
-from .delayed import DUE, HAND, LAST_DUE_MS, STORED, due_keys, due_times, is_due_topic
+from .delayed import DUE, HAND, STORED, due_keys, due_times, is_due_topic
 from .epochs import epoch_start
 from .failures import damaged
 from .memtable import Memtable

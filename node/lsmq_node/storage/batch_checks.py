@@ -14,11 +14,10 @@ from lsmq.errors import (
     TooManyMessages,
     UnknownQueue,
 )
-from lsmq.record_batch import MAX_TTL_MS, Column, Flag, RecordBatch
+from lsmq.record_batch import LAST_DUE_MS, MAX_TTL_MS, Column, Flag, RecordBatch
 
 from .applier import BatchColumns
 from .columns import I64, U32, encode_columns
-from .delayed import LAST_DUE_MS
 from .options import StoreOptions
 from .producers import BROKER_PRODUCERS
 from .state import StoredTopic, TopicState

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq.errors import CorruptFile
-from lsmq.record_batch import MAX_DELAY_MS
+from lsmq.record_batch import LAST_DUE_MS, MAX_DELAY_MS
 
 from .columns import I64, U64
 from .documents import SPARED, Documents
@@ -43,8 +43,6 @@ from .sorted_records import SHADOW, TOMBSTONE_TOPIC
 #: Topic ids from here on are no topics: the upper half of a due time, or of its tombstones.
 DUE_TOPIC = 1 << 30
 DUE = np.uint64(DUE_TOPIC << 32)
-#: No message is due later.
-LAST_DUE_MS = (1 << 44) - 1
 
 HAND = SPARED
 #: Of how many messages a shard knew that were delayed when they came, less those that were cancelled; decimal digits.

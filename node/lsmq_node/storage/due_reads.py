@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lsmq.record_batch import Column
+from lsmq.record_batch import LAST_DUE_MS, Column
 
 from .compaction import KeyPlace, tombstones_among
-from .delayed import LAST_DUE_MS, DuePlace, due_key
+from .delayed import DuePlace, due_key
 from .sorted_records import SHADOW, SortedPart, SortedRecords, concatenate, select
 from .table import Table
 from .version import TableRun, Version

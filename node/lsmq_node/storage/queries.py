@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypedDict, TypeVar
 
 import numpy as np
@@ -375,13 +375,18 @@ class Queries:
         rows = self.rows(state, queues)
         return np.full(len(rows), -1) if values is None else values.at(rows) - 1
 
-    def group_marks(self) -> list[tuple[str, StoredTopic, tuple[int, int]]]:
-        """The groups that have committed offsets of a topic; the mark is another once :meth:`group_lag` may be."""
+    def group_marks(
+        self, also: Iterable[tuple[str, int]] = ()
+    ) -> list[tuple[str, StoredTopic, tuple[int, int | None]]]:
+        """The groups that have committed offsets of a topic, and ``also`` these (a group, a topic's id), which may not.
+
+        The mark is another once :meth:`group_lag` may be; without offsets its second part is None.
+        """
         found = []
-        for group, topic_id in self._state.offsets:
+        for group, topic_id in dict.fromkeys((*self._state.offsets, *also)):
             state, offsets = self._state.topics.get(topic_id), self._state.offsets.get(group, topic_id)
-            if state is not None and offsets is not None:
-                found.append((group, state.topic, (state.version, offsets.version)))
+            if state is not None:
+                found.append((group, state.topic, (state.version, None if offsets is None else offsets.version)))
         return found
 
     def group_lag(self, group: str, topic_id: int) -> int:

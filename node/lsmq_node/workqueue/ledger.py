@@ -90,6 +90,17 @@ class WorkLedger(OpenMessages):
             tasks += [task for task in window.open.values() if task.state is DeliveryState.IN_FLIGHT]
         return [DeliveryReceipt(task.queue, task.offset, task.count, task.at_ms, task.token) for task in tasks]
 
+    def in_flight(self, after: tuple[int, int], limit: int) -> list[DeliveryReceipt]:
+        """Up to so many deliveries that nobody has settled and whose visibility has not ended, of messages behind this
+        queue and offset, in that order. Looks at all that are open."""
+        held = {
+            (task.queue, task.offset): task
+            for at_ms, _, task in self._timers
+            if task.state is DeliveryState.IN_FLIGHT and task.at_ms == at_ms and (task.queue, task.offset) > after
+        }
+        tasks = [held[place] for place in heapq.nsmallest(limit, held)]
+        return [DeliveryReceipt(task.queue, task.offset, task.count, task.at_ms, task.token) for task in tasks]
+
     def carry_over(self, deliveries: Iterable[DeliveryReceipt], now: int) -> None:
         """Go on with these, of a ledger that could not store something and delivered last before this one."""
         for receipt in deliveries:

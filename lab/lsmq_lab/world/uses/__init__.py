@@ -5,6 +5,7 @@ A seed switches some of them on, so that a run stays short.
 
 from __future__ import annotations
 
+from .bounded import Bounded
 from .compacted import Compacted
 from .deduplicated import Deduplicated
 from .delayed import Delayed
@@ -18,7 +19,8 @@ from .use import Use
 
 #: By name.
 USES: dict[str, type[Use]] = {
-    use.name: use for use in (Compacted, Deduplicated, Delayed, Named, Pushed, Ring, Scheduled, ShortLived, Urgent)
+    use.name: use
+    for use in (Bounded, Compacted, Deduplicated, Delayed, Named, Pushed, Ring, Scheduled, ShortLived, Urgent)
 }
 
 __all__ = ["USES", "Use"]

@@ -66,7 +66,8 @@ class Use:
 async def all_of(client: Client, topic: str, **named: Any) -> list[Message]:
     """Every message of a topic whose queues have numbers, from its earliest."""
     ends = await client.offsets(topic)
-    wanted = {queue: end for queue, end in zip(ends.queues, ends.latest, strict=True) if end}
+    bounds = zip(ends.queues, ends.earliest, ends.latest, strict=True)
+    wanted = {queue: end for queue, first, end in bounds if first < end}
     return await read_to(Consumer(client, topic, wait_ms=200, **named), wanted)
 
 
