@@ -139,8 +139,8 @@ def merge_checkpoint(store: ShardStore) -> None:
     """All merges of the checkpoint, and of deduplication ids, that are due."""
     while store._tables.checkpoint.merge_due():
         store._tables.checkpoint.merge()
-    while store._tables.ids.merge_due():
-        store._tables.ids.merge()
+    while store._tables.ids.is_due():
+        store._tables.ids.work()
 
 
 def keep_house(store: ShardStore) -> None:

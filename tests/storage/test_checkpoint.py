@@ -21,8 +21,8 @@ from lsmq_node.storage.applier import Applier
 from lsmq_node.storage.checkpoint import (
     MAX_INCREMENTS,
     IncrementMeta,
-    choose,
     load_state,
+    merge_count,
     merge_increments,
     open_checkpoint,
     write_increment,
@@ -268,7 +268,7 @@ def test_a_chain_stays_short_and_its_increments_are_rewritten_seldom() -> None:
         size = 1_000 + number * 7_919 % 300_000
         sizes.append(size)
         added += size
-        while count := choose(sizes):
+        while count := merge_count(sizes):
             sizes[-count:] = [sum(sizes[-count:])]
             written += sizes[-1]
         longest = max(longest, len(sizes))

@@ -19,9 +19,11 @@ from lsmq.messages import dedupe_hash
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import Appended, ShardStore, TopicOptions
+from lsmq_node.storage.columns import I64, U64
 from lsmq_node.storage.dedupe_chain import joined
 from lsmq_node.storage.dedupe_file import IdFile, IdFileMeta, IdWriter, newest_of
-from lsmq_node.storage.dedupe_layer import ROW, IdLayer, IdRows
+from lsmq_node.storage.dedupe_layer import ROW, IdLayer, IdRows, keys_of
+from lsmq_node.storage.dedupe_recent import RecentIds, bits_of
 from lsmq_node.storage.repair import repair_store
 from lsmq_node.storage.snapshot_install import install
 from support.clock import SimClock
@@ -345,7 +347,8 @@ def test_ids_are_found_in_layers_and_files_and_no_others(ids: list[tuple[int, in
     here, absent = rows_of(ids[:cut]), rows_of(ids[cut:])
     layer = IdLayer()
     for begin in range(0, len(here), 7):
-        layer.add(here[begin : begin + 7])
+        some = here[begin : begin + 7]
+        layer.add(some, keys_of(some["high"], some["low"]))
     disk = Drive(Path("/d"))
     writer = IdWriter(disk, Path("/d/1.ids"), len(here))
     writer.add(newest_of(here))
@@ -385,7 +388,7 @@ def test_files_of_ids_are_joined_and_what_has_expired_leaves_the_disk(tmp_path: 
         stored(store, gone.id, named(*(f"{number}-{each}" for each in range(100))))
         flush(store)
         merge(store)
-    assert store.stats().dedupe_ids == 12_000 and store.stats().dedupe_files < 12
+    assert store.stats().dedupe_ids == 12_000 and store.stats().dedupe_files == 1 + 40 - 32
     store.delete_topic("gone")
     merge(store)
     clock.time_ms += WINDOW_MS + 1
@@ -395,6 +398,128 @@ def test_files_of_ids_are_joined_and_what_has_expired_leaves_the_disk(tmp_path: 
     assert (store.stats().dedupe_ids, store.stats().dedupe_files) == (1, 1)
     assert len([name for name in disk.list(tmp_path / "s" / "tables") if name.endswith(".ids")]) == 1
     abandon(store)
+
+
+def test_files_that_are_full_together_become_one_and_full_ones_stay(tmp_path: Path, disk: Drive) -> None:
+    store = open_stepped(tmp_path / "s", tiny(), disk)
+    topic = store.create_topic("t", 1, FOREVER)
+    counts = []
+    with mock.patch("lsmq_node.storage.dedupe_chain.FULL_ROWS", 1_000):
+        for number in range(8):
+            stored(store, topic.id, named(*(f"{number}-{each}" for each in range(300))))
+            flush(store)
+            merge(store)
+            counts.append([file.count for file in store._tables.ids.files])
+    assert counts[2:5] == [[300, 300, 300], [1_200], [1_200, 300]] and counts[7] == [1_200, 1_200]
+    for number in range(8):
+        assert places(stored(store, topic.id, named(f"{number}-0", f"{number}-299")))[1] == [True, True]
+    abandon(store)
+
+
+def test_ids_that_expire_before_a_file_is_full_are_not_written_again_with_each_flush(
+    tmp_path: Path, disk: Drive
+) -> None:
+    clock = SimClock()
+    store = open_stepped(tmp_path / "s", tiny(), disk, clock)
+    topic = store.create_topic("t", 1, TopicOptions(dedupe_window_ms=WINDOW_MS))
+    written = 0
+    with mock.patch("lsmq_node.storage.dedupe_chain.FULL_ROWS", 1_000):
+        for number in range(60):
+            clock.time_ms += WINDOW_MS // 9  # nine flushes are within a window: never enough for a full file
+            stored(store, topic.id, named(*(f"{number}-{each}" for each in range(100))))
+            flush(store)
+            before = store._tables.ids.files
+            merge(store)
+            written += sum(file.count for file in set(store._tables.ids.files) - set(before))
+        assert 0 < written < 2 * 6_000
+        assert store.stats().dedupe_ids < 4_000
+        for number in range(52, 60):
+            assert places(stored(store, topic.id, named(f"{number}-0")))[1] == [True]
+    abandon(store)
+
+
+def test_files_of_an_earlier_run_are_read_once_and_then_new_ids_are_not_looked_for_in_them(
+    tmp_path: Path, disk: Drive
+) -> None:
+    store = open_stepped(tmp_path / "s", tiny(), disk)
+    topic = store.create_topic("t", 1, FOREVER)
+    for number in range(3):
+        stored(store, topic.id, named(*(f"{number}-{each}" for each in range(50))))
+        flush(store)
+    abandon(store)
+    store = open_stepped(tmp_path / "s", tiny(), disk.kill())
+    asked: list[int] = []
+    find = IdFile.find
+
+    def watched(file: IdFile, high: U64, low: U64) -> tuple[I64, I64, I64]:
+        asked.append(len(high))
+        return find(file, high, low)
+
+    with mock.patch.object(IdFile, "find", watched):
+        fresh = [f"fresh-{each}" for each in range(100)]
+        assert places(stored(store, topic.id, named(*fresh, "0-7")))[1] == [False] * 100 + [True]
+        assert asked == [101, 101, 101], "nothing is known of them yet"
+        merge(store)
+        asked.clear()
+        assert places(stored(store, topic.id, named(*(f"more-{each}" for each in range(100)))))[1] == [False] * 100
+        assert sum(asked) == 0
+        assert places(stored(store, topic.id, named("0-7", "2-49", fresh[3])))[1] == [True] * 3
+    abandon(store)
+
+
+def test_ids_that_are_too_many_to_be_known_are_found_in_their_files(tmp_path: Path, disk: Drive) -> None:
+    """Filters come and go all the time; whatever they have forgotten is still a repeat."""
+    sizes = ((64, 16), (64, 32))
+    with (
+        mock.patch("lsmq_node.storage.dedupe_recent._SIZES", sizes),
+        mock.patch("lsmq_node.storage.dedupe.KNOWN_IDS", 64),
+        mock.patch("lsmq_node.storage.dedupe_chain.FULL_ROWS", 150),
+    ):
+        store = open_stepped(tmp_path / "s", tiny(), disk)
+        topic = store.create_topic("t", 1, FOREVER)
+        for number in range(60):
+            names = [f"{number}-{each}" for each in range(17)]
+            assert places(stored(store, topic.id, named(*names)))[1] == [False] * 17
+            back = number * 7 % (number + 1)
+            assert places(stored(store, topic.id, named(f"{back}-3", f"{back}-16"))) == (
+                [back * 17 + 3, back * 17 + 16],
+                [True, True],
+            )
+            if number % 3 == 1:
+                freeze(store)
+            if number % 5 == 4:
+                flush(store)
+            if number % 10 == 9:
+                merge(store)
+            if number % 20 == 9:
+                abandon(store)
+                disk = disk.kill()
+                store = open_stepped(tmp_path / "s", tiny(), disk)
+        ids = store._state.ids
+        assert ids._recent.oldest > 0
+        assert any(file.since < ids._recent.oldest for file in store._tables.ids.files)
+        for number in range(60):
+            assert places(stored(store, topic.id, named(f"{number}-0", f"{number}-9")))[1] == [True, True]
+        abandon(store)
+
+
+@profile(60)
+@given(
+    batches=st.lists(st.lists(st.integers(0, (1 << 64) - 1), max_size=60), max_size=12), asked=st.integers(0, 1 << 63)
+)
+def test_what_is_in_no_filter_was_not_added_while_they_are_kept(batches: list[list[int]], asked: int) -> None:
+    with mock.patch("lsmq_node.storage.dedupe_recent._SIZES", ((2, 4), (3, 30))):
+        recent, added = RecentIds(), dict[int, list[int]]()
+        assert recent.may_have(np.array([asked], np.uint64), bits_of(np.array([asked], np.uint64))) == []
+        for batch in batches:
+            keys = np.array(batch, np.uint64)
+            added.setdefault(recent.newest, []).extend(batch)
+            recent.add(keys, bits_of(keys))
+            for since, names in added.items():
+                if names and since >= recent.oldest:
+                    keys = np.array(names, np.uint64)
+                    assert recent.may_have(keys, bits_of(keys))[since - recent.oldest].all()
+        assert recent.newest - recent.oldest <= 3 and recent.size_bytes <= 8 * (2 + 3 * 3)
 
 
 def test_a_damaged_file_of_ids_is_named_kept_and_repaired_as_far_as_it_goes(tmp_path: Path) -> None:

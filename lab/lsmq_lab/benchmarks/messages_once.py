@@ -59,7 +59,8 @@ def run(values: Mapping[str, Any], directory: Path, progress: TellProgress) -> M
         found = _measured(server.pid, first=1, end=batches, step=_AGAIN, repeats=True, **options)
         ways["sent again after a restart"] = found
     rate = ways[_WITH]["messages_per_s"] / ways[_WITHOUT]["messages_per_s"]
-    figures = {"ways": ways, "memory": memory, "ids": batches * _BATCH, "rate_ratio": rate}
+    cpu = ways[_WITHOUT]["node_us"] / ways[_WITH]["node_us"]
+    figures = {"ways": ways, "memory": memory, "ids": batches * _BATCH, "rate_ratio": rate, "cpu_ratio": cpu}
     return Measured(figures, [_rates(figures), _memory(figures)], _NOTES)
 
 
@@ -125,6 +126,7 @@ def _rates(figures: Mapping[str, Any]) -> TextTable:
     for name, found in figures["ways"].items():
         table.rows.append((name, f"{found['messages_per_s']:,.0f}", f"{found['node_us']:.2f}"))
     table.rows.append(("rate with ids to without", f"{figures['rate_ratio']:.2f}", ""))
+    table.rows.append(("the same by the node's processor", f"{figures['cpu_ratio']:.2f}", ""))
     return table
 
 

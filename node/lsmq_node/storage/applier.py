@@ -32,8 +32,7 @@ from .columns import (
     wrap64,
     wrap_signed,
 )
-from .dedupe import BatchIds, Repeats, decode_repeats, scoped
-from .dedupe_layer import IdRows
+from .dedupe import BatchIds, NotedIds, Repeats, decode_repeats, scoped
 from .delayed import DUE, HAND, STORED, due_keys, due_times, is_due_topic
 from .epochs import epoch_start
 from .failures import damaged
@@ -73,7 +72,7 @@ class PendingRecords:
     first_due_ms: int = 0  # of those that come later
     repeats: Repeats | None = None
     #: What is remembered of their deduplication ids.
-    ids: IdRows | None = None
+    ids: NotedIds | None = None
     flags: int = 0  # of the log entry
 
     def touched_queues(self) -> tuple[int, U32]:
@@ -177,7 +176,7 @@ class Applier:
             chosen = columns.ids.has.copy()
             if repeats is not None:
                 chosen[repeats.rows] = False
-            pending.ids = columns.ids.rows(chosen, state.topic.id, pending.answers, stored_ms)
+            pending.ids = columns.ids.noted(chosen, state.topic.id, pending.answers, stored_ms)
             self._state.ids.note(pending.ids)
         return pending
 

@@ -22,7 +22,7 @@ class BufferedFile:
         """Where the next bytes go."""
         return self._written + len(self._buffer)
 
-    def write(self, content: bytes) -> None:
+    def write(self, content: bytes | memoryview) -> None:
         self._buffer += content
         if len(self._buffer) >= _WRITE_BYTES:
             self._put()

@@ -48,6 +48,7 @@ from .pages import PAGE_BITS
 from .producers import KIND as PRODUCER
 from .producers import decode_answers, decode_head, merge_values, producer_key
 from .state import PageChange, ShardState, StateChange, StoredTopic
+from .tiers import joined_tier
 from .topic_options import TopicOptions
 
 CATALOG, DOCUMENT, OFFSETS = b"c", b"d", b"g"
@@ -79,16 +80,9 @@ def checkpoint_name(number: int) -> str:
     return f"{number:012d}.ckp"
 
 
-def choose(sizes: Sequence[int]) -> int:
+def merge_count(sizes: Sequence[int]) -> int:
     """How many of the newest increments to merge; 0 for none. ``sizes`` in bytes, the oldest first."""
-    newest_first = [max(size, _SMALL_BYTES) for size in sizes[::-1]]
-    count, total = 1, sum(newest_first[:1])
-    while True:
-        tier = newest_first[count : count + _FAN - 1]
-        if len(tier) < _FAN - 1 or max(tier) > 2 * total:
-            return count if count > 1 else 0
-        total += sum(tier)
-        count += len(tier)
+    return joined_tier(sizes, _FAN, _SMALL_BYTES)
 
 
 # -- keys and values -------------------------------------------------------------------------------------

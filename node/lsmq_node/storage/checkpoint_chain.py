@@ -9,7 +9,7 @@ from pathlib import Path
 from lsmq.errors import CorruptFile
 
 from .cache import BlockCache
-from .checkpoint import IncrementMeta, choose, merge_increments, write_increment
+from .checkpoint import IncrementMeta, merge_count, merge_increments, write_increment
 from .disk import Disk
 from .keyed_file import KeyedFile
 from .manifest import Manifest
@@ -147,5 +147,5 @@ class CheckpointChain:
 def _choose(chain: tuple[KeyedFile, ...]) -> tuple[KeyedFile, ...]:
     """The newest files to merge next: none where none are, and none before one that is damaged."""
     begin = max((at for at, file in enumerate(chain, 1) if file.damage is not None), default=0)
-    count = choose([file.size_bytes for file in chain[begin:]])
+    count = merge_count([file.size_bytes for file in chain[begin:]])
     return chain[len(chain) - count :]

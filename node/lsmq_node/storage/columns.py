@@ -367,6 +367,14 @@ def mix(keys: U64) -> U64:
         return mixed ^ (mixed >> np.uint64(31))
 
 
+def mix_one(key: int) -> int:
+    """:func:`mix` of one."""
+    mixed = (key + 0x9E3779B97F4A7C15) & _MASK64
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK64
+    return mixed ^ mixed >> 31
+
+
 def wrap64(value: int) -> int:
     """An integer reduced modulo 2**64."""
     return value & _MASK64

@@ -9,27 +9,43 @@ log which messages are repeats, and of which offsets (:func:`encode_repeats`). R
 no look-up is made for that, so nothing depends on how far a merge has dropped ids that expired.
 
 Ids outlive their messages. Those that came since the last flush are in memory (:mod:`.dedupe_layer`), the others in
-files (:mod:`.dedupe_file`), which flushes write and merges join (:mod:`.dedupe_chain`).
+files (:mod:`.dedupe_file`), which flushes write and merges join (:mod:`.dedupe_chain`). That a new id is in none of the
+newer ones is known by one look at all of them (:mod:`.dedupe_recent`); the full files are looked into one by one.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsmq import runtime
 
-from .columns import I64, U32, U64, mix, queue_keys
+from .columns import I64, U32, U64, mix, mix_one, queue_key, queue_keys
 from .dedupe_file import IdFile
-from .dedupe_layer import ROW, IdLayer, IdRows
+from .dedupe_layer import ROW, IdLayer, IdRows, keys_of
+from .dedupe_recent import KNOWN_IDS, RecentIds, bits_of
 from .failures import damaged, disappeared
 
 _COUNT = struct.Struct("<I")
 _NO_OFFSET = -1
+_HALF = np.uint64(32)
+
+
+@dataclass(frozen=True, slots=True)
+class NotedIds:
+    """Ids that are remembered from an entry of the log on, with their :func:`.keys_of` and :func:`.bits_of`."""
+
+    rows: IdRows
+    keys: U64
+    bits: U64
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +55,30 @@ class BatchIds:
     high: U64
     low: U64
     has: NDArray[np.bool_]
+    keys: U64
+    bits: U64
 
-    def rows(self, chosen: NDArray[np.bool_], topic_id: int, offsets: I64, stored_ms: int) -> IdRows:
+    def noted(self, chosen: NDArray[np.bool_], topic_id: int, offsets: I64, stored_ms: int) -> NotedIds:
         """What is kept of some of them. ``offsets`` are of all records."""
-        places = np.flatnonzero(chosen)
-        rows = np.empty(len(places), ROW)
-        rows["high"], rows["low"], rows["offset"] = self.high[places], self.low[places], offsets[places]
+        high, low, keys, bits = self.high, self.low, self.keys, self.bits
+        if not chosen.all():
+            high, low, offsets = high[chosen], low[chosen], offsets[chosen]
+            keys, bits = keys[chosen], bits[chosen]
+        rows = np.empty(len(high), ROW)
+        rows["high"], rows["low"], rows["offset"] = high, low, offsets
         rows["stored_ms"], rows["topic"] = stored_ms, topic_id
-        return rows
+        return NotedIds(rows, keys, bits)
 
 
 def scoped(topic_id: int, queues: U32, high: U64, low: U64) -> BatchIds:
     """``high`` and ``low``: the columns as they are in the batch; both are 0 of a record without an id."""
-    return BatchIds(high ^ mix(queue_keys(topic_id, queues)), low, (high | low) != 0)
+    has = (high | low) != 0
+    if (queues == queues[0]).all():
+        high = high ^ np.uint64(mix_one(queue_key(topic_id, int(queues[0]))))
+    else:
+        high = high ^ mix(queue_keys(topic_id, queues))
+    keys = keys_of(high, low)
+    return BatchIds(high, low, has, keys, bits_of(keys))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,26 +143,39 @@ class DedupePlan:
     def __init__(self, batches: Sequence[BatchIds], offsets: Sequence[I64]) -> None:
         """``offsets``: of each record the offset its id has, or -1."""
         self._bounds = np.cumsum([0, *(len(each.high) for each in batches)])
-        count = int(self._bounds[-1])
-        places = np.flatnonzero(np.concatenate([each.has for each in batches]))
-        self._offsets = np.concatenate(offsets)
-        self._firsts = np.arange(count)
-        if len(places) > 1:
-            high = np.concatenate([each.high for each in batches])[places]
-            ordered = np.sort(high)
-            if (ordered[1:] == ordered[:-1]).any():
-                low = np.concatenate([each.low for each in batches])[places]
-                order = np.lexsort((low, high))
-                high, low = high[order], low[order]
-                fresh = np.ones(len(order), np.bool_)
-                fresh[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-                self._firsts[places[order]] = places[order[fresh]][np.cumsum(fresh) - 1]
+        self._offsets = _joined(offsets)
+        self._firsts = self._first_of_each(batches)
+        self._has_repeats = self._firsts is not None or bool((self._offsets >= 0).any())
+
+    @staticmethod
+    def _first_of_each(batches: Sequence[BatchIds]) -> I64 | None:
+        """Of each record the first one with its id; None where none has another's."""
+        has = _joined([each.has for each in batches])
+        ordered = _joined([(each.keys >> _HALF).astype(np.uint32) for each in batches])
+        ordered = ordered[has] if not has.all() else ordered
+        ordered.sort()
+        if not (ordered[1:] == ordered[:-1]).any():  # as halves of keys: so they hardly ever are by chance
+            return None
+        places = np.flatnonzero(has)
+        high, low = _joined([each.high for each in batches])[places], _joined([each.low for each in batches])[places]
+        order = np.lexsort((low, high))
+        high, low = high[order], low[order]
+        fresh = np.ones(len(order), np.bool_)
+        fresh[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+        if fresh.all():
+            return None
+        firsts = np.arange(len(has))
+        firsts[places[order]] = places[order[fresh]][np.cumsum(fresh) - 1]
+        return firsts
 
     def repeats(self, number: int) -> Repeats | None:
         """Of one of the batches; those before it have been :meth:`stored`."""
+        if not self._has_repeats:
+            return None
         begin, end = int(self._bounds[number]), int(self._bounds[number + 1])
-        firsts, offsets = self._firsts[begin:end], self._offsets[begin:end]
-        repeated = (offsets >= 0) | (firsts != np.arange(begin, end))
+        itself = np.arange(begin, end)
+        firsts, offsets = itself if self._firsts is None else self._firsts[begin:end], self._offsets[begin:end]
+        repeated = (offsets >= 0) | (firsts != itself)
         if not repeated.any():
             return None
         rows = np.flatnonzero(repeated)
@@ -144,7 +184,12 @@ class DedupePlan:
 
     def stored(self, number: int, offsets: I64) -> None:
         """The batch's records have these offsets."""
-        self._offsets[int(self._bounds[number]) : int(self._bounds[number + 1])] = offsets
+        if self._has_repeats:
+            self._offsets[int(self._bounds[number]) : int(self._bounds[number + 1])] = offsets
+
+
+def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 IdSource = IdLayer | IdFile
@@ -157,7 +202,8 @@ class DedupeIds:
     """
 
     def __init__(self) -> None:
-        self._lock = runtime.Lock()  # guards the layer, and who replaces the sources
+        self._lock = runtime.Lock()  # guards the layer and the recent, and who replaces the sources
+        self._recent = RecentIds()
         self._layer = IdLayer()
         self._sources: tuple[IdSource, ...] = (self._layer,)  # newest first; replaced as a whole
 
@@ -173,8 +219,9 @@ class DedupeIds:
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of all: filters of files, and layers."""
-        return sum(each.memory_bytes if isinstance(each, IdFile) else each.size_bytes for each in self._sources)
+        """Memory of all: filters, and layers."""
+        sizes = (each.memory_bytes if isinstance(each, IdFile) else each.size_bytes for each in self._sources)
+        return self._recent.size_bytes + sum(sizes)
 
     # Asking
 
@@ -193,30 +240,54 @@ class DedupeIds:
                     raise disappeared("a file of ids", error) from error
 
     def _find(self, sources: tuple[IdSource, ...], ids: BatchIds, since_ms: int) -> I64:
-        offsets = np.full(len(ids.high), _NO_OFFSET)
-        everyone = bool(ids.has.all())
-        left = np.arange(len(ids.high)) if everyone else np.flatnonzero(ids.has)
-        high, low = (ids.high, ids.low) if everyone else (ids.high[left], ids.low[left])
-        for source in sources:
-            if not len(left) or not source.count:
+        """All of a batch are asked for; what is known of those without an id is not taken."""
+        high, low = ids.high, ids.low
+        offsets = np.full(len(high), _NO_OFFSET)
+        with self._lock:
+            oldest = self._recent.oldest
+            may_have = self._recent.may_have(ids.keys, ids.bits)
+            # By number of the filter; -1 and less: not known. What is noted meanwhile is in none of the sources.
+            since = [source.since - oldest for source in sources]
+        suspected = [np.flatnonzero(each & ids.has) for each in may_have]
+        everyone = np.flatnonzero(ids.has)
+        suspicion = any(map(len, suspected))
+        for source, number in zip(sources, since, strict=True):
+            if (number >= 0 and not suspicion) or not source.count:
+                continue
+            asked = suspected[number] if number >= 0 else everyone
+            if not len(asked):
                 continue
             if isinstance(source, IdLayer):
                 with self._lock:
-                    places, found, stored_ms = source.find(high, low)
+                    places, found, stored_ms = source.find(high[asked], low[asked])
             else:
-                places, found, stored_ms = source.find(high, low)
+                places, found, stored_ms = source.find(high[asked], low[asked])
             if len(places):
                 alive = stored_ms >= since_ms
-                offsets[left[places[alive]]] = found[alive]
-                left, high, low = np.delete(left, places), np.delete(high, places), np.delete(low, places)
+                offsets[asked[places[alive]]] = found[alive]
+                everyone = _without(everyone, asked[places])
+                suspected = [_without(each, asked[places]) for each in suspected]
         return offsets
 
     # Changing
 
-    def note(self, rows: IdRows) -> None:
+    def note(self, noted: NotedIds) -> None:
         """Ids of an entry that is put in line, or about to be applied; no two the same."""
-        with self._lock:
-            self._layer.add(rows)
+        if len(noted):
+            with self._lock:
+                self._note(noted)
+
+    def _note(self, noted: NotedIds) -> None:
+        recent, layer = self._recent, self._layer
+        if not recent.has_room(len(noted)) and all(
+            each is layer or each.since < recent.oldest for each in self._sources
+        ):  # What has not been flushed is all that is known: then one filter knows it.
+            recent.begin_anew()
+            layer.since = recent.newest
+            for keys in layer.key_pieces():
+                recent.add(keys, bits_of(keys))
+        recent.add(noted.keys, noted.bits)
+        layer.add(noted.rows, noted.keys)
 
     def landed(self, count: int) -> None:
         """The entry is applied that the oldest ``count`` ids in line are of."""
@@ -232,8 +303,10 @@ class DedupeIds:
         """What is applied since the last time. It is looked at until :meth:`replace` is told where it went."""
         with self._lock:
             frozen = self._layer
-            self._layer = IdLayer(frozen.in_line())
-            frozen.count = frozen.applied
+            self._layer = IdLayer(self._recent.newest)
+            if frozen.count > frozen.applied:
+                self._note(_noted(frozen.in_line()))  # again, so that they are no older than the layer
+            frozen.cut()
             self._sources = (self._layer, *self._sources) if frozen.count else (self._layer, *self._sources[1:])
         return frozen
 
@@ -245,7 +318,46 @@ class DedupeIds:
     def replace(self, gone: Collection[IdSource], file: IdFile | None) -> None:
         """What is ``gone``, sources that follow one another, is in ``file`` now, or nowhere."""
         with self._lock:
+            if file is not None:
+                file.since = min(source.since for source in gone)
             at = next((place for place, source in enumerate(self._sources) if source in gone), None)
             if at is not None:
                 kept = [source for source in self._sources if source not in gone]
                 self._sources = (*kept[:at], *(() if file is None else (file,)), *kept[at:])
+
+    # Files of an earlier run
+
+    def unknown(self, files: Sequence[IdFile]) -> IdFile | None:
+        """The oldest of ``files``, the oldest first, that is to be read for :meth:`learn`: of those with the newest ids
+        one that is looked into for every id."""
+        found, count = None, 0
+        with self._lock:
+            for file in reversed(files):
+                count += file.count
+                if count > KNOWN_IDS:
+                    break
+                if file.since < self._recent.oldest and file.damage is None:
+                    found = file
+        return found
+
+    def learn(self, file: IdFile, check: Callable[[], None]) -> None:
+        """Know the file's ids as those that are noted. Raises ``CorruptFile``, and what ``check`` raises."""
+        with self._lock:
+            since = self._recent.newest
+        for rows in file.scan():
+            check()
+            noted = _noted(rows)
+            with self._lock:
+                self._recent.add(noted.keys, noted.bits)
+        with self._lock:
+            file.since = since
+
+
+def _noted(rows: IdRows) -> NotedIds:
+    keys = keys_of(rows["high"], rows["low"])
+    return NotedIds(rows, keys, bits_of(keys))
+
+
+def _without(places: I64, gone: I64) -> I64:
+    """Of ``places``, which ascend, those that are not ``gone``."""
+    return places[np.isin(places, gone, assume_unique=True, invert=True)]

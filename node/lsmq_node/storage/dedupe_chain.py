@@ -1,10 +1,13 @@
 """The files of a store's deduplication ids: added by flushes, joined and thinned out in the background.
 
-Files are joined by fours of about one size, the newest ones, as tables are, and what has expired, or belongs to a topic
-that is gone, is left out. A file of ``FULL_ROWS`` and more is not joined any more, so that joining takes a bounded
-amount of memory and space; one of which most has expired is written anew by itself, or just dropped. So with a window
-of a day a little more than a day's ids are kept. Kept for ever, an id costs 36 bytes on the disk and two and a half in
-memory, and is written three or four times.
+Where the newest files come to ``FULL_ROWS`` together they become one that is not joined any more, and before that where
+they are as many as 32 of about one size: so many since what is new is looked for in all of them at once
+(:mod:`.dedupe_recent`). What has expired, or belongs to a topic that is gone, is left out then. So joining takes a
+bounded amount of memory and space. A file of which most has expired is written anew by itself, or just dropped:
+with a window of a day a little more than a day's ids are kept. Kept for ever, an id costs 36 bytes on the disk and two
+and a quarter in memory, and is written twice.
+
+What the files of an earlier run hold is read once in the background, as far as it may be among the newest.
 """
 
 from __future__ import annotations
@@ -17,21 +20,26 @@ import numpy as np
 
 from lsmq.errors import CorruptFile
 
-from .checkpoint import choose
 from .dedupe import DedupeIds
-from .dedupe_file import ROW_BYTES, IdFile, IdFileMeta, IdWriter, ids_name, newest_of
-from .dedupe_layer import ROW, IdLayer, IdRows
+from .dedupe_file import IdFile, IdFileMeta, IdWriter, ids_name, newest_of, newest_pieces, topics_of
+from .dedupe_layer import ROW, IdLayer, IdRows, chosen_rows, joined_rows
+from .dedupe_recent import KNOWN_IDS
 from .disk import Disk
 from .failures import damaged
 from .manifest import Manifest
 from .snapshot_pins import PinnedFiles
 from .state import ShardState
+from .tiers import joined_tier
 from .topic_options import FOREVER
 
 _log = logging.getLogger("lsmq.storage")
 
 #: A file of so many ids is not joined with others any more.
-FULL_ROWS = 8_000_000
+FULL_ROWS = KNOWN_IDS
+#: So many files of about one size are joined.
+_FAN = 32
+#: A file of fewer ids counts as one of so many.
+_SMALL_ROWS = 2_000
 #: So many rows are sorted at a time while joining.
 _PIECE_ROWS = 1 << 16
 
@@ -113,7 +121,7 @@ class DedupeChain:
         rows = layer.kept()
         if not len(rows):
             return None
-        return self._write(iter((newest_of(rows),)), len(rows), end_lsn)
+        return self._write(newest_pieces(rows), len(rows), end_lsn)
 
     def added(self, layer: IdLayer, file: IdFile | None) -> None:
         """The manifest names the file, and cannot change meanwhile."""
@@ -132,8 +140,19 @@ class DedupeChain:
 
     # Merging
 
-    def merge_due(self) -> bool:
-        return bool(self._choose())
+    def is_due(self) -> bool:
+        """Whether :meth:`work` has something to do."""
+        return bool(self._choose()) or self._ids.unknown(self._files) is not None
+
+    def work(self) -> None:
+        """Do the next merge, or else read what is not known of a file. Raises ``OSError``, what ``check`` raises."""
+        if merged := self._choose():
+            self._merge(merged)
+        elif (file := self._ids.unknown(self._files)) is not None:
+            try:
+                self._ids.learn(file, self._check)
+            except CorruptFile as damage:
+                _log.error("%s It is kept as it is, out of merges", damage.message)
 
     def _choose(self) -> tuple[IdFile, ...]:
         """Files that follow one another, to be joined next; none where none are. A damaged one stays as it is."""
@@ -144,7 +163,10 @@ class DedupeChain:
         for at, file in enumerate(self._files, 1):
             if file.damage is not None or file.count >= FULL_ROWS:
                 begin = at
-        count = choose([file.count * ROW_BYTES for file in self._files[begin:]])
+        rows = [file.count for file in self._files[begin:]]
+        # A large one waits until the others have come to as much: what expires may keep them below a full one for ever.
+        is_full = sum(rows) >= FULL_ROWS and 2 * max(rows) <= sum(rows)
+        count = len(rows) if is_full else joined_tier(rows, _FAN, _SMALL_ROWS)
         return self._files[len(self._files) - count :] if count else ()
 
     def _live_rows(self, file: IdFile) -> int:
@@ -156,11 +178,7 @@ class DedupeChain:
                 live += rows
         return live
 
-    def merge(self) -> None:
-        """Do the next merge, if there is one. Raises ``OSError``, what ``check`` raises."""
-        merged = self._choose()
-        if not merged:
-            return
+    def _merge(self, merged: tuple[IdFile, ...]) -> None:
         begin = self._files.index(merged[0])
         end = begin + len(merged)  # flushes may have added more behind
         written: tuple[IdFileMeta, IdFile] | None = None
@@ -199,12 +217,13 @@ class DedupeChain:
             yield self._without_expired(rows)
 
     def _without_expired(self, rows: IdRows) -> IdRows:
+        topics, stored_ms = rows["topic"], rows["stored_ms"]
         keep = np.ones(len(rows), np.bool_)
-        for topic_id in np.unique(rows["topic"]).tolist():
-            mine = rows["topic"] == topic_id
+        for topic_id in topics_of(rows):
             since_ms = self.since_ms(topic_id)
-            keep[mine] = since_ms is not None and (rows["stored_ms"][mine] >= since_ms)
-        return rows if keep.all() else rows[keep]
+            if since_ms != 0:
+                keep[(topics == topic_id) & (since_ms is None or stored_ms < since_ms)] = False
+        return rows if keep.all() else chosen_rows(rows, np.flatnonzero(keep))
 
 
 def write_ids(
@@ -231,7 +250,7 @@ def joined(scans: Sequence[Iterator[IdRows]], count: int) -> Iterator[IdRows]:
     parts = max(1, count // _PIECE_ROWS)
     for part in range(1, parts + 1):
         limit = (part << 64) // parts if part < parts else None
-        rows = newest_of(np.concatenate([stream.below(limit) for stream in streams]))
+        rows = newest_of(joined_rows([stream.below(limit) for stream in streams]))
         if len(rows):
             yield rows
 
@@ -258,4 +277,4 @@ class _Stream:
             if following is None:
                 break
             self._held = following
-        return np.concatenate(pieces) if pieces else np.empty(0, ROW)
+        return joined_rows(pieces)

@@ -13,7 +13,7 @@ All integers are little-endian::
                     crc of these 20 bytes (4); zeros (4)
 
 A row is :data:`.dedupe_layer.ROW`. Ids are spread evenly, so the bucket of an id is its upper 32 bits, scaled to the
-number of buckets, and a bucket has ``BUCKET_ROWS`` rows on average. Marks and starts stay in memory, two and a half
+number of buckets, and a bucket has ``BUCKET_ROWS`` rows on average. Marks and starts stay in memory, two and a quarter
 bytes an id, and are all the index there is: an id is looked for among the marks of its bucket, and the place of a mark
 is the number of its row. Of ids that are not here one in a few thousand is looked for in a block.
 
@@ -39,7 +39,8 @@ from lsmq_node.descriptors import SHORTAGE
 
 from .buffered_file import BufferedFile
 from .columns import I64, U64, group_starts, windows
-from .dedupe_layer import ROW, IdRows
+from .dedupe_layer import ROW, IdRows, chosen_rows, joined_rows
+from .dedupe_recent import NEVER
 from .disk import Disk, File
 from .failures import damaged, newer, no_descriptor
 
@@ -55,6 +56,13 @@ BUCKET_ROWS = 8
 _WIDEST = 64
 #: So many ids are looked for at a time.
 _CHUNK = 1 << 14
+#: So few are looked for one by one.
+_FEW = 8
+#: Buckets for which one start is kept whole, and of the others how far above it they are.
+_STRETCH_BITS = 8
+_STRETCH = 1 << _STRETCH_BITS
+#: So many rows are written at a time: what is computed of them stays in the processor's cache.
+_PIECE_ROWS = 1 << 13
 #: Blocks that are read at a time by who reads all.
 _SCAN_BLOCKS = 64
 _HALF = np.uint64(32)
@@ -96,31 +104,34 @@ class IdWriter:
         if not len(rows):
             return
         self.count += len(rows)
-        self._marks.append((rows["low"] & _MARK).astype(np.uint16))
+        self._marks.append(rows["low"].astype(np.uint16))  # the lower bits
         buckets = _buckets(rows["high"] >> _HALF, self._buckets)
         first = int(buckets[0])  # They ascend.
         counts = np.bincount(buckets - first)
         self._starts[first + 1 : first + 1 + len(counts)] += counts.astype(np.uint32)
-        topics = rows["topic"]
-        one = int(topics[0]) if (topics == topics[0]).all() else None
-        for topic in np.unique(topics).tolist() if one is None else (one,):
-            mine = rows["stored_ms"] if one is not None else rows["stored_ms"][topics == topic]
+        found = topics_of(rows)
+        for topic in found:
+            mine = rows["stored_ms"] if len(found) == 1 else rows["stored_ms"][rows["topic"] == topic]
             known = self._topics.setdefault(topic, [0, 0])
             known[0], known[1] = known[0] + len(mine), max(known[1], int(mine.max()))
-        whole = np.concatenate((self._rest, rows)) if len(self._rest) else rows
+        whole = joined_rows((self._rest, rows)) if len(self._rest) else rows
         end = len(whole) - len(whole) % BLOCK_ROWS
-        for begin in range(0, end, BLOCK_ROWS):
-            self._put_block(whole[begin : begin + BLOCK_ROWS])
+        self._put_blocks(whole[:end], BLOCK_ROWS)
         self._rest = whole[end:].copy()
 
-    def _put_block(self, rows: IdRows) -> None:
-        raw = rows.tobytes()
-        self._file.write(raw + crc32c.crc32c(raw).to_bytes(4, "little"))
+    def _put_blocks(self, rows: IdRows, block_rows: int) -> None:
+        """Blocks of so many rows each."""
+        content = rows.view(np.uint8).reshape(-1, block_rows * ROW_BYTES)
+        crcs = [crc32c.crc32c(block.data) for block in content]
+        blocks = np.empty((len(content), block_rows * ROW_BYTES + 4), np.uint8)
+        blocks[:, :-4] = content
+        blocks[:, -4:] = np.array(crcs, "<u4").view(np.uint8).reshape(-1, 4)
+        self._file.write(blocks.data)
 
     def finish(self) -> int:
         """Durable on return, but for the file's name. Returns its size in bytes."""
         if len(self._rest):
-            self._put_block(self._rest)
+            self._put_blocks(self._rest, len(self._rest))
         position = self._file.end
         starts = np.cumsum(self._starts, out=self._starts)
         tail = msgpack.packb([self.count, self._buckets, self._topics])
@@ -135,6 +146,14 @@ class IdWriter:
     def abandon(self) -> None:
         """Close what is not finished; the caller removes it."""
         self._file.abandon()
+
+
+def topics_of(rows: IdRows) -> list[int]:
+    """The topics of one row and more."""
+    topics = rows["topic"]
+    one = len(topics) and (topics == topics[0]).all()
+    found: list[int] = [int(topics[0])] if one else np.unique(topics).tolist()
+    return found
 
 
 def _buckets(highs: U64, buckets: int) -> I64:
@@ -154,6 +173,8 @@ class IdFile:
         self._disk = disk
         #: The last damage that was found in it.
         self.damage: CorruptFile | None = None
+        #: See :class:`.RecentIds`. Its owner says.
+        self.since = NEVER
         with closing(disk.open(path, random=True)) as file:
             self.size_bytes = file.size()
             if meta is not None and self.size_bytes != meta.size_bytes:
@@ -177,8 +198,11 @@ class IdFile:
         self.count: int = count
         #: Of each topic the number of its rows, and the latest ``stored_ms``.
         self.topics: dict[int, tuple[int, int]] = {topic: (rows, last) for topic, (rows, last) in topics.items()}
-        self._starts = np.frombuffer(rest, "<u4", self._bucket_count + 1, 2 * count).copy()
-        widest = int(np.diff(self._starts).max(initial=0))
+        starts = np.frombuffer(rest, "<u4", self._bucket_count + 1, 2 * count)
+        widest = int(np.diff(starts).max(initial=0))
+        self._bases = starts[::_STRETCH].copy()
+        above = starts - np.repeat(self._bases, _STRETCH)[: len(starts)]
+        self._above = above.astype(np.uint16) if int(above.max()) < 1 << 16 else above
         self._width = max(1, min(widest, _WIDEST))
         self._has_wide = widest > _WIDEST
         marks = np.zeros(count + self._width, np.uint16)
@@ -192,15 +216,24 @@ class IdFile:
     @property
     def memory_bytes(self) -> int:
         """What stays in memory of it."""
-        return self._marks.nbytes + self._starts.nbytes
+        size: int = self._marks.nbytes + self._bases.nbytes + self._above.nbytes
+        return size
+
+    def _starts(self, buckets: I64) -> I64:
+        starts: I64 = self._bases[buckets >> _STRETCH_BITS].astype(np.int64)
+        starts += self._above[buckets]
+        return starts
 
     def find(self, high: U64, low: U64) -> tuple[I64, I64, I64]:
         """Which of these ids are here: their places among those asked for, the offsets, and when they were stored.
 
         Raises ``CorruptFile``, ``FileNotFoundError``, and ``StoreBusy`` for want of a file descriptor.
         """
-        begins = range(0, len(high), _CHUNK)
-        pairs = [self._candidates(high[at : at + _CHUNK], low[at : at + _CHUNK], at) for at in begins]
+        if len(high) <= _FEW:
+            pairs = [self._few_candidates(high, low)]
+        else:
+            begins = range(0, len(high), _CHUNK)
+            pairs = [self._candidates(high[at : at + _CHUNK], low[at : at + _CHUNK], at) for at in begins]
         places = np.concatenate([each for each, _ in pairs])
         numbers = np.concatenate([each for _, each in pairs])
         if not len(places):
@@ -213,7 +246,7 @@ class IdFile:
     def _candidates(self, high: U64, low: U64, base: int) -> tuple[I64, I64]:
         """Where ids may be: their places among those asked for, from ``base`` on, and numbers of rows."""
         buckets = _buckets(high >> _HALF, self._bucket_count)
-        starts, ends = self._starts[buckets].astype(np.int64), self._starts[buckets + 1].astype(np.int64)
+        starts, ends = self._starts(buckets), self._starts(buckets + 1)
         marks = (low & _MARK).astype(np.uint16)
         width = self._width
         near = windows(self._marks.view(np.uint8), 2 * starts, 2 * width).view(np.uint16).reshape(-1, width)
@@ -229,6 +262,20 @@ class IdFile:
                 places = np.append(places, np.full(len(more), place))
                 numbers = np.append(numbers, more)
         return places + base, numbers
+
+    def _few_candidates(self, high: U64, low: U64) -> tuple[I64, I64]:
+        """:meth:`_candidates` of so few that numpy would take longer for its calls."""
+        places, numbers = [], []
+        for place, (upper, lower) in enumerate(zip((high >> _HALF).tolist(), low.tolist(), strict=True)):
+            bucket, mark = upper * self._bucket_count >> 32, lower & 0xFFFF
+            begin, end = (
+                int(self._bases[each >> _STRETCH_BITS]) + int(self._above[each]) for each in (bucket, bucket + 1)
+            )
+            for number, each in enumerate(self._marks[begin:end].tolist(), begin):
+                if each == mark:
+                    places.append(place)
+                    numbers.append(number)
+        return np.array(places, np.int64), np.array(numbers, np.int64)
 
     def _read_rows(self, numbers: I64) -> IdRows:
         try:
@@ -252,13 +299,15 @@ class IdFile:
         rows = min(self.count - first * BLOCK_ROWS, count * BLOCK_ROWS)
         blocks = -(-rows // BLOCK_ROWS)
         raw = memoryview(file.pread(rows * ROW_BYTES + 4 * blocks, begin))
-        pieces = []
-        for at in range(blocks):
-            block = raw[at * BLOCK_BYTES : (at + 1) * BLOCK_BYTES]
+        for at in range(0, len(raw), BLOCK_BYTES):
+            block = raw[at : at + BLOCK_BYTES]
             if len(block) <= 4 or crc32c.crc32c(block[:-4]) != int.from_bytes(block[-4:], "little"):
-                raise self._damaged("a block is damaged", begin + at * BLOCK_BYTES)
-            pieces.append(np.frombuffer(block[:-4], ROW))
-        found = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+                raise self._damaged("a block is damaged", begin + at)
+        whole = len(raw) // BLOCK_BYTES * BLOCK_BYTES
+        content = np.frombuffer(raw, np.uint8)
+        found = content[:whole].reshape(-1, BLOCK_BYTES)[:, :-4].reshape(-1).view(ROW)
+        if whole < len(raw):
+            found = joined_rows((found, content[whole:-4].view(ROW)))
         if len(found) != rows:
             raise self._damaged("a block is cut off", begin)
         return found
@@ -305,18 +354,29 @@ def is_sorted(rows: IdRows) -> bool:
 
 def newest_of(rows: IdRows) -> IdRows:
     """Sorted by id, and of each id the row that stands first."""
-    if not len(rows):
-        return rows
+    return chosen_rows(rows, _newest(rows))
+
+
+def newest_pieces(rows: IdRows) -> Iterator[IdRows]:
+    """:func:`newest_of`, some at a time."""
+    order = _newest(rows)
+    for begin in range(0, len(order), _PIECE_ROWS):
+        yield chosen_rows(rows, order[begin : begin + _PIECE_ROWS])
+
+
+def _newest(rows: IdRows) -> I64:
     # By the upper bits, with the place below them: numpy sorts integers many times faster than it finds an order.
-    bits = np.uint64((len(rows) - 1).bit_length())
-    packed = rows["high"] >> bits << bits | np.arange(len(rows), dtype=np.uint64)
+    bits = np.uint64(max(0, len(rows) - 1).bit_length())
+    packed = rows["high"] >> bits
+    packed <<= bits
+    packed |= np.arange(len(rows), dtype=np.uint64)
     packed.sort()
-    order = (packed & ((np.uint64(1) << bits) - np.uint64(1))).view(np.int64)
-    high = rows["high"][order]
-    if not (high[1:] > high[:-1]).all():
-        order = np.lexsort((rows["low"], rows["high"]))  # stable: of equal ids the first stays the first
-        high, low = rows["high"][order], rows["low"][order]
-        fresh = np.ones(len(order), np.bool_)
-        fresh[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-        order = order[fresh]
-    return rows[order]
+    order: I64 = (packed & ((np.uint64(1) << bits) - np.uint64(1))).view(np.int64)
+    packed >>= bits
+    if (packed[1:] > packed[:-1]).all():
+        return order
+    order = np.lexsort((rows["low"], rows["high"]))  # stable: of equal ids the first stays the first
+    high, low = rows["high"][order], rows["low"][order]
+    fresh = np.ones(len(order), np.bool_)
+    fresh[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+    return order[fresh]

@@ -1,55 +1,91 @@
-"""Deduplication ids in memory: those that came since the last flush, as rows and a hash table over them.
+"""Deduplication ids in memory: those that came since the last flush, as rows in the order of the log.
 
 A row is one id that a message was stored under; its id is the 128 bits of its hash, spread by the queue it belongs to
-(:func:`.dedupe.scoped`), so that one table serves all queues of a shard::
+(:func:`.dedupe.scoped`), so that all queues of a shard lie together::
 
     width field
      8    high       the upper half
      8    low        the lower half
      8    offset     of the message in its queue
      8    stored_ms
-     4    topic      id of the topic; 0 in a row that a later one of the same id has taken the place of
+     4    topic      id of the topic
 
-Rows stand in the order of the log, those of writes that are in line at the end: what is dropped from the line is cut
-off. Everything is done a batch at a time: a look-up costs a few cache misses an id, and no object.
+Rows of writes that are in line stand at the end: what is dropped from the line is cut off. Where an id is there twice,
+as its window ended in between, the later row counts.
+
+Adding keeps what it is given, and nothing is sorted for it: an id that is new is mostly told apart before anybody looks
+here (:mod:`.dedupe_recent`). Few are looked for among the keys, by one comparison of a whole column each. Once that has
+cost as much as sorting would, or many are looked for, the rows that have come since are sorted, into stretches that are
+joined by eights.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsmq import runtime
 
-from .columns import I64, U64, mix
+from .columns import I64, U64
+from .tiers import joined_tier
 
 #: One id, in memory and in files.
 ROW = np.dtype([("high", "<u8"), ("low", "<u8"), ("offset", "<i8"), ("stored_ms", "<i8"), ("topic", "<u4")])
 IdRows = NDArray[np.void]
 
-_FIRST_ROWS = 512
-#: Slots of the table for each row that there is room for.
-_SLOTS_A_ROW = 2
-#: So many rows are entered at a time: what is computed of them stays in the CPU's cache.
-_PIECE_ROWS = 1 << 12
+# Random, so that nobody can choose ids that fall together.
+_HIGH = np.uint64(runtime.random_bits(64) | 1)
+_LOW = np.uint64(runtime.random_bits(64) | 1)
+_WHOLE_ROW = np.dtype((np.void, ROW.itemsize))
+_FIRST_KEYS = 512
+#: Rows of fewer are copied together, so many and more are kept as they come.
+_PIECE_ROWS = 1 << 10
+_KEYS_A_TIME = 1 << 13
+#: So many stretches of about one size are joined.
+_FAN = 8
+#: Sorting a row takes as long as comparing so many.
+_COMPARED = 16
+
+
+def keys_of(high: U64, low: U64) -> U64:
+    """Of each id 64 bits, of which the lowest are worth little."""
+    keys = high * _HIGH
+    keys += low * _LOW
+    return keys
+
+
+def chosen_rows(rows: IdRows, places: I64) -> IdRows:
+    """``rows[places]``, as one piece of memory a row: numpy moves fields one by one."""
+    found: IdRows = rows.view(_WHOLE_ROW)[places].view(ROW)
+    return found
+
+
+def joined_rows(pieces: Sequence[IdRows]) -> IdRows:
+    """One after another."""
+    if len(pieces) == 1:
+        return pieces[0]
+    whole = np.concatenate([piece.view(_WHOLE_ROW) for piece in pieces]) if pieces else np.empty(0, _WHOLE_ROW)
+    found: IdRows = whole.view(ROW)
+    return found
 
 
 class IdLayer:
-    """The ids of one memtable. Its owner lets one thread at a time add, and none look meanwhile."""
+    """The ids of one memtable. Its owner lets one thread at a time look or change."""
 
-    def __init__(self, rows: IdRows | None = None) -> None:
-        """With ``rows``, which are in line."""
-        self._salt: np.uint64 | None = None  # so that nobody can choose ids that share a slot; once there are any
+    def __init__(self, since: int = 0) -> None:
+        """``since``: see :class:`.RecentIds`."""
+        self.since = since
         self.count = 0
         #: So many rows, the first, are of entries that are applied.
         self.applied = 0
-        self._rows: IdRows = np.empty(0, ROW)
-        self._slots = np.zeros(0, np.int32)  # of each row's number + 1; 0: nothing
-        self._tags = np.zeros(0, np.uint64)  # ``high`` of that row: most look-ups need nothing else
-        if rows is not None and len(rows):
-            self.add(rows)
+        self._pieces: list[IdRows] = []
+        self._begins: list[int] = []  # number of the first row of each
+        self._keys: U64 = np.empty(0, np.uint64)  # of each row
+        self._stretches: list[_Stretch] = []  # of the rows from the first on, without gaps
+        self._compared = 0  # rows, since the last of them
 
     def __len__(self) -> int:
         return self.count
@@ -57,108 +93,145 @@ class IdLayer:
     @property
     def size_bytes(self) -> int:
         """Memory it takes."""
-        return self._rows.nbytes + self._slots.nbytes + self._tags.nbytes
+        sorted_bytes = sum(each.packed.nbytes for each in self._stretches)
+        return self.count * ROW.itemsize + self._keys.nbytes + sorted_bytes
 
     def in_line(self) -> IdRows:
         """The rows that are not applied."""
-        return self._rows[self.applied : self.count]
+        return self._rows(np.arange(self.applied, self.count))
+
+    def key_pieces(self) -> Iterator[U64]:
+        """:func:`keys_of` all rows, some at a time."""
+        for begin in range(0, self.count, _KEYS_A_TIME):
+            yield self._keys[begin : min(self.count, begin + _KEYS_A_TIME)]
 
     def kept(self) -> IdRows:
-        """Those that are applied, without what later ones have taken the place of; a copy."""
-        rows = self._rows[: self.applied]
-        kept: IdRows = rows[rows["topic"] != 0]
-        return kept
+        """Those that are applied, the newest first; a copy."""
+        return joined_rows([piece[::-1] for piece in reversed(self._pieces)])[self.count - self.applied :]
 
-    def find(self, high: U64, low: U64) -> tuple[I64, I64, I64]:
-        """Which of these ids are here: their places among those asked for, the offsets, and when they were stored."""
-        if not self.count:
-            return _NOTHING
-        at = self._home(high)
-        left, mask = np.arange(len(high)), len(self._slots) - 1
-        places = []
-        while True:
-            numbers = self._slots[at]
-            taken = np.flatnonzero(numbers)
-            if not len(taken):
-                break
-            left, at, numbers = left[taken], at[taken], numbers[taken]
-            alike = self._tags[at] == high[left]
-            if alike.any():
-                alike[alike] = self._rows["low"][numbers[alike] - 1] == low[left[alike]]
-                places.append((left[alike], numbers[alike].astype(np.int64) - 1))
-                left, at = left[~alike], at[~alike]
-            at = (at + 1) & mask
-        if not places:
-            return _NOTHING
-        found, rows = (np.concatenate(each) for each in zip(*places, strict=True))
-        there = rows < self.count
-        chosen = self._rows[rows[there]]
-        return found[there], chosen["offset"], chosen["stored_ms"]
+    def add(self, rows: IdRows, keys: U64) -> None:
+        """Ids that are stored from now on; what was here under them counts no more.
 
-    def add(self, rows: IdRows) -> None:
-        """Ids, no two the same, that are stored from now on; what was here under them is forgotten."""
-        if not len(rows):
-            return
-        end = self.count + len(rows)
-        if end > len(self._rows):
-            self._grow(end)
-        self._rows[self.count : end] = rows
-        self._place(self.count, end)
+        The rows may be kept as they are: nobody changes them. ``keys``: :func:`keys_of` them.
+        """
+        count, end = self.count, self.count + len(rows)
+        if end > len(self._keys):
+            grown = np.empty(max(_FIRST_KEYS, 1 << (end - 1).bit_length()), np.uint64)
+            grown[:count] = self._keys[:count]
+            self._keys = grown
+        self._keys[count:end] = keys
+        if self._pieces and len(self._pieces[-1]) + len(rows) <= _PIECE_ROWS:
+            self._pieces[-1] = joined_rows((self._pieces[-1], rows))
+        else:
+            self._pieces.append(rows)
+            self._begins.append(count)
         self.count = end
 
     def cut(self) -> None:
         """What is in line is dropped."""
-        if self.count > self.applied:
-            self._slots[:] = 0
-            self.count = self.applied
-            self._place_all()
+        self.count = self.applied
+        while self._begins and self._begins[-1] >= self.count:
+            self._begins.pop()
+            self._pieces.pop()
+        if self._pieces:
+            self._pieces[-1] = self._pieces[-1][: self.count - self._begins[-1]]
+        while self._stretches and self._stretches[-1].end > self.count:
+            self._stretches.pop()
 
-    def _grow(self, wanted: int) -> None:
-        self._salt = self._salt or np.uint64(runtime.random_bits(64))
-        capacity = max(_FIRST_ROWS, 4 * len(self._rows), 1 << (wanted - 1).bit_length())
-        rows = np.empty(capacity, ROW)
-        rows[: self.count] = self._rows[: self.count]
-        self._rows = rows
-        self._slots = np.zeros(_SLOTS_A_ROW * capacity, np.int32)
-        self._tags = np.zeros(_SLOTS_A_ROW * capacity, np.uint64)
-        self._place_all()
+    def _rows(self, numbers: I64) -> IdRows:
+        found = np.empty(len(numbers), ROW)
+        pieces = np.searchsorted(self._begins, numbers, side="right") - 1
+        for piece in np.unique(pieces).tolist():
+            mine = np.flatnonzero(pieces == piece)
+            found.view(_WHOLE_ROW)[mine] = self._pieces[piece].view(_WHOLE_ROW)[numbers[mine] - self._begins[piece]]
+        return found
 
-    def _place_all(self) -> None:
-        for begin in range(0, self.count, _PIECE_ROWS):
-            self._place(begin, min(self.count, begin + _PIECE_ROWS))
+    def find(self, high: U64, low: U64) -> tuple[I64, I64, I64]:
+        """Which of these ids are here: their places among those asked for, the offsets, and when they were stored."""
+        numbers = self._numbers(high, low, keys_of(high, low))
+        places = np.flatnonzero(numbers >= 0)
+        rows = self._rows(numbers[places])
+        return places, rows["offset"], rows["stored_ms"]
 
-    def _home(self, high: U64) -> I64:
-        """The slots where ids are looked for first."""
-        assert self._salt is not None, "there are rows"
-        at: I64 = (mix(high ^ self._salt) & np.uint64(len(self._slots) - 1)).view(np.int64)
-        return at
+    def _numbers(self, high: U64, low: U64, keys: U64) -> I64:
+        """Of each id the number of its latest row, or -1."""
+        numbers = np.full(len(keys), -1)
+        begin = self._stretches[-1].end if self._stretches else 0
+        unsorted = self.count - begin
+        self._compared += len(keys) * unsorted
+        if self._compared > _COMPARED * unsorted:
+            self._sort(begin)
+        elif unsorted:
+            for place, key in enumerate(keys):
+                alike = begin + np.flatnonzero(self._keys[begin : self.count] == key)
+                numbers[place] = self._same(alike, high[place : place + 1], low[place : place + 1]).max(initial=-1)
+        left = np.flatnonzero(numbers < 0)
+        for stretch in reversed(self._stretches):
+            if not len(left):
+                break
+            numbers[left] = self._latest(stretch, high[left], low[left], keys[left])
+            left = left[numbers[left] < 0]
+        return numbers
 
-    def _place(self, begin: int, end: int) -> None:
-        """Enter rows into the table, but those that another has taken the place of."""
-        rows, slots, tags = self._rows, self._slots, self._tags
-        new = np.arange(begin, end)
-        dead = rows["topic"][begin:end] == 0
-        if dead.any():
-            new = new[~dead]
-        high, mask = rows["high"][new], len(slots) - 1
-        numbers = (new + 1).astype(np.int32)
-        at = self._home(high)
-        while len(numbers):  # Of several that want one slot the last gets it, and the others look on.
-            there = slots[at]
-            free = there == 0
-            slots[at[free]] = numbers[free]
-            tags[at[free]] = high[free]
-            left = ~free
-            left[free] = slots[at[free]] != numbers[free]
-            alike = ~free & (tags[at] == high)
-            if alike.any():
-                places = np.flatnonzero(alike)
-                same = places[rows["low"][there[places] - 1] == rows["low"][numbers[places] - 1]]
-                rows["topic"][there[same] - 1] = 0
-                slots[at[same]] = numbers[same]
-                left[same] = False
-            at, high, numbers = (at[left] + 1) & mask, high[left], numbers[left]
+    def _same(self, numbers: I64, high: U64, low: U64) -> I64:
+        """The numbers, or -1 where the row has another id."""
+        rows = self._rows(numbers)
+        same: I64 = np.where((rows["high"] == high) & (rows["low"] == low), numbers, -1)
+        return same
+
+    def _latest(self, stretch: _Stretch, high: U64, low: U64, keys: U64) -> I64:
+        """Of each id the number of its latest row in the stretch, or -1."""
+        found, at = np.full(len(keys), -1), stretch.last_places(keys)
+        left = np.flatnonzero(at >= 0)
+        while len(left):
+            numbers, alike = stretch.numbers(at[left], keys[left])
+            left = left[alike]
+            found[left] = self._same(numbers[alike], high[left], low[left])
+            left = left[found[left] < 0]
+            at[left] -= 1
+            left = left[at[left] >= 0]
+        return found
+
+    def _sort(self, begin: int) -> None:
+        """The rows from ``begin`` on are in stretches."""
+        sizes = [*(each.end - each.begin for each in self._stretches), self.count - begin]
+        joined = joined_tier(sizes, _FAN, _PIECE_ROWS) - 1
+        if joined > 0:
+            begin = self._stretches[-joined].begin
+            del self._stretches[-joined:]
+        self._stretches.append(_Stretch.of(self._keys[begin : self.count], begin))
+        self._compared = 0
 
 
-_NONE: Any = np.empty(0, np.int64)
-_NOTHING = (_NONE, _NONE, _NONE)
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Rows ``[begin, end)``, sorted: the upper bits of their keys, and below them their places in the stretch.
+
+    Numpy sorts integers many times faster than it finds an order.
+    """
+
+    begin: int
+    packed: U64
+    of_places: np.uint64  # the bits that are places
+
+    @classmethod
+    def of(cls, keys: U64, begin: int) -> _Stretch:
+        of_places = np.uint64((1 << (len(keys) - 1).bit_length()) - 1)
+        packed = keys & ~of_places
+        packed |= np.arange(len(keys), dtype=np.uint64)
+        packed.sort()
+        return cls(begin, packed, of_places)
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.packed)
+
+    def last_places(self, keys: U64) -> I64:
+        """Of each key the last place in the order where it may be; -1: nowhere. It may also be before that."""
+        return self.packed.searchsorted(keys | self.of_places, side="right") - 1
+
+    def numbers(self, places: I64, keys: U64) -> tuple[I64, NDArray[np.bool_]]:
+        """The rows at places in the order, and whether their keys are alike."""
+        entries = self.packed[places]
+        numbers: I64 = (entries & self.of_places).view(np.int64)
+        return self.begin + numbers, entries | self.of_places == keys | self.of_places

@@ -270,12 +270,12 @@ class Maintenance:
         while True:
             with self._tables.changed:
                 self._tables.changed.wait_for(
-                    lambda: self._tables.closing or checkpoint.merge_due() or ids.merge_due(), seconds
+                    lambda: self._tables.closing or checkpoint.merge_due() or ids.is_due(), seconds
                 )
                 if self._tables.closing:
                     return
             self._retry_in_want(checkpoint.merge, "state")
-            self._retry_in_want(ids.merge, "state")
+            self._retry_in_want(ids.work, "state")
 
     def _retain_loop(self) -> None:
         while not self._tables.closing:
@@ -396,7 +396,7 @@ class Maintenance:
         """Whether those who merge have found nothing to do since ``wanted``."""
         runs = self._tables.version.runs()
         settled = all(known and known[0] >= wanted and known[1] == runs for known in self._settled.values())
-        return settled and not self._tables.checkpoint.merge_due() and not self._tables.ids.merge_due()
+        return settled and not self._tables.checkpoint.merge_due() and not self._tables.ids.is_due()
 
     def is_over(self, kind: str, done: Callable[[], bool], limit: int) -> bool:
         """Whether work is done, or never will be. Raises ``DiskFull`` or ``StoreBusy`` after ``limit`` attempts."""
