@@ -69,6 +69,7 @@ NODE_ROOMS = (
     "client_port_config",
     "backup_config",
     "cluster_nodes",
+    "cluster_zookeeper",
     "cluster_config",
     "tls_settings",
     "config",

@@ -150,9 +150,22 @@ class AwayNode:
 
 
 @dataclass(frozen=True, slots=True)
+class AwayVoter:
+    """``old``, which is not heard, is to give its vote in the control plane to ``new``, not sooner than in so many
+    seconds; None: not by itself. ``new`` is None where nobody is there for it. ``waits_for`` says what holds it back
+    and what helps, None where nothing does."""
+
+    old: str
+    new: str | None
+    in_s: float | None
+    waits_for: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What a cluster is about to move by itself: ``moves`` in order, ``more`` where there are more than it shows.
-    ``moving``: shards whose move has begun, whoever asked for it. While it is ``paused`` none begins."""
+    ``moving``: shards whose move has begun, whoever asked for it. ``voters``: those that are to be replaced. While it
+    is ``paused`` nothing of it begins."""
 
     version: int
     paused: bool
@@ -160,6 +173,7 @@ class Plan:
     more: bool
     moving: tuple[int, ...]
     away: tuple[AwayNode, ...]
+    voters: tuple[AwayVoter, ...] = ()
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Plan:
@@ -168,7 +182,10 @@ class Plan:
             for move in fields["moves"]
         )
         away = tuple(AwayNode(away["node"], away["away_s"], away["rebuilt_in_s"]) for away in fields["away"])
-        return cls(fields["version"], fields["paused"], moves, fields["more"], tuple(fields["moving"]), away)
+        voters = tuple(
+            AwayVoter(each["old"], each["new"], each["in_s"], each["waits_for"]) for each in fields.get("voters", ())
+        )
+        return cls(fields["version"], fields["paused"], moves, fields["more"], tuple(fields["moving"]), away, voters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +211,8 @@ class ClusterAdmin:
         return ClusterInfo.from_dict(await self._client.ask("GET", "/v1/cluster"))
 
     async def plan(self) -> Plan:
-        """What the cluster is about to move by itself, made by the leader of its control plane now."""
+        """What the cluster is about to move by itself, and which voters it is about to replace, made by the leader of
+        its control plane now."""
         return Plan.from_dict(await self._client.ask("GET", "/v1/cluster/plan"))
 
     async def plan_growth(self, shards: int) -> list[NewShard]:
@@ -211,7 +229,8 @@ class ClusterAdmin:
         await self._client.ask("PUT", "/v1/cluster/shards", {"shards": shards})
 
     async def pause_moves(self) -> None:
-        """Add no replica anywhere until :meth:`resume_moves`, whoever asked for it; what is being filled is."""
+        """Add no replica anywhere until :meth:`resume_moves`, whoever asked for it; what is being filled is. No
+        voter is replaced meanwhile but by :meth:`replace_voter`."""
         await self._client.ask("POST", "/v1/cluster/moves/pause")
 
     async def resume_moves(self) -> None:

@@ -1,4 +1,5 @@
-"""The part of the control plane's leader: it watches the nodes, elects leaders of shards, moves replicas.
+"""The part of the control plane's leader: it watches the nodes, elects leaders of shards, moves replicas, and has
+other nodes vote in the place of voters that are gone.
 
 Runs on every voter and acts only while that voter leads. All it does are compare-and-set commands, so that two
 overseers that both believe to lead cannot do harm: only one of them can commit.
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lsmq import runtime
-from lsmq.errors import InvalidRequest, LsmqError, Unavailable
+from lsmq.errors import InvalidRequest, LsmqError
 
 from .balancer import Balancer, BalanceTiming
 from .commands import MAX_BATCH
@@ -27,12 +28,12 @@ from .heartbeats import HeartbeatAnswer, NodeHeartbeat, Told
 from .leaderless import LeaderlessShards
 from .liveness import FailureDetector, LivenessTiming
 from .raft_control import RaftControl
-from .raft_membership import Electorate
 from .reassignment import handover, next_steps
 from .resigning import Resigning, ResignTiming
 from .shard_commands import MAX_EPOCH
 from .state import ClusterState, NodeState
-from .voter_changes import CANCEL, REPLACE, asked, next_step
+from .voter_care import VoterCare, VoterTiming
+from .voter_changes import CANCEL, REPLACE
 from .witness import Witness
 
 _log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class OverseerTiming:
     deaf: DeafTiming = DeafTiming()  # noqa: RUF009
     full: FullTiming = FullTiming()  # noqa: RUF009
     balance: BalanceTiming = BalanceTiming()  # noqa: RUF009
+    voters: VoterTiming = VoterTiming()  # noqa: RUF009
     #: The shards of a node that lives and has held no lease for so long are led by others.
     unleased_s: float = 1.0
     #: Commands that changed nothing are not repeated sooner: each costs an entry of the log.
@@ -78,8 +80,6 @@ class Overseer:
         #: The life of each node that is known to have ended last, whoever leads: the next leader may need it at once.
         self._ended: dict[str, str] = {}
         self._reports: dict[str, Mapping[int, ReplicaProgress]] = {}
-        #: Where each node would be reached if it voted.
-        self._raft_addresses: dict[str, str] = {}
         #: Nodes heard whose release knows of shards that came after the founding.
         self._growing: set[str] = set()
         #: Shards whose epochs up to the one given cannot be led.
@@ -91,6 +91,7 @@ class Overseer:
         self._deaf = DeafLeaders(timing.deaf)
         self._full = FullDisks(timing.full)
         self._balancer = Balancer(timing.balance)
+        self._voters = VoterCare(raft, timing.voters)
         self._told = Told()
         self._unleased_since: dict[str, float] = {}
         self._resigning = Resigning(timing.resign, clock())
@@ -126,8 +127,7 @@ class Overseer:
         agreed = known is not None and known.life == beat.life and self._ended.get(node) != beat.life
         if agreed:
             self._told.heard(beat)
-            if beat.raft is not None:
-                self._raft_addresses[node] = beat.raft
+            self._voters.hear(node, beat.raft)
             (self._growing.add if beat.grows else self._growing.discard)(node)
         agreed = agreed and (beat.grows or not self._raft.state.has_grown)
         alive = agreed and self._detector.heartbeat(node, now, well=beat.well)
@@ -165,7 +165,9 @@ class Overseer:
         its data, takes nothing from the one that runs.
         """
         if command.get("op") in (REPLACE, CANCEL):
-            return self._changing_voters(command)
+            self._require_leader()
+            self._detector.set_nodes(_members(self._raft.state), self._clock())
+            return self._voters.testified(command, self._detector)
         if command.get("op") == "set_voters":
             raise InvalidRequest(f"who votes is changed by {REPLACE}")
         if command.get("op") == GROW_SHARDS:
@@ -189,49 +191,6 @@ class Overseer:
                 url=known.internal_url,
             )
         return {**command, "former": known.life}
-
-    def _changing_voters(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What begins a change of who votes, or calls it off. Raises ``InvalidRequest``, ``Unavailable``."""
-        self._require_leader()
-        raft, status = self._raft, self._raft.status
-        if status.membership is None or not status.settled:
-            raise Unavailable("who votes is being changed at this moment; ask again")
-        if status.old:
-            raise InvalidRequest(
-                f"voters at {', '.join(sorted(status.old))} run a release that would not follow a change of who votes; "
-                "upgrade all voters first",
-                reason="old_release",
-            )
-        self._detector.set_nodes(_members(raft.state), self._clock())
-        if command.get("by") in self._detector.alive - self._detector.heard:
-            raise NoControlLeader(f"the control plane has a new leader, which has not heard node {command['by']!r} yet")
-        at_hand = {raft.config.node, *_named(status.membership, status.heard)}
-        changed = asked(
-            command,
-            status.membership,
-            raft.state,
-            alive=self._detector.heard,
-            at_hand=at_hand,
-            addresses=self._raft_addresses,
-        )
-        _log.warning("node %s takes the vote of node %s: %s", changed.new, changed.old, changed.to_dict())
-        return {"op": "set_voters", "request_id": command["request_id"], "membership": changed.to_dict()}
-
-    async def _change_voters(self) -> None:
-        """Take the next step of a change of who votes, where one is due."""
-        raft, status = self._raft, self._raft.status
-        if status.membership is None or status.membership.old is None or not status.settled:
-            return
-        at_hand = {raft.config.node, *_named(status.membership, status.heard)}
-        step = next_step(status.membership, at_hand, set(_named(status.membership, status.caught_up)))
-        if step is None:
-            return
-        try:
-            await raft.change_voters(step, self._timing.command_timeout_s)
-        except LsmqError as error:
-            _log.info("who votes could not be changed yet: %s", error)
-        else:
-            _log.warning("%s vote now; %s learn to", sorted(step.voters), sorted(step.learners))
 
     def _hear_first(self, command: Mapping[str, Any]) -> None:
         """Raises ``NoControlLeader`` while nobody can tell how far the log of a disk was durable: a new leadership has
@@ -272,9 +231,19 @@ class Overseer:
             self._wake.set()
 
     def plan(self) -> dict[str, Any]:
-        """What the cluster is about to move by itself, for people. Raises when not the leader."""
+        """What the cluster is about to move by itself, and who is to vote in whose place, for people. Raises when not
+        the leader."""
         self._require_leader()
-        return self._balancer.shown(self._raft.state, self._detector, self._full.unfit, self._clock())
+        now = self._clock()
+        return {
+            **self._balancer.shown(self._raft.state, self._detector, self._full.unfit, now),
+            "voters": self._voters.shown(self._detector, self._full_nodes, now),
+        }
+
+    @property
+    def _full_nodes(self) -> set[str]:
+        """Whose disks are full, or were a short time ago."""
+        return {node for _, node in self._full.unfit}
 
     def growth(self, shards: int) -> dict[str, Any]:
         """Where the replicas of new shards would lie, if there are to be ``shards``. Raises when not the leader,
@@ -326,7 +295,8 @@ class Overseer:
         if term != self._term:
             self._term = term
             self._reports, self._asked, self._told = {}, {}, Told()
-            self._raft_addresses, self._growing = {}, set()
+            self._growing = set()
+            self._voters.begin()
             self._deaf, self._full = DeafLeaders(self._timing.deaf), FullDisks(self._timing.full)
             self._balancer = Balancer(self._timing.balance)
             self._pace, self._leaderless, self._witness = ElectionPace(), LeaderlessShards(), Witness()
@@ -361,7 +331,8 @@ class Overseer:
         alive = self._detector.alive
         if not self._is_reached(state, alive, now):
             return
-        await self._change_voters()
+        await self._voters.step()
+        await self._voters.replace(self._detector, self._full_nodes, now)
         self._leaderless.look(state, alive, self._reports, now)
         self._full.look(alive, self._reports, now)
         relieved = self._full.successors(state, alive, self._reports, now)
@@ -425,12 +396,6 @@ class Overseer:
             return
         outcomes = zip(commands, result.get("results", ()), strict=False)
         self.elections += sum(command["op"] == "elect" and bool(entry["ok"]) for command, entry in outcomes)
-
-
-def _named(membership: Electorate, addresses: Set[str]) -> list[str]:
-    """The ids of those who are reached at these addresses."""
-    known = {**membership.voters, **membership.learners}
-    return sorted(id for id, address in known.items() if address in addresses)
 
 
 def _members(state: ClusterState) -> list[str]:

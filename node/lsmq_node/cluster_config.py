@@ -21,7 +21,9 @@ from lsmq_coordinator.liveness import LivenessTiming
 from lsmq_coordinator.overseer import OverseerTiming
 from lsmq_coordinator.raft_terms import RaftTiming
 from lsmq_coordinator.resigning import ResignTiming
-from lsmq_node.cluster_nodes import Founder, VoterAddresses, check_label, check_nodes, check_url, read_nodes
+from lsmq_coordinator.voter_care import VoterTiming
+from lsmq_node.cluster_nodes import Founder, VoterAddresses, check_label, check_nodes, check_url, is_address, read_nodes
+from lsmq_node.cluster_zookeeper import TLS_SCHEME, check_zookeeper
 from lsmq_node.replication.control import Timings
 from lsmq_node.settings import KIB, MIB, InvalidConfig, check_ranges, convert, plain, setting, unknown_setting
 
@@ -32,10 +34,6 @@ CLOCK_RATE_MARGIN = 1.2
 ENVIRONMENT_PREFIX = "LSMQ_CLUSTER_"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-#: Before the hosts of a ZooKeeper that is reached by TLS.
-#: Before hosts of ZooKeeper that are to be reached by TLS.
-TLS_SCHEME = "tls://"
-_ADDRESS = re.compile(r"[^\s:/]+:(\d{1,5})")
 _VOTER_COUNTS = (1, 3, 5)
 #: The first must not be above the second; why.
 _ORDER = (
@@ -264,6 +262,14 @@ class ClusterConfig:
         hazard="Too short: a restart or a repair costs copies of all that the node holds. Too long, or never: another "
         "failure meanwhile stops writes.",
     )
+    replace_voter_after_ms: int = setting(
+        600_000,
+        "A voter that is away for so long is gone: a node that does not vote takes its vote. 0: never by itself, only "
+        "by `lsmq voter replace`. The same on all voters.",
+        range=(0, 7 * 86_400_000),
+        hazard="Too short: a restart or a repair changes who votes. Too long, or never: another failure meanwhile may "
+        "leave no majority of the voters.",
+    )
     even_out: bool = setting(
         True,
         "Whether replicas and leaders go to nodes that have fewer of them, bytes and written bytes with them, by "
@@ -322,7 +328,8 @@ class ClusterConfig:
                     setting=f"{PREFIX}{setting_name}",
                 )
         self._validate_voters()
-        self._validate_zookeeper()
+        tls = {"ca": self.zookeeper_tls_ca, "cert": self.zookeeper_tls_cert, "key": self.zookeeper_tls_key}
+        check_zookeeper(self.zookeeper, tls)
         for smaller, larger, reason in _ORDER:
             if getattr(self, smaller) > getattr(self, larger):
                 raise InvalidConfig(
@@ -372,8 +379,7 @@ class ClusterConfig:
         if self.raft_address is not None:
             addresses[f"{PREFIX}raft_address"] = self.raft_address
         for what, address in addresses.items():
-            match = _ADDRESS.fullmatch(address)
-            if match is None or not 0 < int(match[1]) <= 65_535:
+            if not is_address(address):
                 raise InvalidConfig(f"{what} is {address!r}; it must be host:port", setting=what)
         if len({voter.raft for voter in self.voters.values()}) < len(self.voters):
             raise InvalidConfig("two of cluster.voters have the same raft", setting=where)
@@ -400,29 +406,6 @@ class ClusterConfig:
                     f"says, the same on all nodes: set {name} there",
                     setting=f"{PREFIX}{name}",
                 )
-
-    def _validate_zookeeper(self) -> None:
-        hosts = self.zookeeper.removeprefix(TLS_SCHEME)
-        for address in hosts.partition("/")[0].split(",") if self.zookeeper else ():
-            match = _ADDRESS.fullmatch(address.strip())
-            if match is None or not 0 < int(match[1]) <= 65_535:
-                raise InvalidConfig(
-                    f"cluster.zookeeper is {self.zookeeper!r}, and {address!r} in it is no host:port",
-                    setting=f"{PREFIX}zookeeper",
-                )
-        for name in ("zookeeper_tls_ca", "zookeeper_tls_cert", "zookeeper_tls_key"):
-            if getattr(self, name) is not None and not self.zookeeper_by_tls:
-                raise InvalidConfig(
-                    f"cluster.{name} is set, and cluster.zookeeper is {self.zookeeper!r}: let it begin with "
-                    f"{TLS_SCHEME}",
-                    setting=f"{PREFIX}{name}",
-                )
-        if (self.zookeeper_tls_cert is None) != (self.zookeeper_tls_key is None):
-            missing = "zookeeper_tls_key" if self.zookeeper_tls_key is None else "zookeeper_tls_cert"
-            raise InvalidConfig(
-                f"of cluster.zookeeper_tls_cert and cluster.zookeeper_tls_key one is set; set cluster.{missing} too",
-                setting=f"{PREFIX}{missing}",
-            )
 
     def _validate_tls(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -548,6 +531,7 @@ class ClusterConfig:
                 even=self.even_out,
                 even_leaders=not self.first_leaders,
             ),
+            voters=VoterTiming(self.replace_voter_after_ms / 1000),
         )
 
     def raft_timing(self) -> RaftTiming:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from lsmq_node.settings import InvalidConfig, convert, setting
 
 _LABEL = re.compile(r"[A-Za-z0-9._:/-]{1,255}")
+_ADDRESS = re.compile(r"[^\s:/]+:(\d{1,5})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,12 @@ def check_nodes(nodes: Mapping[str, Founder], where: str) -> None:
 def check_url(url: str, what: str) -> None:
     if not url.startswith(("http://", "https://")):
         raise InvalidConfig(f"{what} is {url!r}; it must begin with http:// or https://", setting=what)
+
+
+def is_address(text: str) -> bool:
+    """Whether it is ``host:port``."""
+    match = _ADDRESS.fullmatch(text)
+    return match is not None and 0 < int(match[1]) <= 65_535
 
 
 def check_label(label: str, what: str) -> None:

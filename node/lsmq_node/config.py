@@ -263,8 +263,9 @@ class NodeConfig(BackupConfig):
     )
     address_share_percent: int = setting(
         50,
-        "Of `max_connections`, `max_inflight_bytes` and `max_fetch_session_bytes`, one address (of IPv6, one /64) may "
-        "have so much.",
+        "Of all that clients may have together, one address (of IPv6, one /64) may have so much: of `max_connections`, "
+        "`max_inflight_bytes`, `max_fetch_session_bytes`, `max_waiters`, `max_push_streams`, `max_forwarded`, "
+        "`max_topics`, `max_groups`, `max_producers`, and of the schedules of a shard.",
         range=(1, 100),
         hazard="Small, and clients behind one proxy or on one machine are refused; 100 lets one take all.",
     )
@@ -522,6 +523,10 @@ class NodeConfig(BackupConfig):
                 "cluster.internal_url",
                 setting="advertised_url",
             )
+
+    def share_of(self, most: int) -> int:
+        """How many of so many things one address may have: one at least."""
+        return max(1, most * self.address_share_percent // 100)
 
     @property
     def inflight_share_bytes(self) -> int:

@@ -24,7 +24,7 @@ from prometheus_client.registry import Collector
 
 import lsmq
 from lsmq_coordinator.parts import PartState
-from lsmq_node.broker import Broker
+from lsmq_node.broker import SHARE_SETTING, Broker
 from lsmq_node.broker.scrubber import ScrubCounts
 from lsmq_node.connections import Doorkeeper
 from lsmq_node.disks import FORMAT
@@ -42,6 +42,8 @@ _NODE_GAUGES = {
     "accepted_secrets": "Cluster secrets that the node accepts; 2 while the secret is changed.",
     "moving_shards": "Shards of the cluster that are being moved, as far as the node knows.",
     "moves_paused": "1 while nothing is moved: `lsmq shard resume`.",
+    "voters_away": "Voters that are not heard, as far as the node knows.",
+    "voter_changes": "Steps in which who votes was changed since the cluster was founded.",
 }
 _REPLICA_GAUGES = (
     ("serving", "1 where this node leads the shard and takes reads and writes."),
@@ -243,6 +245,7 @@ class _BrokerCollector(Collector):
             refused.add_metric([pace.setting], pace.refused)
         for what, count in broker.allowances.refused.items():
             refused.add_metric([what.setting], count)
+        refused.add_metric([SHARE_SETTING], broker.allowances.addresses.refused)
         yield from (delayed, refused)
 
     def _commit_metrics(self) -> Iterable[Metric]:

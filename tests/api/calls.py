@@ -43,9 +43,10 @@ class Answer:
 
 
 class Api:
-    """The HTTP API of one node."""
+    """The HTTP API of one node, asked from an address of this machine."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, source: str = "127.0.0.1") -> None:
+        self.source = source
         self.moved(url)
 
     def moved(self, url: str) -> None:
@@ -66,10 +67,13 @@ class Api:
         chunked: bool = False,
     ) -> Answer:
         """One request. ``document`` is sent as JSON, ``body`` as it is; ``status`` is required."""
+        source = None if self.source == "127.0.0.1" else (self.source, 0)
         connection = (
-            http.client.HTTPSConnection(self.host, self.port, timeout=TIMEOUT_S, context=believed())
+            http.client.HTTPSConnection(
+                self.host, self.port, timeout=TIMEOUT_S, source_address=source, context=believed()
+            )
             if self.tls
-            else http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
+            else http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S, source_address=source)
         )
         try:
             if document is not None:

@@ -154,7 +154,7 @@ def test_a_caller_who_goes_away_leaves_no_waiter(own_api: Api) -> None:
 def test_polls_beyond_the_limit_are_refused_for_now(
     make_node: Callable[..., NodeProcess], pool: ThreadPoolExecutor
 ) -> None:
-    api = Api(make_node(max_waiters=2).start().url)
+    api = Api(make_node(max_waiters=2, address_share_percent=100).start().url)
     api.create("t", 1)
     waiting = [poll(pool, api, 0) for _ in range(2)]
     held(api, 2)

@@ -28,6 +28,7 @@ SETTINGS = {
     "segment_bytes": 1 << 20,
     "memtable_bytes": 4 << 20,
     "max_forwarded": 4,
+    "address_share_percent": 100,
     "cluster.ack_timeout_ms": 2_000,
 }
 

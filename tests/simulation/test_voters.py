@@ -15,11 +15,12 @@ from lsmq_lab.world.faults import Fault
 _END_S = 14.0
 
 
-def burnt_down(seed: int) -> list[Fault]:
-    """A fourth node joins, the first one is away until the end and the fourth takes its vote; the others have no easy
-    time."""
+def burnt_down(seed: int, *, told: bool) -> list[Fault]:
+    """A fourth node joins, the first one is away until the end and the fourth takes its vote, told to or by itself; the
+    others have no easy time."""
     chance = Random(f"voters {seed}")
-    plan = [Fault(0.9, "join", 4, 1), Fault(2.0, "kill", 1, 2, _END_S - 2.5), Fault(3.0, "replace", 1, 4)]
+    plan = [Fault(0.9, "join", 4, 1), Fault(2.0, "kill", 1, 2, _END_S - 2.5)]
+    plan += [Fault(3.0, "replace", 1, 4)] if told else []
     at = 2.8
     while (at := at + chance.expovariate(1.0)) < _END_S - 1:
         kind = chance.choice(("kill", "power", "pause", "reset", "cut", "isolate"))
@@ -30,9 +31,10 @@ def burnt_down(seed: int) -> list[Fault]:
 
 @pytest.mark.slow
 @pytest.mark.part(2)
+@pytest.mark.parametrize("told", [True, False], ids=["told", "by-itself"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_voter_that_is_lost_is_replaced_amid_faults_and_nothing_is_lost(
-    seed: int, monkeypatch: pytest.MonkeyPatch
+    seed: int, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known: list[Electorate] = []
     publish = Voter._publish
@@ -45,7 +47,7 @@ def test_a_voter_that_is_lost_is_replaced_amid_faults_and_nothing_is_lost(
 
     monkeypatch.setattr(Voter, "_publish", noted)
     monkeypatch.setattr(runs, "TROUBLE_S", _END_S)
-    report = runs.run(seed, burnt_down(seed), ["delayed"])
+    report = runs.run(seed, burnt_down(seed, told=told), ["delayed"])
     assert report.ok, (report.problems, [str(fault) for fault in report.plan])
     assert set(known[-1].voters) == {"n2", "n3", "n4"} and known[-1].old is None
     assert report.figures["acknowledged"] > 0

@@ -61,9 +61,10 @@ def _text(value: object) -> object:
 @json_option
 @asks_a_node
 async def plan(client: Client, as_json: bool) -> None:
-    """Show what the cluster is about to move by itself, in order, and why.
+    """Show what the cluster is about to move by itself, in order, and why, and which voters it is about to replace.
 
-    The plan is made anew whenever something changed: of a node that comes back in time nothing is moved.
+    The plan is made anew whenever something changed: of a node that comes back in time nothing is moved, and it goes on
+    voting.
     """
     found = await ClusterAdmin(client).plan()
     if as_json:
@@ -80,6 +81,11 @@ async def plan(client: Client, as_json: bool) -> None:
         left = f"its replicas are made again in {node.rebuilt_in_s:.0f} s"
         rest = "its replicas wait for it" if node.rebuilt_in_s is None else left
         click.echo(f"node {node.node} is away for {node.away_s:.0f} s; {rest}")
+    for voter in found.voters:
+        by = f"{voter.new or 'another node'} takes its vote"
+        when = "not by itself" if voter.in_s is None else f"in {voter.in_s:.0f} s" if voter.in_s else "now"
+        held_back = f", but: {voter.waits_for}" if voter.waits_for else ""
+        click.echo(f"voter {voter.old} is away; {by} {when}{held_back}")
     if found.moving:
         click.echo(f"being moved: shards {', '.join(map(str, found.moving))}")
     if found.paused:
@@ -123,7 +129,7 @@ async def grow(client: Client, shards: int, only_plan: bool, as_json: bool) -> N
 @shard.command()
 @asks_a_node
 async def pause(client: Client) -> None:
-    """Add no replica anywhere until `lsmq shard resume`, whoever asked for it.
+    """Add no replica anywhere until `lsmq shard resume`, whoever asked for it, and replace no voter by itself.
 
     Holds for the whole cluster, and over restarts. Replicas that are being filled are filled.
     """

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from lsmq.errors import AddressInUse, InvalidRequest
-from lsmq_node.cluster_config import TLS_SCHEME, ClusterConfig
+from lsmq_node.cluster_config import ClusterConfig
 from lsmq_node.cluster_nodes import VoterAddresses
+from lsmq_node.cluster_zookeeper import TLS_SCHEME
 from lsmq_node.config import NodeConfig
 
 from .errors import ClusterNotFound

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from lsmq.errors import LsmqError, TimedOut
 from lsmq_coordinator.tls import dialling_context
-from lsmq_node.cluster_config import TLS_SCHEME
+from lsmq_node.cluster_zookeeper import TLS_SCHEME
 
 HOST = "127.0.0.1"
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"

@@ -240,6 +240,7 @@ class SimulatedCluster:
             "shards": self.shards,
             "replicas": min(3, len(self.founders)),
             "rebuild_after_ms": 1_500,
+            "replace_voter_after_ms": 1_500,
             "secret_file": self.secret,
             "internal_host": node.host,
             "internal_port": _INTERNAL_PORT,

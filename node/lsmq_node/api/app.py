@@ -21,7 +21,7 @@ from lsmq.errors import (
 )
 from lsmq_coordinator.auth import VERIFIED
 from lsmq_coordinator.http_status import status_of
-from lsmq_node.broker import Limited, asking, client_of
+from lsmq_node.broker import Limited, asked_from, asking, client_of
 from lsmq_node.broker.stages import LIMITS, stage
 from lsmq_node.config import NodeConfig
 from lsmq_node.metrics import HttpMetrics
@@ -59,7 +59,7 @@ from .access import ACCESS, AUDITED, Access
 from .asker import Asker
 from .browser_sessions import check_by_cookie, shown_cookie
 from .failures import HttpConnection, failures, go_on_or_refuse
-from .forwarding import answered_elsewhere, answering_passed_on
+from .forwarding import answered_elsewhere, answering_passed_on, told_address
 from .openapi import document
 from .origins import let_pages_read, own_pages
 from .routing import SYSTEM_TAG, ApiOperation, Call
@@ -152,6 +152,7 @@ def _handler(
                 asker = Asker(rights, access, _shown_if_any(request, config, access) if asks else _NOTHING)
                 await asker.identify()
                 asking.set(asker.name)
+                asked_from.set(told_address(request) if client is None else client)
                 if has_admin_port and access.administers:
                     _check_port(request, route)
                 connection = request.protocol if is_counted else None

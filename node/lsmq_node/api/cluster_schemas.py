@@ -104,6 +104,17 @@ PLAN: Schema = object_of(
             ),
             description="Nodes that are not heard, as long as this leader of the control plane leads.",
         ),
+        "voters": list_of(
+            object_of(
+                {
+                    "old": text("A voter that is not heard, or a node that was about to vote."),
+                    "new": text("Who is to vote in its place. null: nobody is there for it.", null=True),
+                    "in_s": {"type": ["number", "null"], "description": "Not sooner than that. null: not by itself."},
+                    "waits_for": text("What holds it back, and what helps.", null=True),
+                }
+            ),
+            description="Voters that other nodes are to replace, one after the other.",
+        ),
     }
 )
 AGREED: Schema = object_of({"version": COUNT}, additionalProperties=True)

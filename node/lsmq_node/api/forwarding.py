@@ -20,7 +20,7 @@ from yarl import URL
 from lsmq.errors import LsmqError, NotLeader, from_dict
 from lsmq.topics import FETCH_SESSION_HEADER, FORWARD_HEADER
 from lsmq_coordinator.http_status import status_of
-from lsmq_node.broker import PassedBack, PassedOn
+from lsmq_node.broker import PassedBack, PassedOn, asked_from
 from lsmq_node.broker.forwarding import shard_to_ask
 from lsmq_node.broker.stages import stage
 from lsmq_node.config import Forward
@@ -32,7 +32,9 @@ from .routing import Call
 #: Headers of a request that mean something to whoever answers it; those of our own beside.
 _HEADERS = frozenset({"accept", "authorization", "content-type", "traceparent", "tracestate"})
 _OWN = "lsmq-"
-_NOT_PASSED = (FORWARD_HEADER.lower(), "lsmq-auth", "lsmq-anti-forgery")
+_NOT_PASSED = (FORWARD_HEADER.lower(), "lsmq-auth", "lsmq-anti-forgery", "lsmq-address")
+#: Of a request that is passed on: the address that it came from, for the shares of addresses.
+_ADDRESS_HEADER = "Lsmq-Address"
 
 
 async def answered_elsewhere(call: Call, refusal: NotLeader) -> web.StreamResponse:
@@ -73,9 +75,16 @@ def _passed_headers(call: Call) -> dict[str, str]:
         for name, value in call.request.headers.items()
         if (low := name.lower()) in _HEADERS or (low.startswith(_OWN) and not low.startswith(_NOT_PASSED))
     }
+    if (address := asked_from.get()) is not None:
+        found[_ADDRESS_HEADER] = address
     if "Authorization" not in call.request.headers and (token := call.asker.token()) is not None:
         found["Authorization"] = f"Bearer {token}"  # He showed a cookie, or a certificate, which this node cannot show.
     return found
+
+
+def told_address(request: web.Request) -> str | None:
+    """Where a request came from that another node passed on, as that one says; None: a release that does not say."""
+    return request.headers.get(_ADDRESS_HEADER) or None
 
 
 def _refusal_in(answer: PassedBack) -> LsmqError | None:

@@ -20,6 +20,7 @@ from lsmq.errors import (
     UnknownTopic,
 )
 from lsmq.queue_names import NAMED, SLOTS
+from lsmq_node.broker import Maker
 from lsmq_node.broker.topology import KeysAtSpread
 from lsmq_node.rights import Action, ResourceKind
 from lsmq_node.storage import StoredTopic, TopicOptions
@@ -99,7 +100,7 @@ async def create_topic(call: Call) -> web.StreamResponse:
         document["key_queues"] = document.get("key_queues") or queues
     options = TopicOptions.from_dict(document)
     _check_may_move(call, document)
-    topic, created = await call.broker.create_topic(call.path("topic"), queues, options, call.asker.name)
+    topic, created = await call.broker.create_topic(call.path("topic"), queues, options, Maker.asking())
     return answer(call.request, topic_object(call, topic), 201 if created else 200)
 
 

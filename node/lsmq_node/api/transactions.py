@@ -22,6 +22,7 @@ from lsmq.errors import (
     UnknownTransaction,
 )
 from lsmq.record_batch import RecordBatch
+from lsmq_node.broker import asked_from
 from lsmq_node.rights import ResourceKind
 from lsmq_node.storage import StoredTopic
 from lsmq_node.transactions import TransactionPart, TransactionRecord, TransactionState
@@ -178,7 +179,7 @@ async def add_to_transaction(call: Call) -> web.StreamResponse:
 
 
 def _client(call: Call) -> str:
-    return call.hold.client or ""
+    return asked_from.get() or ""
 
 
 async def _part(call: Call) -> tuple[dict[str, Any], TransactionPart]:

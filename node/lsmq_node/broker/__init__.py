@@ -2,7 +2,9 @@
 
 from lsmq_node.storage.producers import BROKER_PRODUCERS
 
-from .allowances import Allowances, Limited, Made, Own, Seat, asking
+from .address_limits import SETTING as SHARE_SETTING
+from .address_limits import AddressShare, SharedThing, asked_from
+from .allowances import Allowances, Limited, Made, Maker, Own, Seat, asking
 from .background import Background, StartTask
 from .broker import Broker
 from .budget import ByteBudget, Hold, client_of
@@ -19,6 +21,7 @@ from .waiters import WaiterTable
 __all__ = [
     "BROKER_PRODUCERS",
     "Ack",
+    "AddressShare",
     "Allowances",
     "Background",
     "Broker",
@@ -32,6 +35,7 @@ __all__ = [
     "Leadership",
     "Limited",
     "Made",
+    "Maker",
     "Own",
     "PassedBack",
     "PassedOn",
@@ -39,13 +43,16 @@ __all__ = [
     "ProduceRequest",
     "ReadRequest",
     "ReadFrom",
+    "SHARE_SETTING",
     "Seat",
     "ShardPort",
+    "SharedThing",
     "StartTask",
     "Topology",
     "TrimRequest",
     "Trims",
     "WaiterTable",
+    "asked_from",
     "asked_shard",
     "asking",
     "client_of",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
@@ -28,6 +29,7 @@ from lsmq.errors import (
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import StoredTopic
 
+from .address_limits import AddressLimits, AddressShare, SharedThing, asked_from
 from .pacing import Debts, LimitPace
 
 #: When to come again where nothing says how long others will take.
@@ -56,6 +58,13 @@ class Limited(StrEnum):
         """For whom nothing else was set."""
         return f"principal_{self}"
 
+
+_SHARED_PRODUCERS: Final = SharedThing(
+    TooManyProducers,
+    "idempotent producers at this node that are not forgotten (producer_expiry_ms)",
+    "max_producers",
+    "use one for many batches",
+)
 
 #: The principal whose request is served, where the node asks for that.
 asking: ContextVar[str | None] = ContextVar("asking", default=None)
@@ -99,6 +108,9 @@ class Allowances:
         self._counts: dict[tuple[Limited, str], int] = {}
         self._producers = Debts()
         self._producer_expiry_s = config.producer_expiry_ms / 1000
+        self.addresses = AddressLimits(config)
+        self._address_producers = Debts()
+        self._producer_share = self.addresses.share(config.max_producers, _SHARED_PRODUCERS)
 
     def is_limited(self, principal: str) -> bool:
         """Whether he has any limits: of others nothing need be counted."""
@@ -163,29 +175,37 @@ class Allowances:
     def counts_producers(self) -> bool:
         """Whether whoever asks may begin only so many idempotent producers."""
         principal = asking.get()
-        return principal is not None and self.limit(Limited.PRODUCERS, principal) > 0
+        limited = principal is not None and self.limit(Limited.PRODUCERS, principal) > 0
+        return limited or asked_from.get() is not None
 
     def admit_producers(self, count: int) -> None:
         """So many idempotent producers are to begin that somebody asks for. Raises ``TooManyProducers``.
 
         As many as may be within the time after which they are forgotten: at once, and then as time allows.
         """
-        principal = asking.get()
-        limit = 0 if principal is None else self.limit(Limited.PRODUCERS, principal)
-        if principal is None or not limit or not count:
-            return
-        per_s, now = limit / self._producer_expiry_s, asyncio.get_running_loop().time()
-        owed_s = self._producers.due(principal, now, per_s) - now
-        if owed_s + count / per_s > self._producer_expiry_s + _ROUNDING_S:
-            raise self.refusal(Limited.PRODUCERS, principal, round(owed_s * per_s), limit)
+        for debts, who, limit in self._producers_of() if count else ():
+            per_s, now = limit / self._producer_expiry_s, asyncio.get_running_loop().time()
+            owed_s = debts.due(who, now, per_s) - now
+            if owed_s + count / per_s > self._producer_expiry_s + _ROUNDING_S:
+                had = round(owed_s * per_s)
+                if debts is self._address_producers:
+                    raise self._producer_share.refusal(had)
+                raise self.refusal(Limited.PRODUCERS, who, had, limit)
 
     def began_producers(self, count: int) -> None:
         """So many that :meth:`admit_producers` let through are stored."""
-        principal = asking.get()
-        limit = 0 if principal is None else self.limit(Limited.PRODUCERS, principal)
-        if principal is not None and limit and count:
+        for debts, who, limit in self._producers_of() if count else ():
             per_s, now = limit / self._producer_expiry_s, asyncio.get_running_loop().time()
-            self._producers.owe(principal, self._producers.due(principal, now, per_s) + count / per_s, per_s)
+            debts.owe(who, debts.due(who, now, per_s) + count / per_s, per_s)
+
+    def _producers_of(self) -> list[tuple[Debts, str, int]]:
+        """As whom whoever asks is counted, and how many he may begin."""
+        principal, address, found = asking.get(), asked_from.get(), []
+        if principal is not None and (limit := self.limit(Limited.PRODUCERS, principal)):
+            found.append((self._producers, principal, limit))
+        if address is not None:
+            found.append((self._address_producers, address, self._producer_share.limit))
+        return found
 
     def refusal(self, what: Limited, principal: str, count: int, limit: int) -> LsmqError:
         """The principal has ``count``, and may not have more. It is counted."""
@@ -202,41 +222,70 @@ class Allowances:
         )
 
 
-class Made:
-    """Things of one kind, and which of them a principal with a limit made: those made since this object was."""
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """Who makes something: a principal, where the node asks for that, and an address. None: nobody that is known."""
 
-    def __init__(self, allowances: Allowances, what: Limited) -> None:
+    principal: str | None = None
+    address: str | None = None
+
+    @classmethod
+    def asking(cls) -> Maker:
+        """Whoever asks for what is done now."""
+        return cls(asking.get(), asked_from.get())
+
+
+#: Of what nobody asks for.
+NOBODY: Final = Maker()
+
+
+class Made:
+    """Things of one kind, and who made those that were made since this object was: principals with a limit, and
+    addresses where these have a ``share``."""
+
+    def __init__(self, allowances: Allowances, what: Limited, share: AddressShare | None = None) -> None:
         self._allowances = allowances
         self._what = what
-        self._maker: dict[Hashable, str] = {}
+        self._share = share
+        self._maker: dict[Hashable, Maker] = {}
         self._counts: dict[str, int] = {}
 
-    def make(self, key: Hashable, maker: str | None = None) -> None:
-        """Somebody makes it: ``maker``, or whoever asks. Raises :meth:`Allowances.refusal` where he has made as many as
-        he may."""
-        principal = self.check(key, maker)
-        if principal is not None:
-            self._maker[key] = principal
-            self._counts[principal] = self._counts.get(principal, 0) + 1
+    def make(self, key: Hashable, maker: Maker | None = None) -> None:
+        """Somebody makes it: ``maker``, or whoever asks. Raises :meth:`Allowances.refusal` or
+        :meth:`AddressShare.refusal` where he has made as many as he may."""
+        counted = self.check(key, maker)
+        if counted == NOBODY:
+            return
+        self._maker[key] = counted
+        if counted.principal is not None:
+            self._counts[counted.principal] = self._counts.get(counted.principal, 0) + 1
+        if self._share is not None:
+            self._share.add(counted.address)
 
-    def check(self, key: Hashable, maker: str | None = None) -> str | None:
+    def check(self, key: Hashable, maker: Maker | None = None) -> Maker:
         """Who is counted when it is made, if anybody. Raises as :meth:`make`."""
-        principal = maker or asking.get()
+        if key in self._maker:
+            return NOBODY
+        maker = maker or Maker.asking()
+        principal, address = maker.principal, None if self._share is None else maker.address
         limit = 0 if principal is None else self._allowances.limit(self._what, principal)
-        if principal is None or not limit or key in self._maker:
-            return None
-        count = self._counts.get(principal, 0)
-        if count >= limit:
+        if principal is not None and limit and (count := self._counts.get(principal, 0)) >= limit:
             raise self._allowances.refusal(self._what, principal, count, limit)
-        return principal
+        if self._share is not None:
+            self._share.check(address)
+        return Maker(principal if limit else None, address)
 
     def gone(self, key: Hashable) -> None:
         """There is nothing left of it."""
-        principal = self._maker.pop(key, None)
-        if principal is not None:
-            self._counts[principal] -= 1
-            if not self._counts[principal]:
-                del self._counts[principal]
+        maker = self._maker.pop(key, None)
+        if maker is None:
+            return
+        if maker.principal is not None:
+            self._counts[maker.principal] -= 1
+            if not self._counts[maker.principal]:
+                del self._counts[maker.principal]
+        if self._share is not None:
+            self._share.remove(maker.address)
 
 
 #: What is raised, what is counted, and what to do.

@@ -35,8 +35,9 @@ from lsmq_node.storage import (
 )
 from lsmq_node.workers import Workers
 
+from .address_limits import TopicShares
 from .admission import Admission, column_of
-from .allowances import Allowances
+from .allowances import NOBODY, Allowances, Maker
 from .arrivals import ArrivalReads
 from .budget import ByteBudget, Hold
 from .catalog import stays_on_shards
@@ -53,7 +54,7 @@ from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
 from .stages import count_messages, stage, under_way
 from .top_queues import QueueRanks
 from .topology import Ack, KeysAtSpread, ShardPort, Topology
-from .waiters import WaiterTable
+from .waiters import SHARED_WAITERS, WaiterTable
 
 #: A smaller payload is decompressed within a millisecond.
 _LARGE_PAYLOAD_BYTES = 512 * 1024
@@ -105,10 +106,12 @@ class Broker:
         self.request_pace = LimitPace("requests", "address_requests_per_s")
         self.byte_pace = LimitPace("bytes", "address_bytes_per_s")
         self.allowances = Allowances(config)
+        self.topic_shares = TopicShares(self.allowances.addresses, config.max_topics)
+        waiters.share = self.allowances.addresses.share(config.max_waiters, SHARED_WAITERS)
         self.writes_delayed = 0
         self.sendfile_bytes = 0  # counted by who sends
         self.admission = Admission(config, topology)
-        self.forwarder = Forwarder(config, topology, self.admission)
+        self.forwarder = Forwarder(config, topology, self.admission, self.allowances.addresses)
         self.workers = Workers()
         self.before_retiring: list[Callable[[], Awaitable[None]]] = []
         self.reads = Reads(config, topology, waiters)
@@ -168,9 +171,9 @@ class Broker:
         return await self.topology.topics.by_id(topic_id)
 
     async def create_topic(
-        self, name: str, queues: int, options: TopicOptions, by: str | None = None
+        self, name: str, queues: int, options: TopicOptions, by: Maker = NOBODY
     ) -> tuple[StoredTopic, bool]:
-        """The topic, durable, and whether this call made it; ``by`` a principal, who may have limits.
+        """The topic, durable, and whether this call made it; ``by`` somebody who may have limits.
 
         Raises ``TopicExists``, ``InvalidTopicName``, and what admission raises.
         """
@@ -179,13 +182,18 @@ class Broker:
             self.admission.create_topic(name, queues, options, known)
             check_moving(self, name, options)
             there = next((topic for topic in known if topic.name == name), None)
-            made_by = by if there is None else there.options.made_by
-            if there is None and by is not None:
-                made_by = self.allowances.make_topic(by, 0 if options.named else queues, known)
+            made_by = by.principal if there is None else there.options.made_by
+            if there is None:
+                self.topic_shares.check(by.address, known)
+            if there is None and by.principal is not None:
+                made_by = self.allowances.make_topic(by.principal, 0 if options.named else queues, known)
             return replace(options, made_by=made_by)
 
-        exact = by is not None and self.allowances.limits_topics(by)
-        return await self.topology.topics.create(name, queues, admit, exact=exact)
+        exact = by.principal is not None and self.allowances.limits_topics(by.principal)
+        topic, is_new = await self.topology.topics.create(name, queues, admit, exact=exact)
+        if is_new:
+            self.topic_shares.made(by.address, topic)
+        return topic, is_new
 
     async def grow_topic(self, name: str, queues: int) -> StoredTopic:
         """Give the topic more queues, durably. Raises ``UnknownTopic``, ``InvalidRequest`` where it has more."""

@@ -16,6 +16,7 @@ from lsmq import runtime
 from lsmq.errors import ConnectionFailed, LsmqError, NotLeader, Unavailable
 from lsmq_node.config import NodeConfig
 
+from .address_limits import AddressLimits, AddressShare, SharedThing
 from .admission import Admission
 from .peers import PassedBack, PassedOn
 from .topology import Leadership, Topology
@@ -37,7 +38,7 @@ def shard_to_ask(refusal: LsmqError) -> int | None:
 class Forwarder:
     """Loop thread only."""
 
-    def __init__(self, config: NodeConfig, topology: Topology, admission: Admission) -> None:
+    def __init__(self, config: NodeConfig, topology: Topology, admission: Admission, addresses: AddressLimits) -> None:
         self.passed = 0
         self.refused = 0
         self._limit = config.max_forwarded
@@ -45,7 +46,10 @@ class Forwarder:
         self._own_url = config.public_url
         self._topology = topology
         self._admission = admission
-        self._under_way: dict[str, int] = {}  # by the leader's URL; of those with some
+        self._addresses = addresses
+        # By the leader's URL, of those with some: how many, and of whom.
+        self._under_way: dict[str, int] = {}
+        self._shares: dict[str, AddressShare] = {}
 
     @property
     def under_way(self) -> int:
@@ -110,16 +114,24 @@ class Forwarder:
                 leader=url,
                 limit=self._limit,
             )
-        self._under_way[url] = held + 1
-        try:
-            self.passed += 1
-            return await self._topology.peers.pass_on(shard, request, self._timeout_s)
-        finally:
-            left = self._under_way[url] - 1
-            if left:
-                self._under_way[url] = left
-            else:
-                del self._under_way[url]
+        share = self._shares.get(url) or self._addresses.share(self._limit, _shared_forwards(url))
+        with share.held():
+            self._under_way[url], self._shares[url] = held + 1, share
+            try:
+                self.passed += 1
+                return await self._topology.peers.pass_on(shard, request, self._timeout_s)
+            finally:
+                left = self._under_way[url] - 1
+                if left:
+                    self._under_way[url] = left
+                else:
+                    del self._under_way[url], self._shares[url]
+
+
+def _shared_forwards(url: str) -> SharedThing:
+    return SharedThing(
+        Unavailable, f"requests that are being passed on to {url}", "max_forwarded", "send this there, or later"
+    )
 
 
 def _no_leader(shard: int, led: Leadership) -> LsmqError:

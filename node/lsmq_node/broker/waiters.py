@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import Any, Protocol
 
@@ -19,6 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq.errors import Unavailable
+
+from .address_limits import AddressShare, SharedThing
+
+SHARED_WAITERS = SharedThing(
+    Unavailable,
+    "long polls held at this node",
+    "max_waiters",
+    "poll with wait_ms=0, or ask for many queues in one request",
+)
 
 
 class TopicWatch(Protocol):
@@ -112,6 +121,8 @@ class WaiterTable:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._topics: dict[int, _TopicWatches] = {}
+        #: What one address may have; None: all.
+        self.share: AddressShare | None = None
         self.count = 0
         self.closed = False
 
@@ -141,11 +152,12 @@ class WaiterTable:
                 "poll with wait_ms=0, ask for many queues in one request, or raise max_waiters",
                 limit=self._limit,
             )
-        self.count += 1
-        try:
-            yield
-        finally:
-            self.count -= 1
+        with nullcontext() if self.share is None else self.share.held():
+            self.count += 1
+            try:
+                yield
+            finally:
+                self.count -= 1
 
     def watch(self, topic_id: int, watch: TopicWatch, queues: Sequence[int] | None = None) -> None:
         """Tell ``watch`` of commits to a topic from now on: to these queues, or to any, which costs something at each.

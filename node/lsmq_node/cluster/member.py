@@ -222,12 +222,14 @@ class ClusterMember:
         return [*self._parts.problems(essential=True), *stopped, *self._parts.problems(essential=False)]
 
     def gauges(self) -> Mapping[str, float]:
-        ahead_ms = self._clock_ahead_ms()
+        ahead_ms, alive, membership = self._clock_ahead_ms(), self.control.alive, self.control.state.membership
         return {
             "unleased_seconds": self.control.unleased_s,
             "accepted_secrets": len(self.rights.voucher_keys),  # a key of each
             "moving_shards": sum(bool(shard.target or shard.adding) for shard in self.control.state.shards.values()),
             "moves_paused": float(self.control.state.moves_paused),
+            "voter_changes": 0 if membership is None else membership.number,
+            **({} if alive is None else {"voters_away": len(self.control.voters.keys() - alive)}),
             **({} if ahead_ms is None else {"clock_ahead_seconds": ahead_ms / 1000}),
         }
 

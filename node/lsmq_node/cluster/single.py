@@ -276,7 +276,7 @@ class SingleNode:
 
     async def plan(self) -> dict[str, Any]:
         """There is nowhere to move anything to."""
-        return {"version": 0, "paused": False, "moves": [], "more": False, "moving": [], "away": []}
+        return {"version": 0, "paused": False, "moves": [], "more": False, "moving": [], "away": [], "voters": []}
 
     async def plan_growth(self, shards: int) -> dict[str, Any]:
         check_growth(self.shard_count, shards, MAX_SHARDS_OF_ONE)

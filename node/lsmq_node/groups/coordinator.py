@@ -16,7 +16,7 @@ import structlog
 
 from lsmq import runtime
 from lsmq.errors import LsmqError, ShuttingDown, StaleGeneration, TooManyGroups, UnknownGroup, UnknownMember
-from lsmq_node.broker import Ack, Limited, Made, ShardPort
+from lsmq_node.broker import Ack, Limited, Made, ShardPort, SharedThing
 from lsmq_node.machines import HOUR_S, IdleNames, ShardMachine, Step
 
 from .group import Beat, BeatAnswer, CoordinatedGroup
@@ -43,6 +43,11 @@ class GroupCounts:
     refused: int = 0
 
 
+_SHARED_GROUPS = SharedThing(
+    TooManyGroups, "groups in this shard", "max_groups", "delete groups that nobody uses (lsmq group delete)"
+)
+
+
 class ShardGroups(ShardMachine):
     """Groups and fences of one shard in one round of its store. Loop thread only."""
 
@@ -54,7 +59,8 @@ class ShardGroups(ShardMachine):
         self._active: dict[str, None] = {}  # those that have members, or something to store: the others cost nothing
         self._committing: set[str] = set()  # groups with offsets here
         self._max_groups = service.broker.config.max_groups
-        self._made = Made(service.broker.allowances, Limited.GROUPS)
+        allowances = service.broker.allowances
+        self._made = Made(allowances, Limited.GROUPS, allowances.addresses.share(self._max_groups, _SHARED_GROUPS))
         self._is_in_use = service.is_in_use
         self._idle = IdleNames("group", service.broker.config.group_retention_hours)
         self._hour_began = 0.0

@@ -20,7 +20,7 @@ from lsmq.errors import (
     UnknownStream,
     UnknownTopic,
 )
-from lsmq_node.broker import Broker, ByteBudget
+from lsmq_node.broker import Broker, ByteBudget, SharedThing, asked_from
 from lsmq_node.groups import GroupService, Mode
 from lsmq_node.machines import MachineService
 from lsmq_node.storage import StoredTopic
@@ -38,6 +38,10 @@ _STOP_S = 2.0
 _DECLARED_S = 60.0
 _REMEMBERED_GROUPS = 10_000
 
+_SHARED = SharedThing(
+    Unavailable, "streams held at this node", "max_push_streams", "use one for many queues, or another node"
+)
+
 FeedKey = tuple[str, int]
 
 
@@ -51,6 +55,8 @@ class PushService(MachineService[LedPart]):
         self.counts = StreamCounts()
         self.budget = ByteBudget(broker.config.max_push_bytes)
         self.streams: dict[str, HeldStream] = {}
+        self._share = broker.allowances.addresses.share(broker.config.max_push_streams, _SHARED)
+        self._addresses: dict[str, str | None] = {}  # of the streams, by their ids
         self.stopping = False
         self._groups = groups
         self._feeds: dict[FeedKey, Feed] = {}
@@ -108,7 +114,7 @@ class PushService(MachineService[LedPart]):
         if options.whole and not here:
             client = self._client_for(token)
             stream = Relay(client, self.budget, group, topic, sink, options, self.counts, client is not self._client)
-            self.streams[stream.id] = stream
+            self._hold(stream)
         else:
             stream = self._open_here(group, topic, sink, options)
         self.counts.opened += 1
@@ -123,7 +129,7 @@ class PushService(MachineService[LedPart]):
         if feed is None or feed.closed:
             feed = self._feeds[key] = Feed(self, key, name, topic, options.start, kept=kept)
         stream = PushStream(self.broker, self.budget, feed, sink, options, self.counts)
-        self.streams[stream.id] = stream
+        self._hold(stream)
         feed.attach(stream)
         return stream
 
@@ -153,13 +159,20 @@ class PushService(MachineService[LedPart]):
                 "another node",
                 limit=limit,
             )
+        self._share.check(asked_from.get())
+
+    def _hold(self, stream: HeldStream) -> None:
+        address = self._addresses[stream.id] = asked_from.get()
+        self._share.add(address)
+        self.streams[stream.id] = stream
 
     async def close(self, stream: HeldStream) -> None:
         """The stream is over. Returns when what it acknowledged is committed, or that takes too long."""
         try:
             await stream.close()
         finally:
-            self.streams.pop(stream.id, None)
+            if self.streams.pop(stream.id, None) is not None:
+                self._share.remove(self._addresses.pop(stream.id))
             self._empty.set()
             if isinstance(stream, PushStream):
                 self._forget_unused(stream.feed)

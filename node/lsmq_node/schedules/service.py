@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from lsmq.errors import InvalidRequest, UnknownSchedule
-from lsmq_node.broker import Broker, LeaderCalls, asking
+from lsmq_node.broker import Broker, LeaderCalls, Maker
 from lsmq_node.machines import MachineService
 from lsmq_node.storage import StoredTopic
 
@@ -46,7 +46,8 @@ class ScheduleService(MachineService[ShardSchedules]):
                     known = True
                 except UnknownSchedule:
                     pass
-        kept = {"do": "keep", "schedule": astuple(schedule), "maker": asking.get()}
+        who = Maker.asking()
+        kept = {"do": "keep", "schedule": astuple(schedule), "maker": who.principal, "address": who.address}
         answer = await self._leaders.ask(own, kept)
         return known or bool(answer["known"])
 
@@ -88,7 +89,7 @@ class ScheduleService(MachineService[ShardSchedules]):
             case "keep":
                 schedule = Schedule(*body["schedule"])
                 await shard.port.prepare(await self.broker.topic_by_id(schedule.topic_id))
-                return {"known": await shard.keep(schedule, body.get("maker"))}
+                return {"known": await shard.keep(schedule, Maker(body.get("maker"), body.get("address")))}
             case "forget":
                 await shard.forget(body["topic"], body["name"])
                 return {}

@@ -13,7 +13,7 @@ import structlog
 
 from lsmq.errors import LsmqError, TooManySchedules, UnknownSchedule
 from lsmq.record_batch import RecordBatch
-from lsmq_node.broker import Limited, Made, ShardPort
+from lsmq_node.broker import Limited, Made, Maker, ShardPort, SharedThing
 from lsmq_node.machines import ShardMachine, Step
 from lsmq_node.storage.later_names import numbered
 
@@ -38,6 +38,11 @@ _STALE = 1_000
 _log = structlog.get_logger("lsmq.schedules")
 
 
+_SHARED = SharedThing(
+    TooManySchedules, "schedules in this shard", f"the {MAX_SCHEDULES} that a shard may have", "delete some"
+)
+
+
 class ShardSchedules(ShardMachine):
     """In one round of its store. Loop thread only."""
 
@@ -46,7 +51,8 @@ class ShardSchedules(ShardMachine):
     def __init__(self, service: ScheduleService, port: ShardPort) -> None:
         super().__init__(service, port)
         self.known: dict[str, Schedule] = {}
-        self._made = Made(service.broker.allowances, Limited.SCHEDULES)
+        allowances = service.broker.allowances
+        self._made = Made(allowances, Limited.SCHEDULES, allowances.addresses.share(MAX_SCHEDULES, _SHARED))
         self._queue: list[tuple[int, str]] = []  # by next time; what is not the schedule's next time any more is stale
         self._look_at = 0.0
         self._making: set[str] = set()  # keys of schedules whose queues, which have names, are being made
@@ -151,10 +157,10 @@ class ShardSchedules(ShardMachine):
 
     # What is asked
 
-    async def keep(self, schedule: Schedule, maker: str | None) -> bool:
+    async def keep(self, schedule: Schedule, maker: Maker) -> bool:
         """Make it, or put it in place of the one of its name; whether that was there. Durable on return.
 
-        ``maker``: the principal whom it counts for, where it is new.
+        ``maker``: whom it counts for, where it is new.
 
         Raises ``TooManySchedules``, and what a write raises.
         """
@@ -169,7 +175,7 @@ class ShardSchedules(ShardMachine):
         await self.done(Step({schedule.key: schedule.encode()}, appended=partial(self._take, schedule, maker)))
         return known
 
-    def _take(self, schedule: Schedule, maker: str | None) -> None:
+    def _take(self, schedule: Schedule, maker: Maker) -> None:
         if schedule.key not in self.known:
             self._made.make(schedule.key, maker)
         self._keep(schedule)

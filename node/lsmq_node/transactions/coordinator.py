@@ -16,7 +16,7 @@ import structlog
 
 from lsmq import runtime
 from lsmq.errors import DeliveriesAhead, LsmqError, Unavailable
-from lsmq_node.broker import Limited, Made, ShardPort
+from lsmq_node.broker import Limited, Made, ShardPort, asked_from
 from lsmq_node.machines import HOUR_S, IdleNames, ShardMachine, Step
 
 from .book import BROKER, TransactionBook
@@ -37,7 +37,7 @@ from .records import (
     part_key,
     split_key,
 )
-from .shares import AddressShares
+from .shares import SHARED_GROUPS, AddressShares, ProducerGroupShares
 
 if TYPE_CHECKING:
     from .service import TransactionService
@@ -79,7 +79,9 @@ class ShardTransactions(ShardMachine):
         config = service.broker.config
         held_bytes = self.store.options.max_documents_bytes // 2
         self.book = TransactionBook(config.max_request_bytes // 2, held_bytes, config.max_groups)
-        made = Made(service.broker.allowances, Limited.TRANSACTIONS)
+        allowances = service.broker.allowances
+        made = Made(allowances, Limited.TRANSACTIONS)
+        self._group_shares = ProducerGroupShares(allowances.addresses.share(config.max_groups, SHARED_GROUPS))
         self.shares = AddressShares(held_bytes * config.address_share_percent // 100, made)
         self._idle = IdleNames("sequence", config.sequence_retention_hours)
         self._hour_began = 0.0
@@ -115,6 +117,8 @@ class ShardTransactions(ShardMachine):
         def appended() -> None:
             self.book.apply(plan, self.now)
             self.shares.follow(plan)
+            for group in {group for group, _ in plan.members}:
+                self._forget_empty(group)
 
         lanes = {shard: lane.next for shard, lane in self.book.lanes.items()}
         documents = plan.documents(lanes)
@@ -125,6 +129,10 @@ class ShardTransactions(ShardMachine):
 
     # Members
 
+    def _forget_empty(self, group: str) -> None:
+        if not self.book.has_members(group):
+            self._group_shares.end(group)
+
     async def heartbeat(
         self, key: RecordKey, session_ms: int, client: str, *, checks: bool, join: bool, wait_s: float
     ) -> list[TransactionRecord]:
@@ -134,7 +142,13 @@ class ShardTransactions(ShardMachine):
         """
         self.check()
         if join:
-            await self.done(self._step(self.book.join(key, session_ms, client, checks=checks, now=self.now)))
+            plan = self.book.join(key, session_ms, client, checks=checks, now=self.now)
+            if plan and not self.book.has_members(key[0]):
+                self._group_shares.begin(key[0], asked_from.get())
+            try:
+                await self.done(self._step(plan))
+            finally:
+                self._forget_empty(key[0])
         self.book.hear(key, self.now)
         if not self.book.asked.get(key):
             await self._hold(key, wait_s)

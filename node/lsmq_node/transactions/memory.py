@@ -158,5 +158,8 @@ class Memory:
     def members_of(self, group: str) -> list[str]:
         return sorted(self._members_of.get(group, ()))
 
+    def has_members(self, group: str) -> bool:
+        return group in self._members_of
+
     def unfinished(self, group: str) -> int:
         return len(self._unfinished_of.get(group, ()))

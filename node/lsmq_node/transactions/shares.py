@@ -5,13 +5,41 @@ Counted by whoever leads the coordinator's shard, from when it began to: what wa
 
 from __future__ import annotations
 
-from lsmq.errors import DocumentsFull, TooManyTransactions
-from lsmq_node.broker import Made
+from lsmq.errors import DocumentsFull, TooManyGroups, TooManyTransactions
+from lsmq_node.broker import AddressShare, Made, SharedThing
 
 from .records import BookChange, RecordKey
 
 #: Transactions of one address, in one shard, that are open or not delivered.
 MAX_UNFINISHED = 5_000
+
+
+SHARED_GROUPS = SharedThing(
+    TooManyGroups,
+    "producer groups with members in this shard",
+    "max_groups",
+    "let producers share a group, or wait until members leave",
+)
+
+
+class ProducerGroupShares:
+    """Which address brought each producer group its first member, of those that have any. Loop thread only."""
+
+    def __init__(self, share: AddressShare) -> None:
+        self._share = share
+        self._owner: dict[str, str | None] = {}
+
+    def begin(self, group: str, address: str | None) -> None:
+        """It has no member, and is to have one. Raises ``TooManyGroups``."""
+        if group not in self._owner:
+            self._share.check(address)
+            self._share.add(address)
+            self._owner[group] = address
+
+    def end(self, group: str) -> None:
+        """It has no member any more."""
+        if group in self._owner:
+            self._share.remove(self._owner.pop(group))
 
 
 class AddressShares:

@@ -1,0 +1,95 @@
+"""What one address may take of a cluster: it counts where things are kept, whichever node passes its requests on."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from api.calls import Answer, Api
+from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
+from support.waiting import eventually
+
+SHARDS = 3
+#: Of 200 things an address may have two.
+SETTINGS = {
+    "segment_bytes": 1 << 20,
+    "memtable_bytes": 4 << 20,
+    "address_share_percent": 1,
+    "max_groups": 200,
+    "max_forwarded": 200,
+    "max_connections": 2_000,
+}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    directory = tmp_path_factory.mktemp("shares") / "cluster"
+    with running_cluster(__name__, directory, shards=SHARDS, settings=SETTINGS) as cluster:
+        first = Api(cluster.plan.nodes[0].url, "127.0.2.1")
+        first.create("t", SHARDS)
+        yield cluster
+
+
+def commit(who: Api, group: str, queue: int, **headers: str) -> Answer:
+    document = {"topic": "t", "queues": [queue], "offsets": [0]}
+    return who.call("POST", f"/v1/groups/{group}/offsets", document, headers=headers)
+
+
+def test_groups_count_for_the_address_whichever_node_it_asks_and_whatever_it_says_of_itself(
+    cluster: LocalCluster,
+) -> None:
+    urls = itertools.cycle(node.url for node in cluster.plan.nodes)
+    for queue in range(SHARDS):
+        address, other = f"127.0.2.{10 + queue}", f"127.0.2.{20 + queue}"
+        for number in range(2):
+            assert commit(Api(next(urls), address), f"g{queue}-{number}", queue).status == 200
+        for _ in cluster.plan.nodes:
+            refused = commit(Api(next(urls), address), f"g{queue}-more", queue)
+            assert (refused.status, refused.code) == (429, "too_many_groups")
+            assert refused.error["setting"] == "address_share_percent"
+            forged = commit(Api(next(urls), address), f"g{queue}-more", queue, **{"Lsmq-Address": "10.9.8.7"})
+            assert forged.code == "too_many_groups"
+        for _ in cluster.plan.nodes:
+            assert commit(Api(next(urls), address), f"g{queue}-0", queue).status == 200
+        assert commit(Api(next(urls), other), f"g{queue}-more", queue).status == 200
+
+
+def test_schedules_count_for_the_address_at_the_leader(cluster: LocalCluster) -> None:
+    urls = itertools.cycle(node.url for node in cluster.plan.nodes)
+
+    def put(address: str, name: str) -> Answer:
+        document = {"cron": "0 9 * * *", "tz": "UTC", "message": {"body": "x", "queue": 1}}
+        return Api(next(urls), address).call("PUT", f"/v1/topics/t/schedules/{name}", document)
+
+    assert {put("127.0.2.30", f"s{number}").status for number in range(100)} == {201}
+    for _ in cluster.plan.nodes:
+        assert put("127.0.2.30", "more").code == "too_many_schedules"
+    assert put("127.0.2.31", "more").status == 201
+
+
+def test_an_address_has_its_share_of_what_is_passed_on_at_a_time(cluster: LocalCluster) -> None:
+    def metric(name: str) -> float:
+        return sum(Api(node.url, "127.0.2.1").metric(name) for node in cluster.plan.nodes)
+
+    shown = Api(cluster.plan.nodes[0].url, "127.0.2.1").get("/v1/topics/t").json()
+    route = next(each for each in shown["routes"] if each["leader"] not in (None, cluster.plan.nodes[0].url))
+    queue = route["first"]
+    path = f"/v1/topics/t/queues/{queue}/messages?offset=0&wait_ms=60000"
+    asked = Api(cluster.plan.nodes[0].url, "127.0.2.40")
+    polls = [threading.Thread(target=asked.call, args=("GET", path)) for _ in range(2)]
+    for poll in polls:
+        poll.start()
+    eventually(lambda: metric("lsmq_forwards_held") == 2, "both are passed on")
+    refused = asked.call("GET", path)
+    assert (refused.status, refused.code) == (503, "unavailable")
+    assert "max_forwarded" in refused.error["message"] and refused.error["setting"] == "address_share_percent"
+    other = threading.Thread(target=Api(cluster.plan.nodes[0].url, "127.0.2.41").call, args=("GET", path))
+    other.start()
+    eventually(lambda: metric("lsmq_forwards_held") == 3, "another address's is passed on beside")
+    Api(cluster.plan.nodes[0].url, "127.0.2.1").send("t", {"body": "now", "queue": queue})
+    for thread in (*polls, other):
+        thread.join()
