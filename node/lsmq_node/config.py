@@ -18,7 +18,7 @@ from typing import Any
 
 from lsmq_node.backup_config import BackupConfig
 from lsmq_node.choices import MAX_SHARDS_OF_ONE, Auth, CertificateName, Compression, Forward, LogFormat
-from lsmq_node.client_port_config import check_naming
+from lsmq_node.client_port_config import check_naming, is_loopback
 from lsmq_node.cluster_config import ENVIRONMENT_PREFIX as CLUSTER_PREFIX
 from lsmq_node.cluster_config import ClusterConfig
 from lsmq_node.data_config import data_directories
@@ -261,11 +261,12 @@ class NodeConfig(BackupConfig):
         range=(1, 1_000_000),
         hazard="Memory: some 10 KB each.",
     )
-    address_share_percent: int = setting(
-        50,
+    address_share_percent: int | None = setting(
+        None,
         "Of all that clients may have together, one address (of IPv6, one /64) may have so much: of `max_connections`, "
         "`max_inflight_bytes`, `max_fetch_session_bytes`, `max_waiters`, `max_push_streams`, `max_forwarded`, "
-        "`max_topics`, `max_groups`, `max_producers`, and of the schedules of a shard.",
+        "`max_topics`, `max_groups`, `max_producers`, and of the schedules of a shard. Left out: 50; and where the "
+        "node listens on this machine alone, 100 of all but the first three.",
         range=(1, 100),
         hazard="Small, and clients behind one proxy or on one machine are refused; 100 lets one take all.",
     )
@@ -525,19 +526,26 @@ class NodeConfig(BackupConfig):
             )
 
     def share_of(self, most: int) -> int:
-        """How many of so many things one address may have: one at least."""
-        return max(1, most * self.address_share_percent // 100)
+        """How many of so many things that clients make or hold one address may have: one at least."""
+        if self.address_share_percent is None and is_loopback(self.exposed_host):
+            return most  # All who ask are one address, and of one machine.
+        return max(1, most * self.share_percent // 100)
+
+    @property
+    def share_percent(self) -> int:
+        """``address_share_percent``, of connections and memory."""
+        return 50 if self.address_share_percent is None else self.address_share_percent
 
     @property
     def inflight_share_bytes(self) -> int:
         """What requests and answers of one address may hold: one of each at least."""
-        share = self.max_inflight_bytes * self.address_share_percent // 100
+        share = self.max_inflight_bytes * self.share_percent // 100
         return min(max(share, self.max_request_bytes, self.max_response_bytes), self.max_inflight_bytes)
 
     @property
     def fetch_session_share_bytes(self) -> int:
         """What fetch sessions of one address may take."""
-        return self.max_fetch_session_bytes * self.address_share_percent // 100
+        return self.max_fetch_session_bytes * self.share_percent // 100
 
     @property
     def max_batch_bytes(self) -> int:

@@ -206,3 +206,15 @@ def test_what_is_remembered_of_topics_is_no_more_than_there_are_and_addresses_go
 def test_nobody_in_particular_is_counted_nowhere() -> None:
     asked_from.set(None)
     assert Maker.asking() == Maker()
+
+
+def test_on_a_machine_of_ones_own_one_address_may_have_all_that_is_made_or_held_unless_told_otherwise() -> None:
+    for given, made, connections in (
+        ({}, 10_000, 50),
+        ({"host": "0.0.0.0", "insecure": True}, 5_000, 50),
+        ({"admin_port": 0, "admin_host": "0.0.0.0", "insecure": True}, 5_000, 50),
+        ({"address_share_percent": 50}, 5_000, 50),
+        ({"address_share_percent": 100}, 10_000, 100),
+    ):
+        config = NodeConfig(data=Path("unused"), **given)
+        assert (config.share_of(10_000), config.share_percent) == (made, connections), given

@@ -82,7 +82,7 @@ class ShardTransactions(ShardMachine):
         allowances = service.broker.allowances
         made = Made(allowances, Limited.TRANSACTIONS)
         self._group_shares = ProducerGroupShares(allowances.addresses.share(config.max_groups, SHARED_GROUPS))
-        self.shares = AddressShares(held_bytes * config.address_share_percent // 100, made)
+        self.shares = AddressShares(held_bytes * config.share_percent // 100, made)
         self._idle = IdleNames("sequence", config.sequence_retention_hours)
         self._hour_began = 0.0
         self.last: dict[int, int] = {}  # by coordinator, the number of the last batch put in line here
