@@ -297,7 +297,11 @@ class PipelineClient:
             if not isinstance(url := error.details.get("url"), str):
                 raise
             self._elsewhere[shard] = url.rstrip("/")
+        try:
             return await self._shards.fetch_at(self._elsewhere[shard], topic, value, read_from)
+        except LsmqError:  # It was just sent there: the leader has changed, or does not know yet.
+            self._elsewhere.pop(shard, None)
+            return await self._shards.fetch(topic, shard, value, None)
 
     # Writing
 

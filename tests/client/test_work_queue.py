@@ -271,7 +271,7 @@ def test_the_blocking_work_queue_does_the_same(shared_node: NodeProcess) -> None
 
 
 async def test_what_somebody_has_is_listed_and_taken_from_him(shared_node: NodeProcess) -> None:
-    async with a_topic(shared_node, "wq-held", 3) as client, WorkQueue(client, "wq-held", "workers") as work:
+    async with a_topic(shared_node, "wq-listed", 3) as client, WorkQueue(client, "wq-listed", "wq-listers") as work:
         with pytest.raises(UnknownGroup):
             await work.held()
         tasks = [task for _ in range(3) for task in await work.poll(1)]
@@ -287,7 +287,7 @@ async def test_what_somebody_has_is_listed_and_taken_from_him(shared_node: NodeP
         with pytest.raises(ReceiptExpired):
             await work.end_held(by_id[tasks[0].message.id], "release")
         await work.end_held(by_id[tasks[1].message.id], "ack")
-        command = ["group", "held", "workers", "--topic", "wq-held", "--url", shared_node.url]
+        command = ["group", "held", "wq-listers", "--topic", "wq-listed", "--url", shared_node.url]
         shown = await asyncio.to_thread(CliRunner().invoke, root, [*command, "--json"])
         assert [each["id"] for each in json.loads(shown.stdout)] == [each.id for each in await work.held()]
         assert tasks[2].message.id in (await asyncio.to_thread(CliRunner().invoke, root, command)).stdout
@@ -299,5 +299,5 @@ async def test_what_somebody_has_is_listed_and_taken_from_him(shared_node: NodeP
         refused = await asyncio.to_thread(CliRunner().invoke, root, [*command, *more])
         assert refused.exit_code == 1 and "nobody has message" in str(refused.exception)
         await again.ack()
-    with sync.Client(shared_node.url) as blocking, sync.WorkQueue(blocking, "wq-held", "workers") as work:
+    with sync.Client(shared_node.url) as blocking, sync.WorkQueue(blocking, "wq-listed", "wq-listers") as work:
         assert work.held() == []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lsmq.errors import QuotaExceeded
+from lsmq.errors import QuotaExceeded, TooManyMessages
 from lsmq_node.storage import TopicOptions
 from lsmq_node.storage.losses import LossReason
 from lsmq_node.storage.shard_time import GAP_MS
@@ -66,11 +66,12 @@ class Limits(RuleBasedStateMachine):
     def send(self, sent: list[int]) -> None:
         most, all_most = self.options.queue_max_messages, self.options.max_messages
         refuses = self.options.overflow == "refuse"
+        full = all_most is not None and sum(map(self.held, range(QUEUES))) + len(sent) > all_most
         over = most is not None and any(self.held(queue) + sent.count(queue) > most for queue in set(sent))
-        over |= all_most is not None and sum(map(self.held, range(QUEUES))) + len(sent) > all_most
+        never = most is not None and any(sent.count(queue) > most for queue in set(sent))
         batch = [(queue, b"m") for queue in sent]
-        if refuses and over:
-            with pytest.raises(QuotaExceeded):
+        if refuses and (full or over):
+            with pytest.raises(TooManyMessages if never and not full else QuotaExceeded):
                 put(self.bench.store, self.topic_id, *batch)
             return
         put(self.bench.store, self.topic_id, *batch)

@@ -43,10 +43,10 @@ LagRow = NDArray[np.float32]
 class LagHistory:
     """One for each node. Loop thread only."""
 
-    def __init__(self, broker: Broker, lags: GroupLags, clock: Callable[[], float] = runtime.monotonic) -> None:
+    def __init__(self, broker: Broker, lags: GroupLags, clock: Callable[[], float] | None = None) -> None:
         self._broker = broker
         self._lags = lags
-        self._clock = clock
+        self._clock = clock or runtime.monotonic
         self._rows: dict[tuple[int, Pair], LagRow] = {}
         self._last = 0  # samples are numbered by the clock, and lie in their rows at the number modulo SAMPLES
         self._furthest: list[Pair] = []
