@@ -87,7 +87,7 @@ async def test_messages_groups_and_transactions_go_on_while_shards_come_and_the_
 async def test_a_cluster_that_has_grown_starts_again_and_a_new_shard_outlives_its_leader(cluster: LocalCluster) -> None:
     urls = urls_of(cluster)
     async with Client(urls, deadline_ms=60_000) as client:
-        await ClusterAdmin(client).grow_shards(4)
+        await grown(ClusterAdmin(client), 4)
         topic = await client.create_topic("t", queues=4)
         (queue,) = [route.first for route in topic.routes if route.shard == 3]
         async with Producer(client, "t") as producer:
