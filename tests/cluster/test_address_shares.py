@@ -34,9 +34,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         yield cluster
 
 
+def call(who: Api, method: str, path: str, document: object, **headers: str) -> Answer:
+    """Asked again where a leader changes meanwhile."""
+    answers: list[Answer] = []
+
+    def is_answered() -> bool:
+        answers.append(who.call(method, path, document, headers=headers))
+        return answers[-1].status < 500
+
+    eventually(is_answered, f"{method} {path} is answered")
+    return answers[-1]
+
+
 def commit(who: Api, group: str, queue: int, **headers: str) -> Answer:
     document = {"topic": "t", "queues": [queue], "offsets": [0]}
-    return who.call("POST", f"/v1/groups/{group}/offsets", document, headers=headers)
+    return call(who, "POST", f"/v1/groups/{group}/offsets", document, **headers)
 
 
 def test_groups_count_for_the_address_whichever_node_it_asks_and_whatever_it_says_of_itself(
@@ -63,12 +75,12 @@ def test_schedules_count_for_the_address_at_the_leader(cluster: LocalCluster) ->
 
     def put(address: str, name: str) -> Answer:
         document = {"cron": "0 9 * * *", "tz": "UTC", "message": {"body": "x", "queue": 1}}
-        return Api(next(urls), address).call("PUT", f"/v1/topics/t/schedules/{name}", document)
+        return call(Api(next(urls), address), "PUT", f"/v1/topics/t/schedules/{name}", document)
 
-    assert {put("127.0.2.30", f"s{number}").status for number in range(100)} == {201}
+    assert {put("127.0.2.30", f"s{number}").status for number in range(100)} <= {200, 201}
     for _ in cluster.plan.nodes:
         assert put("127.0.2.30", "more").code == "too_many_schedules"
-    assert put("127.0.2.31", "more").status == 201
+    assert put("127.0.2.31", "more").status in (200, 201)
 
 
 def test_an_address_has_its_share_of_what_is_passed_on_at_a_time(cluster: LocalCluster) -> None:
