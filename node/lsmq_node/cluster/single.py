@@ -15,6 +15,7 @@ from lsmq import runtime
 from lsmq.errors import DiskFull, InvalidRequest, LsmqError, ShardStopped
 from lsmq_coordinator.growth import check_growth
 from lsmq_coordinator.parts import Parts
+from lsmq_node.broker.background import Background
 from lsmq_node.broker.catalog import NodeCatalog
 from lsmq_node.broker.layout import OpenShards, add_shards, open_shards
 from lsmq_node.broker.peers import NoPeers, Peers
@@ -175,7 +176,7 @@ class SingleNode:
         """``shards`` belong to it from here on. ``parts`` are the whole node's."""
         self._config, self._touched, self._parts = config, touched, parts
         self._growing = asyncio.Lock()
-        self._completing: asyncio.Task[None] | None = None
+        self._background = Background("topics")
         self.disks = disks
         self.home_shards = config.shards
         self.peers: Peers = NoPeers(self.port)
@@ -194,7 +195,7 @@ class SingleNode:
         try:
             await node.topics.complete()
         except DiskFull as error:
-            node._completing = asyncio.create_task(node._complete_later(error))
+            node._background.start(node._complete_later(error))
         return node
 
     async def _complete_later(self, why: LsmqError) -> None:
@@ -308,9 +309,7 @@ class SingleNode:
         """Nobody else is there."""
 
     async def close(self) -> None:
-        if self._completing is not None:
-            self._completing.cancel()
-            await asyncio.wait([self._completing])
+        await self._background.stop()
         async with self._growing:
             await self.topics.close()
         for port in self._ports.values():

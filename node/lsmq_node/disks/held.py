@@ -173,7 +173,7 @@ class NodeDisks:
                 is_there = (disk.path / NODE_FILE).is_file()
             else:
                 mark = DiskMark.load(disk.path)
-                is_there = mark is not None and (mark.node, mark.disk) == (self._token, disk.id)
+                is_there = mark is not None and mark.is_of(self._token, disk.id)
             if is_there:  # What a file system that met errors calls itself is not to be relied on.
                 os.utime(disk.path / (NODE_FILE if disk.id is None else MARK_FILE))
         except OSError as error:

@@ -28,7 +28,7 @@ def is_marked(path: Path, node: str | None, disk: str | None) -> bool:
         mark = DiskMark.load(path)
     except (CorruptFile, DataDirectoryUnusable, UnsupportedFormat):
         return False
-    return mark is not None and (mark.node, mark.disk) == (node, disk)
+    return mark is not None and mark.is_of(node, disk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,10 @@ class DiskMark:
     node: str
     disk: str
     start: int = 0
+
+    def is_of(self, node: str | None, disk: str | None) -> bool:
+        """Whether it is the mark of that disk of that node, whenever this was used last."""
+        return (self.node, self.disk) == (node, disk)
 
     @classmethod
     def load(cls, path: Path) -> DiskMark | None:
