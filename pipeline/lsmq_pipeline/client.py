@@ -284,24 +284,30 @@ class PipelineClient:
         if node is not None:
             source = None if read_from is None else "any"
             return await self._shards.fetch_at(node.rstrip("/"), topic, value, source)
-        elsewhere = self._elsewhere.get(shard)
-        if elsewhere is not None:
-            try:
-                return await self._shards.fetch_at(elsewhere, topic, value, read_from)
-            except LsmqError:
-                # A follower that is gone or behind is no reason to fail: the leader knows another one, or answers.
-                self._elsewhere.pop(shard, None)
+        if (found := await self._fetch_elsewhere(topic, shard, value, read_from)) is not None:
+            return found
         try:
             return await self._shards.fetch(topic, shard, value, read_from)
         except ReadElsewhere as error:
             if not isinstance(url := error.details.get("url"), str):
                 raise
             self._elsewhere[shard] = url.rstrip("/")
+        found = await self._fetch_elsewhere(topic, shard, value, read_from)
+        return await self._shards.fetch(topic, shard, value, None) if found is None else found
+
+    async def _fetch_elsewhere(
+        self, topic: Topic, shard: int, value: dict[str, Any], read_from: str | None
+    ) -> bytes | None:
+        """What the follower answers that the leader named last; None where there is none. One that is gone, behind or
+        no follower any more is no reason to fail: the leader knows another one, or answers."""
+        url = self._elsewhere.get(shard)
+        if url is None:
+            return None
         try:
-            return await self._shards.fetch_at(self._elsewhere[shard], topic, value, read_from)
-        except LsmqError:  # It was just sent there: the leader has changed, or does not know yet.
+            return await self._shards.fetch_at(url, topic, value, read_from)
+        except LsmqError:
             self._elsewhere.pop(shard, None)
-            return await self._shards.fetch(topic, shard, value, None)
+            return None
 
     # Writing
 

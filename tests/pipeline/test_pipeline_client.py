@@ -80,6 +80,31 @@ def test_a_follower_that_goes_away_is_replaced_by_the_leader() -> None:
             assert found == ONE and not cluster._elsewhere
 
 
+def test_a_follower_that_the_leader_names_and_that_is_none_any_more_is_no_end_of_a_read() -> None:
+    asked: list[tuple[str, str]] = []
+
+    def former(method: str, path: str) -> Answer:
+        asked.append(("former", path))
+        return 421, msgpack.packb({"error": {"code": "not_leader", "message": "n1 does not lead", "retriable": True}})
+
+    def leader(method: str, path: str) -> Answer:
+        if "/fetch" not in path:
+            return 200, msgpack.packb(topic_at(leader_url))
+        asked.append(("leader", path))
+        if "from=" not in path:
+            return 200, ONE
+        error = {"code": "read_elsewhere", "message": "a follower has it", "url": former_url, "retriable": False}
+        return 307, msgpack.packb({"error": error})
+
+    with played_node(former) as former_url, played_node(leader) as leader_url:
+        options = read_options({"url": leader_url, "topic": "t", "deadlineMs": "2000"})
+        with PipelineClient(options.connection) as cluster:
+            found = cluster.fetch(cluster.topic("t"), 0, Want(np.zeros(1), np.zeros(1), 1, 1), "follower").result()
+            assert found == ONE and not cluster._elsewhere
+    path = "/v1/topics/t/fetch"
+    assert asked == [("leader", f"{path}?from=follower"), ("former", f"{path}?from=follower"), ("leader", path)]
+
+
 @pytest.mark.parametrize("status", [401, 403])
 def test_missing_credentials_are_told_at_once(status: int) -> None:
     with played_node(lambda method, path: (status, b"credentials, please")) as url:
