@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from backups.commands import lsmq
+from support.mounts import bound, ext4, tmpfs
 from support.node_process import NodeProcess, StartFailed
 from support.waiting import eventually
 
 from .calls import Api
 from .test_disks import MIB, QUEUES, SHARDS, Disks
-from .test_start import failure, mounted
+from .test_start import failure
 
 NodeMaker = Callable[..., NodeProcess]
 
@@ -40,7 +41,7 @@ def disks(make_node: NodeMaker, tmp_path: Path) -> Disks:
 @pytest.fixture
 def small(make_node: NodeMaker, tmp_path: Path) -> Iterator[Disks]:
     """On two file systems of their own."""
-    with mounted(tmp_path / "d1", "size=64m"), mounted(tmp_path / "d2", "size=64m"):
+    with tmpfs(tmp_path / "d1", "size=64m"), tmpfs(tmp_path / "d2", "size=64m"):
         disks = Disks(make_node, tmp_path, **SMALL)
         yield disks
         if disks.node.alive:
@@ -92,7 +93,7 @@ def test_an_older_first_disk_deletes_nothing_on_the_others(disks: Disks, tmp_pat
 def test_a_disk_that_becomes_read_only_is_named_and_its_shards_go_to_another(
     make_node: NodeMaker, tmp_path: Path
 ) -> None:
-    with mounted(tmp_path / "d1", "size=128m"), formatted(tmp_path / "image", tmp_path / "d2"):
+    with tmpfs(tmp_path / "d1", "size=128m"), ext4(tmp_path / "d2", tmp_path / "image", 128 * MIB):
         disks = Disks(make_node, tmp_path, **SMALL)
         try:
             api = disks.made()
@@ -189,30 +190,10 @@ def test_damage_on_a_further_disk_costs_the_shard_alone(disks: Disks, tmp_path: 
     assert all(saved.bodies("t", queue) == [f"{queue}-0"] for queue in (0, 2, 3))
 
 
-@contextmanager
-def formatted(image: Path, directory: Path) -> Iterator[None]:
-    """A file system in a file."""
-    directory.mkdir()
-    with image.open("wb") as stream:
-        stream.truncate(128 * MIB)
-    if shutil.which("mkfs.ext4") is None:
-        pytest.skip("there is no mkfs.ext4")
-    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
-    done = subprocess.run(
-        ["mount", "-o", "loop,errors=remount-ro", str(image), str(directory)], capture_output=True, check=False
-    )
-    if done.returncode:
-        pytest.skip(f"mounting is not allowed: {done.stderr.decode().strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(directory)], check=True)
-
-
 def test_one_disk_by_two_names_is_refused(make_node: NodeMaker, tmp_path: Path) -> None:
     real, other = tmp_path / "real", tmp_path / "other"
     real.mkdir()
-    with bound(real, other):
+    with bound(other, real):
         for data in (f"{tmp_path / 'd1'},{real},{other}", f"{real},{other}"):
             with pytest.raises(StartFailed, match=f"{other}, which are one directory"):
                 make_node(Path(data), shards=SHARDS).start()
@@ -223,18 +204,6 @@ def test_one_disk_by_two_names_is_refused(make_node: NodeMaker, tmp_path: Path) 
         node.data = Path(f"{tmp_path / 'd1'},{real},{other}")
         with pytest.raises(StartFailed, match=f"{other}, which are one directory"):
             node.start()
-
-
-@contextmanager
-def bound(real: Path, other: Path) -> Iterator[None]:
-    other.mkdir()
-    done = subprocess.run(["mount", "--bind", str(real), str(other)], capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip(f"mounting is not allowed: {done.stderr.decode().strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(other)], check=True)
 
 
 def test_disks_come_and_go_over_many_starts(disks: Disks) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from support.mounts import tmpfs
 from support.node_process import NodeProcess
 from support.waiting import eventually
 
 from .calls import Api
-from .test_start import mounted
 
 MIB = 1024 * 1024
 
@@ -22,7 +22,7 @@ def test_a_full_disk_refuses_writes_serves_reads_and_recovers(
     tmp_path: Path, make_node: Callable[..., NodeProcess]
 ) -> None:
     directory = tmp_path / "small"
-    with mounted(directory, "size=64m"):
+    with tmpfs(directory, "size=64m"):
         node = make_node(directory / "data", segment_bytes=MIB, memtable_bytes=4 * MIB, min_free_bytes=8 * MIB).start()
         try:
             api = Api(node.url)

@@ -13,11 +13,12 @@ import pytest
 from backups.commands import lsmq
 from lsmq import sync
 from lsmq.errors import LsmqError
+from support.mounts import tmpfs
 from support.node_process import NodeProcess, StartFailed
 from support.waiting import eventually
 
 from .calls import Api
-from .test_start import failure, mounted
+from .test_start import failure
 
 NodeMaker = Callable[..., NodeProcess]
 
@@ -183,7 +184,7 @@ def test_a_disk_that_goes_while_the_node_runs_stops_its_shards_alone(disks: Disk
 
 
 def test_a_full_disk_refuses_writes_of_its_shards_alone(make_node: NodeMaker, tmp_path: Path) -> None:
-    with mounted(tmp_path / "d1", "size=64m"), mounted(tmp_path / "d2", "size=64m"):
+    with tmpfs(tmp_path / "d1", "size=64m"), tmpfs(tmp_path / "d2", "size=64m"):
         disks = Disks(
             make_node,
             tmp_path,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from support.mounts import tmpfs
 from support.node_process import NodeProcess, StartFailed
 from support.waiting import eventually
 
@@ -31,23 +30,6 @@ def failure(node: NodeProcess, code: int = 1) -> str:
     return lines[0]
 
 
-@contextmanager
-def mounted(directory: Path, options: str) -> Iterator[None]:
-    """A tmpfs on the directory. Skips where mounting is not allowed."""
-    directory.mkdir(parents=True, exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)]
-    try:
-        done = subprocess.run(command, capture_output=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if done.returncode:
-        pytest.skip(f"mounting is not allowed: {done.stderr.decode().strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(directory)], check=True)
-
-
 def test_a_data_directory_in_use_names_the_process(node: NodeProcess, make_node: NodeMaker) -> None:
     line = failure(make_node(node.data))
     assert line.startswith("error: data_directory_locked:")
@@ -62,7 +44,7 @@ def test_a_directory_is_free_again_after_a_kill(node: NodeProcess, make_node: No
 
 
 def test_a_read_only_file_system_is_refused(tmp_path: Path, make_node: NodeMaker) -> None:
-    with mounted(tmp_path / "mount", "ro,size=1m"):
+    with tmpfs(tmp_path / "mount", "ro,size=1m"):
         line = failure(make_node(tmp_path / "mount" / "data"))
     assert line.startswith("error: data_directory_unusable:")
     assert str(tmp_path / "mount" / "data") in line

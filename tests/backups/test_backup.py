@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from api.calls import Api
-from api.test_start import mounted
+from support.mounts import tmpfs
 from support.node_process import NodeProcess
 from support.waiting import eventually
 
@@ -190,7 +190,7 @@ def test_a_full_disk_is_said_and_what_was_fetched_is_kept(
     for _ in range(3):
         send(api, "t", range(100), 1000)
         flush(api)
-    with mounted(small, "size=8m"):
+    with tmpfs(small, "size=8m"):
         backups, filler = small / "backups", small / "filler"
         filler.write_bytes(bytes(7 * MIB))
         assert "MiB are free" in lsmq(node.url, "backup", "create", "--to", backups, code=1)
@@ -312,7 +312,7 @@ def test_data_are_restored_onto_a_mount_point_and_below_it(
     Api(node.url).create("t", 1)
     Api(node.url).send("t", {"body": "x"})
     lsmq(node.url, "backup", "create", "--to", backups)
-    with mounted(volume, "size=512m"):
+    with tmpfs(volume, "size=512m"):
         (volume / "lost+found").mkdir()
         lsmq(node.url, "backup", "restore", backups, "--data", volume)
         assert "is not empty" in lsmq(node.url, "backup", "restore", backups, "--data", volume, code=1)

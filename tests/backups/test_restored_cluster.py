@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from api.calls import Api
-from api.test_start import mounted
 from lsmq_lab.local_cluster import LocalCluster, NodeEnded
 from support.clusters import running_cluster
+from support.mounts import tmpfs
 from support.node_process import NodeProcess
 from support.waiting import eventually
 from transactions.test_http import Member, message
@@ -412,9 +412,9 @@ def test_what_cannot_be_restored_is_refused_before_anything_is_there(
     table.write_bytes(content)
 
     # A full disk is seen before, or leaves nothing.
-    with mounted(tmp_path / "disk", "size=8m"):
+    with tmpfs(tmp_path / "disk", "size=8m"):
         assert "MiB are free" in lsmq("", *words, "--data", tmp_path / "disk" / "data", code=1)
-    with mounted(tmp_path / "disk", "size=512m,nr_inodes=12"):
+    with tmpfs(tmp_path / "disk", "size=512m,nr_inodes=12"):
         assert "no space is left" in lsmq("", *words, "--data", tmp_path / "disk" / "data", code=1)
         assert not list((tmp_path / "disk").iterdir())
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from api.test_start import mounted
 from lsmq.sync import Client, Consumer, Producer
 from lsmq_lab.local_cluster import LocalCluster
 from support.clusters import running_cluster
+from support.mounts import tmpfs
 from support.waiting import eventually
 
 from .test_http import ask, overview, settled, shard, url_of
@@ -33,7 +33,7 @@ def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     small = running_cluster(__name__, tmp_path / "c", up=False, shards=1, settings=SETTINGS)
     with small as cluster, ExitStack() as scope:
         for node in ("n1", "n2"):
-            scope.enter_context(mounted(cluster.directory / node / "data", "size=96m"))
+            scope.enter_context(tmpfs(cluster.directory / node / "data", "size=96m"))
         scope.callback(cluster.down)
         cluster.up()
         settled(cluster)
