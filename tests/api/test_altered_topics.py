@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import pytest
+
 from lsmq_node.broker.catalog import NodeCatalog
 from lsmq_node.broker.layout import open_shards, own_disks
+from lsmq_node.broker.placement import queue_ranges
 from lsmq_node.config import NodeConfig
 from lsmq_node.node import running_node
 from lsmq_node.storage import ShardStore, StoredTopic, TopicOptions
@@ -59,3 +62,24 @@ def test_what_a_crash_left_undone_is_done_at_the_next_start(tmp_path: Path) -> N
         assert catalog.alter("t", {"ack": "leader"}, allow).options == TopicOptions(
             retention_ms=5, ack="leader", revision=2
         )
+
+
+def test_a_topic_that_grows_lies_nowhere_that_it_does_not_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks between two steps of it finds the places of the queues that there are."""
+    seen: list[StoredTopic] = []
+    grow = ShardStore.grow_topic
+
+    def looked_at(store: ShardStore, name: str, queues: int, end: int | None = None) -> StoredTopic:
+        seen.append(catalog.topic(name))
+        return grow(store, name, queues, end)
+
+    with opened(tmp_path) as stores:
+        catalog = NodeCatalog(stores, 3, 3)
+        catalog.create("t", 7, TopicOptions())
+        monkeypatch.setattr(ShardStore, "grow_topic", looked_at)
+        catalog.grow("t", 12)
+        seen.append(catalog.topic("t"))
+        assert [topic.queues for topic in seen] == [7, 7, 7, 12]
+        assert [queue_ranges(topic, 3)[-1].end for topic in seen] == [7, 7, 7, 12]
