@@ -360,7 +360,8 @@ class TooManyGroups(LsmqError):
 
 
 class TooManyQueues(LsmqError):
-    """A shard has as many queue names of a topic as there may be: delete queues, or have empty ones forgotten."""
+    """There are as many queues as there may be, in all, of one who asks, or with names in a shard: delete some, or have
+    empty ones forgotten."""
 
     code = "too_many_queues"
 

@@ -2,9 +2,8 @@
 
 Later sources win: defaults, then the TOML file, then ``LSMQ_<FIELD>`` in the environment, then keyword
 overrides (the command line). A key that no field has is refused wherever it comes from, since a misspelt
-limit that is silently ignored is found out at the worst moment.
-
-A node of a cluster has a table ``[cluster]`` as well, or ``LSMQ_CLUSTER_<FIELD>``: see ``cluster_config.py``.
+limit that is silently ignored is found out at the worst moment. A node of a cluster has a table ``[cluster]`` as
+well, or ``LSMQ_CLUSTER_<FIELD>``: see ``cluster_config.py``.
 """
 
 from __future__ import annotations
@@ -228,6 +227,15 @@ class NodeConfig(BackupConfig):
     max_queues_per_topic: int = setting(
         16_000_000, "Most queues a topic may have.", range=(1, 16_000_000), hazard="Each costs 24 bytes once used."
     )
+    max_queues: int = setting(
+        100_000_000,
+        "Most queues of all topics, but for named ones.",
+        range=(1, 1 << 40),
+        hazard="As of the one before.",
+    )
+    max_named_queues: int = setting(
+        16_000_000, "Most named queues of a shard.", range=(1, 1 << 40), hazard="Each takes 85 bytes at each replica."
+    )
     max_queues_per_request: int = setting(
         1_000_000, "Most queues one request may name.", range=(1, 16_000_000), hazard="Time and memory per request."
     )
@@ -265,8 +273,9 @@ class NodeConfig(BackupConfig):
         None,
         "Of all that clients may have together, one address (of IPv6, one /64) may have so much: of `max_connections`, "
         "`max_inflight_bytes`, `max_fetch_session_bytes`, `max_waiters`, `max_push_streams`, `max_forwarded`, "
-        "`max_topics`, `max_groups`, `max_producers`, and of the schedules of a shard. Left out: 50; and where the "
-        "node listens on this machine alone, 100 of all but the first three.",
+        "`max_topics`, `max_queues`, `max_named_queues`, `max_groups`, `max_producers`, and of a shard's schedules and "
+        "open transactions. Left out: 50; and where the node listens on this machine alone, 100 of all but the first "
+        "three.",
         range=(1, 100),
         hazard="Small, and clients behind one proxy or on one machine are refused; 100 lets one take all.",
     )
@@ -318,8 +327,8 @@ class NodeConfig(BackupConfig):
     )
     principal_queues: int = setting(
         0,
-        "Most queues that these may have together, those with names not counted; more are refused with "
-        "`too_many_queues`.",
+        "Most queues that these may have together, and most queues with names that one principal may have made in a "
+        "shard; more are refused with `too_many_queues`.",
         range=(0, 2**40),
         hazard="Queues cost once they are used.",
     )

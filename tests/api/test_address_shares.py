@@ -25,6 +25,8 @@ from .calls import Answer, Api, pack
 #: Of 200 things an address may have two.
 ADDRESSES = (f"127.0.1.{number}" for number in itertools.count(1))
 LIMITS = dict.fromkeys(("max_topics", "max_groups", "max_waiters", "max_push_streams", "max_producers"), 200)
+#: And of queues 100 and 10.
+LIMITS |= {"max_queues": 10_000, "max_named_queues": 1_000}
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +51,14 @@ def neighbour(node: NodeProcess) -> Api:
     return Api(node.url, next(ADDRESSES))
 
 
-def refused(answer: Answer, code: str, limits: str, limit: int = 2) -> None:
+def refused(answer: Answer, code: str, limits: str, limit: int = 2, *, has: int | None = None) -> None:
     assert (answer.status, answer.code) == (503 if code == "unavailable" else 429, code), answer.body
     message = answer.error["message"]
     assert (answer.error["setting"], answer.error["limit"]) == ("address_share_percent", limit)
-    assert f"your address has {limit} " in message and f"(address_share_percent of {limits})" in message
+    assert (
+        f"your address has {limit if has is None else has} " in message
+        and f"(address_share_percent of {limits})" in message
+    )
     assert "; " in message, "it says what helps"
 
 
@@ -183,24 +188,90 @@ async def hold_streams(node: NodeProcess, taker: Api, neighbour: Api) -> None:
             each.close()
 
 
+def test_queues_of_topics(node: NodeProcess, taker: Api, neighbour: Api) -> None:
+    def put(who: Api, topic: str, queues: int) -> Answer:
+        return who.call("PUT", f"/v1/topics/{topic}", {"queues": queues})
+
+    def grow(who: Api, topic: str, queues: int) -> Answer:
+        return who.call("PUT", f"/v1/topics/{topic}/queues", {"queues": queues})
+
+    assert put(taker, "many", 60).status == 201
+    assert put(taker, "many", 60).status == 200, "the same again is the same topic"
+    answer = put(taker, "more", 41)
+    assert (answer.status, answer.code, answer.error["limit"]) == (429, "too_many_queues", 100)
+    assert "your address has 60 queues of topics" in answer.error["message"]
+    assert "(address_share_percent of max_queues)" in answer.error["message"]
+    assert grow(taker, "many", 90).status == 200
+    assert put(neighbour, "theirs", 80).status == 201
+    assert grow(taker, "theirs", 91).code == "too_many_queues", "what it gives to others' topics counts too"
+    assert grow(taker, "theirs", 90).status == 200
+    assert grow(taker, "theirs", 90).status == 200, "it has them"
+    assert grow(neighbour, "theirs", 110).status == 200
+    neighbour.call("DELETE", "/v1/topics/many", status=204)
+    assert grow(taker, "theirs", 200).status == 200
+    answer = grow(Api(node.url, next(ADDRESSES)), "theirs", 10_001)
+    assert (answer.status, answer.code) == (429, "too_many_queues")
+    assert (answer.error["setting"], answer.error["limit"]) == ("max_queues", 10_000), "all are counted first"
+    for topic in ("more", "theirs"):
+        neighbour.call("DELETE", f"/v1/topics/{topic}")
+
+
+def test_queues_with_names(node: NodeProcess, taker: Api, neighbour: Api) -> None:
+    def put(who: Api, *names: str) -> Answer:
+        messages = [{"body": "x", "queue": name} for name in names]
+        return who.call("POST", "/v1/topics/names/messages", {"messages": messages})
+
+    def declare(who: Api, name: str) -> Answer:
+        return who.call("PUT", f"/v1/topics/names/queues/{name}")
+
+    neighbour.call("PUT", "/v1/topics/names", {"queues": "named"}, status=201)
+    assert put(taker, *"abcdefgh").status == 200
+    assert put(taker, *"abcdefgh").status == 200, "they are there"
+    refused(put(taker, "a", "i", "j", "k"), "too_many_queues", "max_named_queues", 10, has=8)
+    assert declare(taker, "i").status == 201
+    later = {"messages": [{"body": "x", "queue": "j", "delay_ms": 3_600_000}]}
+    assert taker.call("POST", "/v1/topics/names/messages", later).status == 200
+    refused(declare(taker, "k"), "too_many_queues", "max_named_queues", 10)
+    refused(put(taker, "k"), "too_many_queues", "max_named_queues", 10)
+    assert put(neighbour, "k").status == 200
+    assert put(taker, "k").status == 200, "of others' queues it may use all"
+    neighbour.call("DELETE", "/v1/topics/names/queues/a", status=204)
+    assert put(taker, "l").status == 200
+    refused(put(taker, "m"), "too_many_queues", "max_named_queues", 10)
+    neighbour.call("DELETE", "/v1/topics/names", status=204)
+    neighbour.call("PUT", "/v1/topics/names", {"queues": "named"}, status=201)
+    eventually(lambda: put(taker, *"abcdefghij").status == 200, "those of a topic that is gone count no longer")
+    refused(put(taker, "k"), "too_many_queues", "max_named_queues", 10)
+    full = [Api(node.url, next(ADDRESSES)) for _ in range(99)]
+    assert {put(who, *(f"{at}-{n}" for n in range(10))).status for at, who in enumerate(full)} == {200}
+    answer = put(Api(node.url, next(ADDRESSES)), "one more")
+    assert (answer.status, answer.code) == (429, "too_many_queues")
+    assert (answer.error["setting"], answer.error["limit"]) == ("max_named_queues", 1_000)
+    neighbour.call("DELETE", "/v1/topics/names", status=204)
+
+
 def topics(*ids: int) -> Sequence[Any]:
-    return [SimpleNamespace(id=id) for id in ids]
+    return [SimpleNamespace(id=id, named=False, queues=3) for id in ids]
 
 
 def test_what_is_remembered_of_topics_is_no_more_than_there_are_and_addresses_go_with_their_last() -> None:
     limits = AddressLimits(NodeConfig(data=Path("unused"), address_share_percent=50))
-    shares = TopicShares(limits, most=10)
+    shares = TopicShares(limits, most=10, most_queues=1_000)
     for number in range(1_000):
-        shares.check(f"10.0.{number}", topics(number - 1))
+        shares.check(f"10.0.{number}", 3, topics(number - 1))
         shares.made(f"10.0.{number}", topics(number)[0])
-        assert sum(map(len, shares._made.values())) <= 22
+        assert sum(len(own) for kept in (shares._made, shares._queues) for own in kept.values()) <= 22
     for number in range(5):
-        shares.check("10.1", topics(*range(number)))
+        shares.check("10.1", 3, topics(*range(number)))
         shares.made("10.1", topics(number)[0])
     with pytest.raises(TooManyTopics, match="your address has 5 topics, made by this node"):
-        shares.check("10.1", topics(*range(5)))
-    shares.check("10.1", topics(*range(1, 5)))
-    shares.check(None, topics(*range(5)))
+        shares.check("10.1", 3, topics(*range(5)))
+    shares.check("10.1", 3, topics(*range(1, 5)))
+    shares.check(None, 3, topics(*range(5)))
+    before, after = topics(7)[0], SimpleNamespace(id=7, named=False, queues=4)
+    for number in range(1_000):
+        shares.grew(f"10.2.{number}", before, after)
+        assert sum(len(own) for kept in (shares._made, shares._queues) for own in kept.values()) <= 22
 
 
 def test_nobody_in_particular_is_counted_nowhere() -> None:

@@ -9,11 +9,12 @@ import pytest
 
 from lsmq.errors import DocumentsFull, TooManyTransactions
 from lsmq_node.broker import Broker
+from lsmq_node.broker.address_limits import AddressLimits
+from lsmq_node.config import NodeConfig
 from lsmq_node.groups.group import CoordinatedGroup
 from lsmq_node.machines import HOUR_S
-from lsmq_node.transactions import shares
 from lsmq_node.transactions.records import BookChange, TransactionRecord, TransactionState
-from lsmq_node.transactions.shares import AddressShares
+from lsmq_node.transactions.shares import SHARED, AddressShares
 from support.waiting import comes_true
 
 from .in_process import Session, node_of, with_node
@@ -209,9 +210,9 @@ def transaction(id: str, size_bytes: int, state: TransactionState = TransactionS
     return TransactionRecord("g", id, "m", "", "", "", 0, 1, 1, 1, state=state.value, size_bytes=size_bytes)
 
 
-def test_one_address_holds_its_share_of_open_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares, "MAX_UNFINISHED", 2)
-    held = AddressShares(100)
+def test_one_address_holds_its_share_of_open_transactions() -> None:
+    limits = AddressLimits(NodeConfig(data=Path("unused"), address_share_percent=50))
+    held = AddressShares(limits.share(4, SHARED), 100)
 
     def begin(id: str, size_bytes: int, client: str = "a") -> None:
         held.check(("g", id), client, size_bytes)
@@ -222,7 +223,7 @@ def test_one_address_holds_its_share_of_open_transactions(monkeypatch: pytest.Mo
     with pytest.raises(DocumentsFull):
         held.check(("g", "2"), "a", 41)
     begin("2", 40)
-    with pytest.raises(TooManyTransactions):
+    with pytest.raises(TooManyTransactions, match=r"your address has 2 .* its share is 2 \(address_share_percent of"):
         held.check(("g", "3"), "a", 0)
     begin("3", 100, "b")
     held.follow(
@@ -230,7 +231,7 @@ def test_one_address_holds_its_share_of_open_transactions(monkeypatch: pytest.Mo
     )
     begin("4", 100)
     held.follow(BookChange(transactions={("g", "3"): None, ("g", "4"): None}))
-    assert not held._owner and not held._bytes and not held._count
+    assert not held._owner and not held._bytes and not held._share._counts
 
 
 def test_a_client_with_open_transactions_leaves_room_for_others(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from lsmq.errors import DiskFull, InvalidQueueName, InvalidRequest, OffsetOutOfR
 from lsmq.queue_names import queue_slot, queue_slots
 from lsmq.record_batch import BatchBuilder, Column, RecordBatch
 from lsmq_lab.world.drive import Drive
-from lsmq_node.storage import Appended, NamesBehind, ShardStore, Slots, TopicNames, TopicOptions, recent_names
+from lsmq_node.storage import Accounts, Appended, NamesBehind, ShardStore, Slots, TopicNames, TopicOptions, recent_names
 from lsmq_node.storage import name_listing as listings
 from lsmq_node.storage import topic_names as names_module
 from lsmq_node.storage.name_log import NameChange, NameChanges, decode, encode, offsets_of, with_offsets
@@ -42,6 +42,7 @@ NAMES = [
     "y" * 255,
 ]
 picks = st.lists(st.sampled_from(NAMES), min_size=1, max_size=6)
+makers = st.sampled_from([(), ("one", "both"), ("two", "both"), ("two",)])
 
 
 def pack(items: list[tuple[str, bytes]], **producer: int) -> tuple[bytes, RecordBatch]:
@@ -58,8 +59,11 @@ def current(names: TopicNames) -> TopicNames:
     return names
 
 
-def put(store: ShardStore, topic_id: int, *items: tuple[str, bytes], **producer: int) -> tuple[Appended, list[int]]:
-    appended, numbers = current(store.names(topic_id)).append(*pack(list(items), **producer), ALL)
+def put(
+    store: ShardStore, topic_id: int, *items: tuple[str, bytes], by: Accounts = (), **producer: int
+) -> tuple[Appended, list[int]]:
+    names = current(store.names(topic_id))
+    appended, numbers = names.append(*pack(list(items), **producer), ALL, admit=lambda count: by)
     return appended, numbers.tolist()
 
 
@@ -69,7 +73,8 @@ def bodies(store: ShardStore, topic_id: int, name: str) -> list[bytes]:
 
 
 class NamesMachine(RuleBasedStateMachine):
-    """``model``: by name what can be read and how long the queue is. ``line`` is what was put in line since."""
+    """``model``: by name what can be read and how long the queue is. ``line`` is what was put in line since, and whom
+    queues count for that it makes; ``makers`` whom those count for that are there."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +82,8 @@ class NamesMachine(RuleBasedStateMachine):
         self.path = Path(self.directory.name) / "shard"
         self.disk, self.clock = Drive(Path(self.directory.name)), SimClock()
         self.model: dict[str, list[bytes]] = {}
-        self.line: list[Any] = []
+        self.line: list[tuple[Any, Accounts]] = []
+        self.makers: dict[str, Accounts] = {}
         self.serial = 0
         self.store = open_stepped(self.path, tiny(), self.disk, self.clock)
         self.id = self.store.create_topic("t", 4096, TopicOptions(named=True)).id
@@ -86,33 +92,33 @@ class NamesMachine(RuleBasedStateMachine):
     def names(self) -> TopicNames:
         return current(self.store.names(self.id))
 
-    @rule(names=picks)
-    def send(self, names: list[str]) -> None:
+    @rule(names=picks, by=makers)
+    def send(self, names: list[str], by: Accounts) -> None:
         items = []
         for name in names:
             self.serial += 1
             items.append((name, b"%d" % self.serial))
-        put(self.store, self.id, *items)
+        put(self.store, self.id, *items, by=by)
 
         def happen(model: dict[str, list[bytes]]) -> None:
             for name, body in items:
                 model.setdefault(name, []).append(body)
 
-        self.line.append(happen)
+        self.line.append((happen, by))
 
-    @rule(names=picks)
-    def declare(self, names: list[str]) -> None:
-        self.names.declare(names, ALL)
-        self.line.append(lambda model: [model.setdefault(name, []) for name in names])
+    @rule(names=picks, by=makers)
+    def declare(self, names: list[str], by: Accounts) -> None:
+        self.names.declare(names, ALL, lambda count: by)
+        self.line.append((lambda model: [model.setdefault(name, []) for name in names], by))
 
     @rule(names=picks)
     def delete(self, names: list[str]) -> None:
         expected = dict(self.model)
-        for happen in self.line:
+        for happen, _ in self.line:
             happen(expected := {name: list(found) for name, found in expected.items()})
         _, gone = self.names.delete(names)
         assert set(gone) == set(names) & expected.keys()
-        self.line.append(lambda model: [model.pop(name, None) for name in names])
+        self.line.append((lambda model: [model.pop(name, None) for name in names], ()))
 
     @rule()
     def forget_all_that_are_empty(self) -> None:
@@ -121,13 +127,20 @@ class NamesMachine(RuleBasedStateMachine):
         if appended is not None:
             self.store.wait(appended)
         self.model = {name: found for name, found in self.model.items() if found}
+        self._makers_are_of_those_there({}, ())
 
     @rule()
     def commit(self) -> None:
         self.store.commit()
-        for happen in self.line:
+        for happen, by in self.line:
+            before = dict(self.model)
             happen(self.model)
+            self._makers_are_of_those_there(before, by)
         self.line = []
+
+    def _makers_are_of_those_there(self, before: dict[str, Any], by: Accounts) -> None:
+        self.makers |= dict.fromkeys(self.model.keys() - before.keys() - self.makers.keys(), by)
+        self.makers = {name: made_by for name, made_by in self.makers.items() if name in self.model}
 
     @rule()
     def the_disk_is_full(self) -> None:
@@ -163,6 +176,7 @@ class NamesMachine(RuleBasedStateMachine):
         self.disk = survivor
         self.store = open_stepped(self.path, tiny(), self.disk, self.clock)
         self.line = []
+        self.makers = dict.fromkeys(self.model, ())
 
     @rule()
     def look(self) -> None:
@@ -174,6 +188,10 @@ class NamesMachine(RuleBasedStateMachine):
         assert len(set(numbers)) == len(numbers) == names.count
         assert set(names.names(np.array(numbers, np.uint32))) == self.model.keys()
         assert {name: bodies(self.store, self.id, name) for name in self.model} == self.model
+        for account in ("one", "two", "both"):
+            made = sum(account in made_by for made_by in self.makers.values())
+            assert self.store.named.makers.count(account) == made
+        assert names.count_to_come == self.store.named.count() == names.count
         listed = self.store.named.listing(self.id).page(b"", b"", 1000)
         assert [raw.decode() for raw, _ in listed] == sorted(self.model)
         for raw, number in listed:
@@ -197,6 +215,43 @@ def store(tmp_path: Path) -> Any:
 
 def named(store: ShardStore) -> int:
     return store.create_topic("t", 4096, TopicOptions(named=True)).id
+
+
+def test_whoever_is_not_admitted_makes_nothing_and_queues_of_a_topic_that_is_gone_count_for_nobody(
+    store: ShardStore,
+) -> None:
+    first, counts = named(store), store.named.makers
+    asked: list[int] = []
+
+    def admit(count: int) -> Accounts:
+        asked.append(count)
+        if len(asked) > 1:
+            raise TooManyQueues("no more")
+        return ("one",)
+
+    names = current(store.names(first))
+    names.append(*pack([("a", b"1"), ("b", b"2"), ("a", b"3")]), ALL, admit=admit)
+    names.append(*pack([("a", b"4"), ("b", b"5")]), ALL, admit=admit)
+    with pytest.raises(TooManyQueues):
+        names.append(*pack([("a", b"6"), ("c", b"7")]), ALL, admit=admit)
+    with pytest.raises(TooManyQueues):
+        names.declare(("c", "d"), ALL, admit)
+    store.commit()
+    assert asked == [2, 1, 2]
+    assert bodies(store, first, "a") == [b"1", b"3", b"4"]
+    assert (counts.count("one"), store.named.count()) == (2, 2)
+
+    second = store.create_topic("u", 4096, TopicOptions(named=True)).id
+    put(store, second, *((f"n{at}", b"x") for at in range(3)), by=("one", "two"))
+    store.commit()
+    assert (counts.count("one"), counts.count("two"), store.named.count()) == (5, 3, 5)
+    store.delete_topic("t")
+    assert store.named.count() == 3
+    store.named.forget_gone()
+    assert (counts.count("one"), counts.count("two")) == (3, 3)
+    store.wait(current(store.names(second)).delete(["n0", "n1", "n2"])[0])
+    current(store.names(second))
+    assert not counts._counts and not counts._makers, "a count of nothing is not kept"
 
 
 def test_a_number_is_given_again_and_its_offsets_go_on(store: ShardStore) -> None:

@@ -115,7 +115,7 @@ def _check_may_move(call: Call, options: dict[str, Any]) -> None:
     "/v1/topics/{topic}/queues",
     Content("It has them, durably.", schemas.TOPIC),
     request=Content("How many it is to have.", schemas.GROW_TOPIC),
-    errors=(UnknownTopic,),
+    errors=(UnknownTopic, TooManyQueues),
 )
 async def grow_topic(call: Call) -> web.StreamResponse:
     """Give a topic more queues."""
@@ -128,7 +128,7 @@ async def grow_topic(call: Call) -> web.StreamResponse:
     "/v1/topics/{topic}/spread",
     Content("It is spread, durably.", schemas.TOPIC),
     request=Content("What becomes of keys.", schemas.SPREAD_TOPIC),
-    errors=(UnknownTopic,),
+    errors=(UnknownTopic, TooManyQueues),
 )
 async def spread_topic(call: Call) -> web.StreamResponse:
     """Have a topic use shards that came after it.

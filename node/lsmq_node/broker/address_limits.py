@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
-from lsmq.errors import LsmqError, TooManyTopics
+from lsmq.errors import LsmqError, TooManyQueues, TooManyTopics
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import StoredTopic
 
@@ -95,33 +95,67 @@ class AddressShare:
 
 
 class TopicShares:
-    """Which topics an address made by this node, of those that there are still. Bounded by the topics there are."""
+    """Which topics an address made by this node, of those that there are still, and how many numbered queues it gave to
+    any. Bounded by the topics there may be: of addresses beyond that nothing is remembered. Loop thread only."""
 
-    def __init__(self, limits: AddressLimits, most: int) -> None:
-        thing = SharedThing(
-            TooManyTopics, "topics, made by this node", "max_topics", "delete some, give a topic more queues"
-        )
-        self._share = limits.share(most, thing)
+    def __init__(self, limits: AddressLimits, most: int, most_queues: int) -> None:
+        """There may be so many topics, and so many queues of all topics together."""
+        remedy = "delete some, give a topic more queues"
+        topics = SharedThing(TooManyTopics, "topics, made by this node", "max_topics", remedy)
+        remedy = "delete topics, make them with fewer queues"
+        queues = SharedThing(TooManyQueues, "queues of topics, made by this node", "max_queues", remedy)
+        self._topic_share, self._queue_share = limits.share(most, topics), limits.share(most_queues, queues)
         self._most = most
-        self._made: dict[str, set[int]] = {}
-        self._count = 0
+        self._made: dict[str, set[int]] = {}  # topics, by address
+        self._queues: dict[str, dict[int, int]] = {}  # by address: by topic
+        self._count = 0  # of what both have
 
-    def check(self, address: str | None, known: Sequence[StoredTopic]) -> None:
-        """Whether it may make one more beside those that are ``known``. Raises ``TooManyTopics``."""
-        if address is not None and len(self._made.get(address, ())) >= self._share.limit:
+    def check(self, address: str | None, queues: int, known: Sequence[StoredTopic]) -> None:
+        """Whether it may make one more, of so many queues with numbers, beside those that are ``known``.
+
+        Raises ``TooManyTopics``, ``TooManyQueues``.
+        """
+        if address is not None and len(self._made.get(address, ())) >= self._topic_share.limit:
             self._forget_gone(known)
-            if (count := len(self._made.get(address, ()))) >= self._share.limit:
-                raise self._share.refusal(count)
-        elif self._count > 2 * self._most:
+            if (count := len(self._made.get(address, ()))) >= self._topic_share.limit:
+                raise self._topic_share.refusal(count)
+        self.check_growth(address, queues, known)
+
+    def check_growth(self, address: str | None, queues: int, known: Sequence[StoredTopic]) -> None:
+        """Whether it may give a topic so many more. Raises ``TooManyQueues``."""
+        if self._count > 2 * self._most:
             self._forget_gone(known)
+        if address is not None and self._has(address) + queues > self._queue_share.limit:
+            self._forget_gone(known)
+            if (count := self._has(address)) + queues > self._queue_share.limit:
+                raise self._queue_share.refusal(count)
 
     def made(self, address: str | None, topic: StoredTopic) -> None:
-        if address is not None:
+        """It made the topic."""
+        if address is not None and self._count <= 2 * self._most:
             self._made.setdefault(address, set()).add(topic.id)
             self._count += 1
+        self._gave(address, topic.id, 0 if topic.named else topic.queues)
+
+    def grew(self, address: str | None, before: StoredTopic, after: StoredTopic) -> None:
+        """It gave a topic more queues with numbers."""
+        if before.id == after.id:
+            self._gave(address, after.id, after.queues - before.queues)
+
+    def _gave(self, address: str | None, topic_id: int, queues: int) -> None:
+        if address is None or not queues or self._count > 2 * self._most:
+            return
+        own = self._queues.setdefault(address, {})
+        self._count += topic_id not in own
+        own[topic_id] = own.get(topic_id, 0) + queues
+
+    def _has(self, address: str) -> int:
+        return sum(self._queues.get(address, {}).values())
 
     def _forget_gone(self, known: Sequence[StoredTopic]) -> None:
         there = {topic.id for topic in known}
-        left = {address: own & there for address, own in self._made.items()}
-        self._made = {address: own for address, own in left.items() if own}
-        self._count = sum(map(len, self._made.values()))
+        made = {address: own & there for address, own in self._made.items()}
+        self._made = {address: own for address, own in made.items() if own}
+        gave = {address: {id: own[id] for id in own.keys() & there} for address, own in self._queues.items()}
+        self._queues = {address: own for address, own in gave.items() if own}
+        self._count = sum(map(len, self._made.values())) + sum(map(len, self._queues.values()))

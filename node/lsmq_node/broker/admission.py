@@ -22,6 +22,7 @@ from lsmq.errors import (
     MessageTooLarge,
     ShuttingDown,
     TooManyMessages,
+    TooManyQueues,
     TooManyTopics,
     UnknownQueue,
 )
@@ -77,7 +78,7 @@ class Admission:
     # Topics and queues
 
     def create_topic(self, name: str, queues: int, options: TopicOptions, known: Sequence[StoredTopic]) -> None:
-        """Raises ``TooManyTopics``, ``InvalidRequest``, ``ShuttingDown``."""
+        """Raises ``TooManyTopics``, ``TooManyQueues``, ``InvalidRequest``, ``ShuttingDown``."""
         self.write()
         self.topic_options(queues, options)
         if options.named and self._topology.shard_count > MAX_RANGES:
@@ -92,6 +93,20 @@ class Admission:
                 f"there are {len(known)} topics, the limit is {self._config.max_topics} (max_topics); delete some, or "
                 "give a topic more queues",
                 limit=self._config.max_topics,
+            )
+        if not options.named and not any(topic.name == name for topic in known):
+            self.more_queues(queues, known)
+
+    def more_queues(self, queues: int, known: Sequence[StoredTopic]) -> None:
+        """Whether there may be so many more beside those of all topics. Raises ``TooManyQueues``."""
+        there, limit = sum(topic.queues for topic in known if not topic.named), self._config.max_queues
+        if there + queues > limit:
+            raise TooManyQueues(
+                f"all topics together have {there} queues, and {queues} more are over the limit of {limit} "
+                "(max_queues); delete topics, make them with fewer queues, or raise it",
+                setting="max_queues",
+                limit=limit,
+                sent=False,
             )
 
     def queues_of_topic(self, topic: StoredTopic, queues: int) -> None:

@@ -45,7 +45,7 @@ class Limited(StrEnum):
     OPEN_REQUESTS = "open_requests"  # not answered yet: long polls and streams among them
     CONNECTIONS = "connections"
     TOPICS = "topics"
-    QUEUES = "queues"  # of topics with numbered queues
+    QUEUES = "queues"  # of topics with numbered queues; and with names, in a shard
     GROUPS = "groups"  # of consumers
     TRANSACTIONS = "transactions"  # open, or not delivered
     PRODUCERS = "producers"  # idempotent ones that begin
@@ -298,7 +298,7 @@ _REFUSALS: Final[Mapping[Limited, tuple[type[LsmqError], str, str]]] = MappingPr
         ),
         Limited.CONNECTIONS: (TooManyConnections, "connections to this node", "use fewer, for many requests each"),
         Limited.TOPICS: (TooManyTopics, "topics", "delete some, give a topic more queues"),
-        Limited.QUEUES: (TooManyQueues, "queues", "delete topics, use topics with named queues"),
+        Limited.QUEUES: (TooManyQueues, "queues", "delete some"),
         Limited.GROUPS: (TooManyGroups, "groups in this shard", "delete groups that nobody uses"),
         Limited.TRANSACTIONS: (
             TooManyTransactions,

@@ -35,7 +35,7 @@ from lsmq_node.storage import (
 )
 from lsmq_node.workers import Workers
 
-from .address_limits import TopicShares
+from .address_limits import TopicShares, asked_from
 from .admission import Admission, column_of
 from .allowances import NOBODY, Allowances, Maker
 from .arrivals import ArrivalReads
@@ -44,6 +44,7 @@ from .catalog import stays_on_shards
 from .fetched import Fetched
 from .forwarding import Forwarder
 from .letter_targets import check_moving
+from .name_admission import NameAdmission
 from .own_options import OwnOptions
 from .pacing import LimitPace
 from .placement import queue_ranges, shard_of, split_by_shard
@@ -106,7 +107,8 @@ class Broker:
         self.request_pace = LimitPace("requests", "address_requests_per_s")
         self.byte_pace = LimitPace("bytes", "address_bytes_per_s")
         self.allowances = Allowances(config)
-        self.topic_shares = TopicShares(self.allowances.addresses, config.max_topics)
+        self.topic_shares = TopicShares(self.allowances.addresses, config.max_topics, config.max_queues)
+        self.name_admission = NameAdmission(config, self.allowances)
         waiters.share = self.allowances.addresses.share(config.max_waiters, SHARED_WAITERS)
         self.writes_delayed = 0
         self.sendfile_bytes = 0  # counted by who sends
@@ -117,7 +119,7 @@ class Broker:
         self.reads = Reads(config, topology, waiters)
         self.names = self.reads.names
         self.own_options = OwnOptions(topology, self.names, self.admission)
-        self.queue_lists = QueueLists(topology, self.names, self.own_options, self.admission)
+        self.queue_lists = QueueLists(topology, self.names, self.own_options, self.admission, self.name_admission)
         self.top_queues = QueueRanks(topology, self.names)
         self.arrivals = ArrivalReads(topology, self.names, self.admission)
         self._next_queue: dict[int, int] = {}
@@ -175,7 +177,7 @@ class Broker:
     ) -> tuple[StoredTopic, bool]:
         """The topic, durable, and whether this call made it; ``by`` somebody who may have limits.
 
-        Raises ``TopicExists``, ``InvalidTopicName``, and what admission raises.
+        Raises ``TopicExists``, ``InvalidTopicName``, ``TooManyQueues``, and what admission raises.
         """
 
         def admit(known: Sequence[StoredTopic]) -> TopicOptions:
@@ -184,7 +186,7 @@ class Broker:
             there = next((topic for topic in known if topic.name == name), None)
             made_by = by.principal if there is None else there.options.made_by
             if there is None:
-                self.topic_shares.check(by.address, known)
+                self.topic_shares.check(by.address, 0 if options.named else queues, known)
             if there is None and by.principal is not None:
                 made_by = self.allowances.make_topic(by.principal, 0 if options.named else queues, known)
             return replace(options, made_by=made_by)
@@ -196,30 +198,41 @@ class Broker:
         return topic, is_new
 
     async def grow_topic(self, name: str, queues: int) -> StoredTopic:
-        """Give the topic more queues, durably. Raises ``UnknownTopic``, ``InvalidRequest`` where it has more."""
+        """Give the topic more queues, durably. Raises ``UnknownTopic``, ``TooManyQueues``, ``InvalidRequest``."""
         self.admission.write()
-        made_by = (await self.topology.topics.by_name(name)).options.made_by
-        if made_by is None:
-            return await self.topology.topics.grow(name, queues)
+        before = await self.topology.topics.by_name(name)
 
         def check(topic: StoredTopic, known: Sequence[StoredTopic]) -> None:
-            self.allowances.grow_topic(made_by, queues, [each for each in known if each.id != topic.id])
+            self._check_growth(topic, queues, known)
 
-        return await self.topology.topics.grow(name, queues, check)
+        topic = await self.topology.topics.grow(name, queues, check)
+        self.topic_shares.grew(asked_from.get(), before, topic)
+        return topic
+
+    def _check_growth(self, topic: StoredTopic, queues: int, known: Sequence[StoredTopic]) -> None:
+        """Whether a topic may have so many queues, beside all that are ``known``. Raises ``TooManyQueues``."""
+        if topic.named or (more := queues - topic.queues) <= 0:
+            return
+        self.admission.more_queues(more, known)
+        self.topic_shares.check_growth(asked_from.get(), more, known)
+        if topic.options.made_by is not None:
+            others = [each for each in known if each.id != topic.id]
+            self.allowances.grow_topic(topic.options.made_by, queues, others)
 
     async def spread_topic(self, name: str, keys: KeysAtSpread = KeysAtSpread.STAY) -> StoredTopic:
-        """Give the topic queues on shards that came after it, durably. Raises ``UnknownTopic``, ``InvalidRequest``."""
+        """Give the topic queues on shards that came after it, durably. Raises as :meth:`grow_topic`."""
         self.admission.write()
 
         def check(topic: StoredTopic, queues: int, known: Sequence[StoredTopic]) -> None:
             if topic.named:
                 raise stays_on_shards(topic)
             self.admission.queues_of_topic(topic, queues)
-            if topic.options.made_by is not None and queues > topic.queues:
-                others = [each for each in known if each.id != topic.id]
-                self.allowances.grow_topic(topic.options.made_by, queues, others)
+            self._check_growth(topic, queues, known)
 
-        return await self.topology.topics.spread(name, keys, check)
+        before = await self.topology.topics.by_name(name)
+        topic = await self.topology.topics.spread(name, keys, check)
+        self.topic_shares.grew(asked_from.get(), before, topic)
+        return topic
 
     async def alter_topic(self, name: str, changes: Mapping[str, Any]) -> StoredTopic:
         """Change options of the topic, durably; None takes one away. Raises ``UnknownTopic``, ``InvalidRequest``."""
@@ -373,10 +386,15 @@ class Broker:
         topic = request.topic
         count_messages(sum(batch.record_count for _, batch in request.batches))
         ack = Ack(topic.options.ack) if request.ack is None else request.ack
-        results = []
+        results: list[tuple[Appended, NDArray[np.uint32]]] = []
         waits = []
         for (shard, batch), joined in zip(request.batches, request.names, strict=True):
-            port, appended, numbers = await self._append_named(request, ack, shard, joined, batch)
+            try:
+                port, appended, numbers = await self._append_named(request, ack, shard, joined, batch)
+            except LsmqError as refusal:
+                if results:
+                    refusal.details["sent"] = True
+                raise
             results.append((appended, numbers))
             waits.append(port.wait(appended, ack))
         await _all(waits)
@@ -392,7 +410,8 @@ class Broker:
             begin = self._admit_producers([(port, batch)])
             try:
                 slots = self.names.slots(topic, shard)
-                found = port.store.names(topic.id).append(joined, batch, slots, flush=request.flush)
+                names, admit = port.store.names(topic.id), self.name_admission.of(port.store)
+                found = names.append(joined, batch, slots, flush=request.flush, admit=admit)
                 self.allowances.began_producers(begin)
                 return port, *found
             except NamesBehind:

@@ -1,5 +1,6 @@
 """What the leader of a shard does for the names of queues by itself: it forgets queues that have been empty for long,
-and writes the log of names anew when most of it is dead.
+writes the log of names anew when most of it is dead, and
+sees that queues of topics that are gone count for nobody.
 
 How long a queue has been empty is counted here, from when it was first seen so: after a restart or a failover anew. So
 a queue may stay longer than ``forget_empty_ms`` says, and never less. One that has options of its own stays.
@@ -71,6 +72,8 @@ class NameCleaner:
             topics = [topic for topic in self._broker.topology.topics.all() if topic.named]
             live = {topic.id for topic in topics}
             self._seen = {key: seen for key, seen in self._seen.items() if key[1] in live}
+            for port in self._broker.topology.ports():
+                port.store.named.forget_gone()
             for topic in topics:
                 for part in self._broker.ranges(topic):
                     if self._broker.topology.leadership(part.shard).here:

@@ -13,6 +13,7 @@ from lsmq_node.storage import NamesBehind, StoredTopic
 
 from .admission import Admission
 from .leader_calls import LeaderCalls
+from .name_admission import NameAdmission
 from .names import BrokerNames, unknown_queue
 from .own_options import OwnOptions
 from .placement import queue_ranges
@@ -31,11 +32,19 @@ QueueRow = tuple[str, int, int, int]
 class QueueLists:
     """Loop thread only."""
 
-    def __init__(self, topology: Topology, names: BrokerNames, own_options: OwnOptions, admission: Admission) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        names: BrokerNames,
+        own_options: OwnOptions,
+        admission: Admission,
+        name_admission: NameAdmission,
+    ) -> None:
         self._topology = topology
         self._names = names
         self._own_options = own_options
         self._admission = admission
+        self._name_admission = name_admission
         self._leaders = LeaderCalls(topology, OPERATION, self._own_page, _ASK_TIMEOUT_S)
 
     async def page(self, topic: StoredTopic, prefix: str, after: str, limit: int) -> list[QueueRow]:
@@ -84,7 +93,8 @@ class QueueLists:
             names = port.store.names(topic.id)
             try:
                 made = int(names.find((name,))[0]) < 0
-                appended = names.declare((name,), self._names.slots(topic, port.number))
+                slots, admit = self._names.slots(topic, port.number), self._name_admission.of(port.store)
+                appended = names.declare((name,), slots, admit)
             except NamesBehind:
                 await self._names.current(port, topic)
                 continue

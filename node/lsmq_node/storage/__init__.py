@@ -13,6 +13,7 @@ from .known_names import NamesBehind
 from .line import Appended
 from .lock import DirectoryLock
 from .moments import Moment
+from .name_makers import Accounts
 from .options import FlushMode, StoreOptions
 from .queue_store import QueueStore
 from .reader import Slice
@@ -22,12 +23,14 @@ from .shard_store import ShardStore
 from .state import StoredTopic, check_topic_name
 from .stats import StoreStats
 from .topic_flow import Flow, TopicFlow
-from .topic_names import Slots, TopicNames
+from .topic_names import AdmitNames, Slots, TopicNames
 from .topic_options import TopicOptions
 
 __all__ = [
     "HAND",
     "END",
+    "Accounts",
+    "AdmitNames",
     "Appended",
     "Collector",
     "Committed",

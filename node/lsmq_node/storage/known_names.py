@@ -16,6 +16,7 @@ from lsmq.record_batch import Column
 from .columns import DTYPES, I64, U8, U32, decode_column
 from .line import Appended, Line, Round
 from .name_log import U16, NameChange, NameChanges, decode, offsets_of
+from .name_makers import NameMakers, TopicMakers
 from .name_table import NO_SLOT, NameTable
 from .number_source import NumberSource
 from .options import StoreOptions
@@ -49,7 +50,15 @@ class InLine:
 class KnownNames:
     """Thread-safe. :meth:`refresh` reads the disk; all else looks at memory."""
 
-    def __init__(self, topic_id: int, state: ShardState, line: Line, queries: Queries, options: StoreOptions) -> None:
+    def __init__(
+        self,
+        topic_id: int,
+        state: ShardState,
+        line: Line,
+        queries: Queries,
+        options: StoreOptions,
+        makers: NameMakers,
+    ) -> None:
         self._id = topic_id
         self._state = state
         self._line = line
@@ -64,6 +73,7 @@ class KnownNames:
         self._forgetting: set[int] = set()  # numbers whose names are to go
         self._numbers = NumberSource()
         self._recent = RecentNames()
+        self._made = TopicMakers(makers)
 
     # -- being up to date --------------------------------------------------------------------------------
 
@@ -91,6 +101,16 @@ class KnownNames:
     def count(self) -> int:
         """Names there are."""
         return self._table.count
+
+    @property
+    def count_to_come(self) -> int:
+        """Names there are, and those in line."""
+        return self._table.count + len(self._putting)
+
+    def forget_makers(self) -> None:
+        """The topic is gone: its queues count for nobody."""
+        with self._lock:
+            self._made.all_gone()
 
     @property
     def size_bytes(self) -> int:
@@ -124,6 +144,7 @@ class KnownNames:
             self._table, self._position = table, position
             self._numbers.forget()
             self._recent.restart(position)
+            self._made.all_gone()
 
     def _read_on(self, position: int, end: int, table: NameTable) -> None:
         for changes, reached in self._read(position, end):
@@ -131,7 +152,7 @@ class KnownNames:
                 if self._table is not table or self._position > reached:
                     return
                 if changes is not None:
-                    self._recent.note(self._position, _take_in(table, changes))
+                    self._take_in(changes)
                 self._position = reached
                 self._numbers.forget()
 
@@ -178,17 +199,24 @@ class KnownNames:
             lost = 0  # others have written there since
         if len(waiting) > lost:
             while len(waiting) > lost:
-                waiting.pop()
+                item = waiting.pop()
+                if item.names:
+                    self._made.gone(item.changes.numbers)
             self._look_at_the_line()
         return round_, committed, end
 
     def _landed(self, item: InLine) -> None:
         changes = item.changes
-        self._recent.note(self._position, _take_in(self._table, changes))
+        self._take_in(changes)
         self._position = item.end
         self._over(item)
         if changes.kind is NameChange.FORGET:
             self._numbers.give_back(changes.numbers)
+
+    def _take_in(self, changes: NameChanges) -> None:
+        self._recent.note(self._position, _take_in(self._table, changes))
+        if changes.kind is NameChange.FORGET:
+            self._made.gone(np.unique(changes.numbers))
 
     def _over(self, item: InLine) -> None:
         """The first item is in line no more: it is committed."""

@@ -9,6 +9,7 @@ from .known_names import NamesBehind
 from .line import Line
 from .moments import Moments
 from .name_listing import NameListing
+from .name_makers import NameMakers
 from .options import StoreOptions
 from .queries import Queries
 from .shard_time import ShardTime
@@ -21,8 +22,9 @@ class NamedTopics:
 
     def __init__(self, state: ShardState, line: Line, queries: Queries, options: StoreOptions, time: ShardTime) -> None:
         self.moments = Moments(state, line, queries, time)
+        self.makers = NameMakers()
         self._state = state
-        self._parts = (line, queries, options)
+        self._parts = (line, queries, options, self.makers)
         self._queries = queries
         self._known: dict[int, tuple[TopicNames, NameListing]] = {}
 
@@ -48,8 +50,18 @@ class NamedTopics:
         found = self._known.get(topic_id)
         if found is None or topic_id not in self._state.topics:
             self._queries.topic_state(topic_id)
-            for gone in self._known.keys() - self._state.topics.keys():
-                self._known.pop(gone, None)
+            self.forget_gone()
             names = TopicNames(topic_id, self._state, *self._parts)
             found = self._known.setdefault(topic_id, (names, NameListing(names)))
         return found
+
+    def count(self) -> int:
+        """Queues with names, of all topics whose names were asked for: names of others take no memory."""
+        there = self._state.topics
+        return sum(names.count_to_come for topic, (names, _) in list(self._known.items()) if topic in there)
+
+    def forget_gone(self) -> None:
+        """Queues of topics that are gone count for nobody."""
+        for gone in self._known.keys() - self._state.topics.keys():
+            if (known := self._known.pop(gone, None)) is not None:
+                known[0].forget_makers()

@@ -14,7 +14,7 @@ reaches into the new one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,7 @@ from .later_names import with_names
 from .line import Appended, Round, RoundOver
 from .losses import LossReason
 from .name_log import U16, NameChange, NameChanges, encode, put_again, with_offsets
+from .name_makers import Accounts
 from .name_table import NO_SLOT
 from .options import FlushMode
 from .queue_names import NameBatch
@@ -40,6 +41,13 @@ from .wal import EntryKind
 MAX_NAMES = (1 << NUMBER_BITS) - 1
 #: Of a log of names with less that is dead nothing is written anew.
 LEAST_REWRITTEN = 10_000
+
+AdmitNames = Callable[[int], Accounts]
+"""Given how many queues are about to be made, says whom they count for. Raises where they must not be made."""
+
+
+def _anybody(count: int) -> Accounts:
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +62,13 @@ class TopicNames(KnownNames):
     """Thread-safe. :meth:`refresh` reads the disk; all else looks at memory."""
 
     def append(
-        self, joined: bytes, batch: RecordBatch, slots: Slots, *, flush: FlushMode | None = None
+        self,
+        joined: bytes,
+        batch: RecordBatch,
+        slots: Slots,
+        *,
+        flush: FlushMode | None = None,
+        admit: AdmitNames = _anybody,
     ) -> tuple[Appended, U32]:
         """Put a batch in line whose QUEUE column says which of the names, and before it the names that are new.
 
@@ -62,11 +76,12 @@ class TopicNames(KnownNames):
             joined: names with NUL between them, which the column counts from 0.
             slots: what the shard holds: a name of another slot is refused.
             flush: as in ``ShardStore.append``; for names that are new as well.
+            admit: asked once where names are new, before anything is put in line.
 
         Returns what became of it, and the number of each record's queue.
 
-        Raises ``NamesBehind``, ``InvalidQueueName``, ``InvalidRequest``, ``TooManyQueues``, ``InvalidBatch``, and what
-        ``ShardStore.append`` raises.
+        Raises ``NamesBehind``, ``InvalidQueueName``, ``InvalidRequest``, ``TooManyQueues``, ``InvalidBatch``, what
+        ``ShardStore.append`` raises, and what ``admit`` does.
         """
         which = decode_column(batch.buffer, batch.directory.get(Column.QUEUE), batch.record_count, DTYPES[Column.QUEUE])
         count = joined.count(SEPARATOR.encode()) + 1
@@ -82,7 +97,8 @@ class TopicNames(KnownNames):
                 queues = (numbers + state.first).astype(np.uint32)[which]
                 items = [(state, with_queues(batch, queues))]
                 try:
-                    appended = self._put_in_line(puts, items, round_, flush)
+                    accounts = () if puts is None else admit(len(puts[1]))
+                    appended = self._put_in_line(puts, items, round_, flush, accounts)
                 except RoundOver:
                     continue
                 return appended[-1], queues
@@ -99,7 +115,7 @@ class TopicNames(KnownNames):
                 return None
             return (numbers + self._topic().first).astype(np.uint32)
 
-    def declare(self, names: Sequence[str], slots: Slots) -> Appended | None:
+    def declare(self, names: Sequence[str], slots: Slots, admit: AdmitNames = _anybody) -> Appended | None:
         """Put in line that these names are there; None where all of them are. Raises as :meth:`append`."""
         joined = SEPARATOR.join(names).encode(errors="surrogatepass")
         while True:
@@ -109,7 +125,7 @@ class TopicNames(KnownNames):
                 if puts is None:
                     return self._in_line[-1].appended if self._in_line else None
                 try:
-                    return self._put_in_line(puts, [], round_)[-1]
+                    return self._put_in_line(puts, [], round_, accounts=admit(len(puts[1])))[-1]
                 except RoundOver:
                     continue
 
@@ -221,6 +237,7 @@ class TopicNames(KnownNames):
         items: list[tuple[TopicState, RecordBatch]],
         round_: Round,
         flush: FlushMode | None = None,
+        accounts: Accounts = (),
     ) -> list[Appended]:
         """Changes of names, then batches. Raises ``RoundOver`` and what the line raises: then nothing has happened."""
         if puts is None:
@@ -238,6 +255,7 @@ class TopicNames(KnownNames):
         appended = appended[len(batches) - 1 :]
         if names:
             self._numbers.take(len(names))
+            self._made.made(changes.numbers, accounts)
         return appended
 
     def rewrite_due(self) -> bool:

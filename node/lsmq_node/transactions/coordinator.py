@@ -19,7 +19,7 @@ from lsmq.errors import DeliveriesAhead, LsmqError, Unavailable
 from lsmq_node.broker import Limited, Made, ShardPort, asked_from
 from lsmq_node.machines import HOUR_S, IdleNames, ShardMachine, Step
 
-from .book import BROKER, TransactionBook
+from .book import BROKER, MAX_UNFINISHED, TransactionBook
 from .delivery import TransactionDelivery, may_be_stored
 from .lanes import LANE, last_numbers
 from .records import (
@@ -37,7 +37,7 @@ from .records import (
     part_key,
     split_key,
 )
-from .shares import SHARED_GROUPS, AddressShares, ProducerGroupShares
+from .shares import SHARED, SHARED_GROUPS, AddressShares, ProducerGroupShares
 
 if TYPE_CHECKING:
     from .service import TransactionService
@@ -82,7 +82,8 @@ class ShardTransactions(ShardMachine):
         allowances = service.broker.allowances
         made = Made(allowances, Limited.TRANSACTIONS)
         self._group_shares = ProducerGroupShares(allowances.addresses.share(config.max_groups, SHARED_GROUPS))
-        self.shares = AddressShares(held_bytes * config.share_percent // 100, made)
+        share = allowances.addresses.share(MAX_UNFINISHED, SHARED)
+        self.shares = AddressShares(share, held_bytes * config.share_percent // 100, made)
         self._idle = IdleNames("sequence", config.sequence_retention_hours)
         self._hour_began = 0.0
         self.last: dict[int, int] = {}  # by coordinator, the number of the last batch put in line here

@@ -8,11 +8,15 @@ from __future__ import annotations
 from lsmq.errors import DocumentsFull, TooManyGroups, TooManyTransactions
 from lsmq_node.broker import AddressShare, Made, SharedThing
 
+from .book import MAX_UNFINISHED
 from .records import BookChange, RecordKey
 
-#: Transactions of one address, in one shard, that are open or not delivered.
-MAX_UNFINISHED = 5_000
-
+SHARED = SharedThing(
+    TooManyTransactions,
+    "transactions in this shard that are open or not delivered",
+    f"the {MAX_UNFINISHED} that a producer group may have",
+    "finish some",
+)
 
 SHARED_GROUPS = SharedThing(
     TooManyGroups,
@@ -45,22 +49,18 @@ class ProducerGroupShares:
 class AddressShares:
     """Loop thread only."""
 
-    def __init__(self, share_bytes: int, made: Made | None = None) -> None:
-        """``made``: which are of principals with limits."""
+    def __init__(self, share: AddressShare, share_bytes: int, made: Made | None = None) -> None:
+        """``share``: of transactions; ``made``: which are of principals with limits."""
         self.share_bytes = share_bytes
+        self._share = share
         self._made = made
         self._owner: dict[RecordKey, tuple[str, int]] = {}  # client and bytes, of what is not finished
         self._bytes: dict[str, int] = {}
-        self._count: dict[str, int] = {}
 
     def check(self, key: RecordKey, client: str, more_bytes: int) -> None:
         """Whether ``client`` may begin this one, or add to it. Raises ``TooManyTransactions``, ``DocumentsFull``."""
-        if key not in self._owner and self._count.get(client, 0) >= MAX_UNFINISHED:
-            raise TooManyTransactions(
-                f"your address has {MAX_UNFINISHED} transactions in this shard that are open or not delivered, the "
-                "limit; finish some",
-                limit=MAX_UNFINISHED,
-            )
+        if key not in self._owner:
+            self._share.check(client or None)
         held = self._bytes.get(client, 0)
         if held + more_bytes > self.share_bytes:
             raise DocumentsFull(
@@ -77,8 +77,7 @@ class AddressShares:
             if self._made is not None:
                 self._made.make(key)
             self._owner[key] = client, 0
-            self._count[client] = self._count.get(client, 0) + 1
-            self._bytes.setdefault(client, 0)
+            self._share.add(client or None)
 
     def follow(self, plan: BookChange) -> None:
         """What a plan changes is in line."""
@@ -91,10 +90,13 @@ class AddressShares:
                 del self._owner[key]
                 if self._made is not None:
                     self._made.gone(key)
-                self._bytes[client] -= size
-                self._count[client] -= 1
-                if not self._count[client]:
-                    del self._count[client], self._bytes[client]
+                self._share.remove(client or None)
+                self._hold(client, -size)
             else:
                 self._owner[key] = client, transaction.size_bytes
-                self._bytes[client] += transaction.size_bytes - size
+                self._hold(client, transaction.size_bytes - size)
+
+    def _hold(self, client: str, more_bytes: int) -> None:
+        held = self._bytes.pop(client, 0) + more_bytes
+        if held:
+            self._bytes[client] = held
