@@ -66,6 +66,7 @@ NODE_ROOMS = (
     "replication",
     "choices",
     "data_config",
+    "trusted_proxies",
     "client_port_config",
     "backup_config",
     "cluster_nodes",

@@ -12,6 +12,7 @@ from lsmq_coordinator.tls import ClientAuth
 from lsmq_node.choices import Auth, CertificateName
 from lsmq_node.data_config import DataConfig
 from lsmq_node.settings import MIB, InvalidConfig, setting
+from lsmq_node.trusted_proxies import TrustedProxies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +110,12 @@ class ClientPortConfig(DataConfig):
         "`https://shop.example`; `*` is any. Pages that this node's own address serves may always.",
         hazard="A page of an allowed origin can read and acknowledge whatever the browser's machine can reach here.",
     )
+    trusted_proxies: str = setting(
+        "",
+        "Addresses and networks of proxies in front of this node, separated by commas: which address they ask for is "
+        "what they say in `X-Forwarded-For` ([security](security.md#behind-a-proxy)). Left out: nobody is believed.",
+        hazard="Whoever asks from such an address, and is no proxy that sets the header, is from where he says.",
+    )
     tls_principal: CertificateName = setting(
         CertificateName.NONE,
         "With `auth`: what of a client's verified certificate names the principal, for whoever sends no token: `none`, "
@@ -187,6 +194,11 @@ class ClientPortConfig(DataConfig):
     )
 
     @property
+    def proxies(self) -> TrustedProxies:
+        """Raises ``InvalidConfig``."""
+        return TrustedProxies(self.trusted_proxies)
+
+    @property
     def is_exposed(self) -> bool:
         """Whether others than this machine reach it, and are asked nothing."""
         return self.auth is Auth.NONE and not is_loopback(self.exposed_host)
@@ -228,7 +240,8 @@ def is_loopback(host: str) -> bool:
 
 
 def check_naming(config: ClientPortConfig) -> None:
-    """Raises ``InvalidConfig`` for settings of who clients are that do not go together."""
+    """Raises ``InvalidConfig`` for settings of who clients are that are wrong, or do not go together."""
+    _ = config.proxies
     named = config.tls_principal is not CertificateName.NONE
     asked = [name for name, given in (("tls_principal", named), ("oidc_issuer", config.oidc_issuer)) if given]
     if asked and config.auth is Auth.NONE:

@@ -1,9 +1,8 @@
 """The configuration of one node: a frozen dataclass, read from TOML, environment and arguments.
 
 Later sources win: defaults, then the TOML file, then ``LSMQ_<FIELD>`` in the environment, then keyword
-overrides (the command line). A key that no field has is refused wherever it comes from, since a misspelt
-limit that is silently ignored is found out at the worst moment. A node of a cluster has a table ``[cluster]`` as
-well, or ``LSMQ_CLUSTER_<FIELD>``: see ``cluster_config.py``.
+overrides (the command line). A key that no field has is refused wherever it comes from, since a misspelt limit is found
+out at the worst moment. For a node's ``[cluster]``, or ``LSMQ_CLUSTER_<FIELD>``, see ``cluster_config.py``.
 """
 
 from __future__ import annotations
@@ -57,10 +56,8 @@ FOREIGN_VARIABLES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig(BackupConfig):
-    """Everything a node can be told, after what :class:`BackupConfig` has. Field names end in their unit.
-
-    :meth:`validate` checks ranges and what must hold between fields; :meth:`load` calls it.
-    """
+    """Everything a node can be told, after what :class:`BackupConfig` has. Field names end in their unit. :meth:`validate`
+    checks ranges and what must hold between fields; :meth:`load` calls it."""
 
     processes: int = setting(
         1,
@@ -511,7 +508,6 @@ class NodeConfig(BackupConfig):
                 f"advertised_url is {self.advertised_url!r}; it must begin with http:// or https://",
                 setting="advertised_url",
             )
-
         self.check_disks()
         check_tls(self)
         check_naming(self)
@@ -536,7 +532,7 @@ class NodeConfig(BackupConfig):
 
     def share_of(self, most: int) -> int:
         """How many of so many things that clients make or hold one address may have: one at least."""
-        if self.address_share_percent is None and is_loopback(self.exposed_host):
+        if self.address_share_percent is None and is_loopback(self.exposed_host) and not self.trusted_proxies:
             return most  # All who ask are one address, and of one machine.
         return max(1, most * self.share_percent // 100)
 

@@ -22,6 +22,7 @@ from lsmq.errors import LsmqError, TooManyConnections
 from lsmq_coordinator.http_status import status_of
 from lsmq_coordinator.tls import HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, Certificates
 from lsmq_node.broker.budget import client_of
+from lsmq_node.trusted_proxies import NO_PROXIES, TrustedProxies
 
 _log = structlog.get_logger("lsmq.http")
 
@@ -44,14 +45,15 @@ _HEARD_AT_ONCE, _SEATS_FOR_ONE_HEARD = 16, 8
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many connections there may be, and of one address."""
+    """How many connections there may be, and of one address that is no proxy's."""
 
     most: int
     most_of_one: int
+    proxies: TrustedProxies = NO_PROXIES
 
     @classmethod
-    def of(cls, most: int, share_percent: int) -> Limits:
-        return cls(most, max(1, most * share_percent // 100))
+    def of(cls, most: int, share_percent: int, proxies: TrustedProxies = NO_PROXIES) -> Limits:
+        return cls(most, max(1, most * share_percent // 100), proxies)
 
 
 class AcceptedSocket(socket.socket):
@@ -160,7 +162,7 @@ class Doorkeeper:
                 return
             self.accepted += 1
             connection = AcceptedSocket(plain.family, plain.type, plain.proto, plain.detach())
-            self._admit(connection, client_of(address[0] if isinstance(address, tuple) else None))
+            self._admit(connection, address[0] if isinstance(address, tuple) else None)
 
     def _wait_for_room(self, error: OSError) -> None:
         self.accept_failures += 1
@@ -176,8 +178,10 @@ class Doorkeeper:
         self._loop.remove_reader(self._listener)
         self._retry = self._loop.call_later(_RETRY_S, self.start)
 
-    def _admit(self, connection: AcceptedSocket, client: str) -> None:
-        own = self._by_client.get(client, 0)
+    def _admit(self, connection: AcceptedSocket, address: str | None) -> None:
+        client = client_of(address)
+        has = self._by_client.get(client, 0)
+        own = 0 if address is not None and self.limits.proxies.has(address) else has
         if self.count >= self.limits.most or own >= self.limits.most_of_one:
             self.refused += 1
             if self.tls is not None:
@@ -188,7 +192,7 @@ class Doorkeeper:
                 _refuse(connection, _answer(self._refusal(own)))
             return
         self.count += 1
-        self._by_client[client] = own + 1
+        self._by_client[client] = has + 1
         connection.on_close = lambda: self._gone(client)
         self._begin(connection, client, self._make)
 

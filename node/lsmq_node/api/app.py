@@ -62,6 +62,7 @@ from .failures import HttpConnection, failures, go_on_or_refuse
 from .forwarding import answered_elsewhere, answering_passed_on, told_address
 from .openapi import document
 from .origins import let_pages_read, own_pages
+from .proxied import behind_proxies
 from .routing import SYSTEM_TAG, ApiOperation, Call
 from .sending import send_held
 from .watching import SlowRequests, watched
@@ -107,7 +108,10 @@ def route_table(config: NodeConfig) -> tuple[ApiOperation, ...]:
 def make_app(node: Node) -> web.Application:
     """HTTP in front of a node, which outlives it."""
     config, metrics = node.broker.config, HttpMetrics()
-    app = web.Application(middlewares=[failures, own_pages(config, metrics)], client_max_size=config.max_request_bytes)
+    checks = [failures, own_pages(config, metrics)]
+    if config.proxies:
+        checks.insert(0, behind_proxies(config.proxies))
+    app = web.Application(middlewares=checks, client_max_size=config.max_request_bytes)
     let_pages_read(app, config)
     app[NODE] = node
     node.metrics.add(metrics)

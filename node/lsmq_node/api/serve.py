@@ -193,7 +193,7 @@ def client_limits(config: NodeConfig) -> Limits:
     connections = shares().connections
     inside = 0 if config.cluster is None else min(INTERNAL_CONNECTIONS, connections // 2)
     inside += 0 if config.admin_port is None else min(ADMIN_CONNECTIONS, connections // 8)
-    return Limits.of(min(config.max_connections, connections - inside), config.share_percent)
+    return Limits.of(min(config.max_connections, connections - inside), config.share_percent, config.proxies)
 
 
 def announce(config: NodeConfig, given: NodeConfig) -> None:

@@ -8,13 +8,13 @@ export async function cluster(into, parts) {
   const place = el("div"), begun = await ask("/v1/cluster"), voting = voters(begun.nodes), draining = drains(begun.nodes);
   into.append(el("h1", {}, "Cluster"), el("p", {}, el("a", { href: address("/backups") }, "Backups of this node")), place, ...voting.shown, ...draining.shown);
   await keep(3000, async () => {
-    const found = await ask("/v1/cluster");
+    const found = await ask("/v1/cluster"), plan = await ask("/v1/cluster/plan").catch(() => null);
     voting.update(found);
     draining.update(found);
     place.replaceChildren(
       table("Nodes", ["node", "url", "rack", "host", "state", "alive", "votes", "#leads", "#replicas", "problems"], found.nodes.map((each) => [
         each.id, each.url, each.rack ?? "", each.host ?? "", condition(each), alive(each), votes(each, found), each.shards_led, each.replicas, each.problems.join("; ")])),
-      el("h2", {}, "Who holds what"), map(found),
+      ...planned(plan), el("h2", {}, "Who holds what"), map(found),
       el("h2", {}, "Shards"),
       table("Shards", ["shard", "leader", "#epoch", "in sync", "replicas", "moving to", "problem"], found.shards.map((each) => [
         el("a", { href: address(`/cluster/${each.id}`) }, each.id), each.leader ?? "nobody", count(each.epoch), each.in_sync.join(", "), each.replicas.join(", "), each.target.join(", "), [each.problem, each.misplaced].filter(Boolean).join("; ")])));
@@ -67,6 +67,19 @@ function drains(nodes) {
     act("Drain", async () => { await ask(path(), { method: "POST" }); return `${which.value} hands over what it leads, and its replicas go to others`; }, true),
     act("Call off", async () => { await ask(path(), { method: "DELETE" }); return `${which.value} may have replicas again`; }, true))]);
   return { update, shown: [...(form ?? []), far] };
+}
+
+const after = (seconds) => (seconds > 0 ? `in ${count(Math.round(seconds))} s` : "now");
+
+/** What the cluster is about to do by itself, as its control plane's leader has it; nothing where there is no leader. */
+function planned(plan) {
+  const said = plan === null ? [] : [
+    ...plan.voters.map((each) => `voter ${each.old} is away; ${each.new ?? "another node"} takes its vote ${each.in_s === null ? "not by itself" : after(each.in_s)}${each.waits_for ? `, but: ${each.waits_for}` : ""}`),
+    ...plan.away.map((each) => `node ${each.node} has been away for ${count(Math.round(each.away_s))} s; its replicas ${each.rebuilt_in_s === null ? "wait for it" : `are made again ${after(each.rebuilt_in_s)}`}`),
+    ...plan.moves.map((each) => `shard ${each.shard} moves from ${each.from.join(", ")} to ${each.to.join(", ")} (${each.why})`),
+    ...(plan.more ? ["and more moves after these"] : []),
+    ...(plan.paused ? ["moves are paused"] : [])];
+  return said.length ? [el("h2", {}, "What comes next"), el("ul", { "aria-label": "Plan" }, said.map((each) => el("li", {}, each)))] : [];
 }
 
 const STEPS = ["filling", "joining", "leaving"];
