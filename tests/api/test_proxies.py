@@ -105,7 +105,7 @@ def test_what_comes_by_a_proxy_counts_for_whom_it_comes_from_and_is_noted_so(nod
         if not (node.data / "audit.jsonl").exists():
             return set()
         lines = [json.loads(line) for line in (node.data / "audit.jsonl").read_text().splitlines()]
-        return {line["remote"] for line in lines if line["operation"] == "create_topic"}
+        return {line["remote"] for line in lines if line["operation"] == "createTopic"}
 
     eventually(lambda: noted() == {"8.8.8.8", "8.8.4.4", STRANGER}, "the audit log has the clients")
 
