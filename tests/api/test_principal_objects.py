@@ -58,6 +58,27 @@ def test_topics_of_a_principal_have_so_many_queues_whoever_gives_them_more(realm
     maker.call("PUT", "/v1/topics/queues-b/queues", {"queues": 10}, status=200)
 
 
+def test_a_principal_makes_so_many_queues_with_names_of_whichever_topics(realm: Realm) -> None:
+    _, maker = limited(realm, queues=3)
+    _, neighbour = limited(realm)
+
+    def put(who: Asking, topic: str, *names: str) -> Answer:
+        messages = [{"body": "x", "queue": name} for name in names]
+        return who.call("POST", f"/v1/topics/{topic}/messages", {"messages": messages})
+
+    for topic in ("names-a", "names-b"):
+        assert create(neighbour, topic, "named").status == 201
+    assert put(maker, "names-a", "x", "y").status == 200
+    refused(put(maker, "names-b", "x", "y"), "too_many_queues", "principal_queues", 3)
+    assert put(maker, "names-b", "x").status == 200
+    refused(maker.call("PUT", "/v1/topics/names-b/queues/y"), "too_many_queues", "principal_queues", 3)
+    assert put(neighbour, "names-b", "y", "z").status == 200
+    assert put(maker, "names-b", "y", "z").status == 200, "of others' queues he may use all"
+    assert create(maker, "names-c", 3).status == 201, "queues with numbers are counted apart"
+    maker.call("DELETE", "/v1/topics/names-b/queues/x", status=204)
+    assert put(maker, "names-a", "z").status == 200
+
+
 def test_a_principal_makes_so_many_groups_however_they_begin(realm: Realm) -> None:
     _, maker = limited(realm, groups=2)
     _, neighbour = limited(realm)

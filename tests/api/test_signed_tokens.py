@@ -175,6 +175,7 @@ def test_keys_stay_while_the_issuer_is_away_and_a_node_starts_without_it(
     asked = Asking(node.url, token)
     refused = asked.get("/v1/whoami", None)
     assert (refused.status, refused.code) == (503, "unavailable"), "nobody can tell"
+    eventually((node.data / "admin.token").exists, "the first token is written")
     admin = Asking(node.url, (node.data / "admin.token").read_text().strip())
     assert any("issuer" in problem for problem in admin.get("/readyz").json()["warnings"])
     for stranger in (asked, Asking(node.url, None)):

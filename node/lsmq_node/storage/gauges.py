@@ -7,6 +7,7 @@ from .log_writer import LogWriter
 from .losses import LossReason
 from .maintenance import Maintenance
 from .merger import Merger
+from .named_topics import NamedTopics
 from .segments import SegmentFiles
 from .shard_time import ShardTime
 from .state import ShardState
@@ -17,6 +18,7 @@ from .tables import TableSet
 def measure(
     counters: Counters,
     state: ShardState,
+    named: NamedTopics,
     tables: TableSet,
     segments: SegmentFiles,
     line: Line,
@@ -66,6 +68,7 @@ def measure(
         table_bytes=sum(run.size_bytes for run in runs),
         topics=sum(not item.topic.is_internal for item in states),
         queues=sum(item.end - item.first for item in states if not item.topic.is_internal),
+        named_queues=named.count(),
         producers=state.producers.count,
         dedupe_ids=state.ids.count,
         dedupe_files=len(tables.ids.files),

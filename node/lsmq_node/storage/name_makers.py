@@ -89,7 +89,7 @@ class TopicMakers:
         self._by_number[numbers] = self._makers.take(accounts, len(numbers))
 
     def gone(self, numbers: U32) -> None:
-        """There are no queues with these numbers, each given once, or no longer the ones that there were."""
+        """There are no queues with these numbers, each given once, or soon: whether they go after all or not."""
         numbers = numbers[numbers < len(self._by_number)]
         makers = self._by_number[numbers]
         if makers.any():

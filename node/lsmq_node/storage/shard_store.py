@@ -571,7 +571,7 @@ class ShardStore:
     def stats(self) -> StoreStats:
         """Counters and gauges for ``/metrics``."""
         parts = self._tables, self._segments, self._line, self._writer, self._maintenance, self._merger, self._time
-        return measure(self._counters, self._state, *parts)
+        return measure(self._counters, self._state, self.named, *parts)
 
     def close(self) -> None:
         """Commit what is in line, stop the background threads and release the directory."""

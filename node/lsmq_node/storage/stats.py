@@ -67,6 +67,7 @@ class StoreStats:
     table_bytes: int
     topics: int
     queues: int
+    named_queues: int
     producers: int
     dedupe_ids: int
     dedupe_files: int

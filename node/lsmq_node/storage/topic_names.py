@@ -256,6 +256,8 @@ class TopicNames(KnownNames):
         if names:
             self._numbers.take(len(names))
             self._made.made(changes.numbers, accounts)
+        elif changes.kind is NameChange.FORGET:
+            self._made.gone(changes.numbers)
         return appended
 
     def rewrite_due(self) -> bool:
