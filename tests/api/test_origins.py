@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lsmq.errors import HostNotAllowed, OriginNotAllowed
+from lsmq_node.api.app import route_table
 from lsmq_node.api.origins import Hosts, Origins
 from lsmq_node.config import NodeConfig
 from support.node_process import NodeProcess
@@ -41,6 +42,15 @@ def test_pages_of_other_origins_are_refused_whatever_they_ask(
         refused = api.call(method, path, body=body, headers={"Origin": origin}, status=403)
         assert refused.code == "origin_not_allowed"
     assert api.bodies(topic_name, 0) == []
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"])
+def test_so_they_are_on_every_path_by_every_method(api: Api, method: str) -> None:
+    for path in sorted({route.path for route in route_table(NodeConfig(data=Path("unused")))}):
+        refused = api.call(method, path.replace("{", "").replace("}", ""), headers=EVIL)
+        assert refused.status == 403, path
+        assert method == "HEAD" or refused.code == "origin_not_allowed"
+        assert "Access-Control-Allow-Origin" not in refused.headers
 
 
 def test_a_page_that_this_node_serves_may(api: Api, topic_name: str) -> None:

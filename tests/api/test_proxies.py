@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import http.client
 import json
 import socket
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ import pytest
 from lsmq_node.config import InvalidConfig, NodeConfig
 from lsmq_node.trusted_proxies import TrustedProxies
 from support.node_process import NodeProcess
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 from .calls import Answer, Api
 
@@ -121,3 +123,42 @@ def test_a_proxy_may_have_more_connections_than_the_share_of_an_address(node: No
     with ExitStack() as opened:
         assert {answered(PROXY) for _ in range(40)} == {b"HTTP/1.1 200 OK"}
         assert {answered(STRANGER) for _ in range(40)} == {b"HTTP/1.1 200 OK", b"HTTP/1.1 503 Service Unavailable"}
+
+
+def test_whatever_is_asked_by_a_proxy_is_answered_as_to_others(node: NodeProcess) -> None:
+    token = (node.data / "admin.token").read_text().strip()
+    own = {"Authorization": f"Bearer {token}", "X-Forwarded-For": "8.8.1.1"}
+    proxy = Api(node.url, PROXY)
+    proxy.call("PUT", "/v1/topics/asked", {"queues": 1}, headers=own, status=201)
+    body = json.dumps({"messages": [{"body": "x" * 100_000, "queue": 0}]}).encode()
+    parts = [body[at : at + 10_000] for at in range(0, len(body), 10_000)]
+    path = "/v1/topics/asked/messages"
+    proxy.call("POST", path, body=iter(parts), headers=own, chunked=True, status=200)
+    proxy.call("POST", path, body=gzip.compress(body), headers={**own, "Content-Encoding": "gzip"}, status=200)
+    read = "/v1/topics/asked/queues/0/messages"
+    assert len(proxy.get(f"{read}?offset=0&wait_ms=1000", headers=own).json()["messages"]) == 2
+    assert proxy.call("HEAD", "/v1/topics/asked", headers=own, status=200).body == b""
+    assert proxy.get("/v1/nowhere", 404, headers=own).code == "unknown_path"
+    assert proxy.call("PATCH", "/healthz", headers=own).status == 405
+    refused = proxy.get("/v1/topics", 403, headers={**own, "Origin": "https://evil.example"})
+    assert refused.code == "origin_not_allowed"
+    connection = http.client.HTTPConnection(proxy.host, proxy.port, timeout=PATIENCE_S, source_address=(PROXY, 0))
+    try:
+        path = "/v1/groups/g/push?topic=asked&mode=broadcast"
+        connection.request("GET", path, headers={**own, "Accept": "text/event-stream"})
+        answer = connection.getresponse()
+        assert answer.status == 200
+        while b"x" * 100 not in answer.readline():
+            pass  # Until the message comes.
+        (stream,) = proxy.get("/v1/groups/g/streams", headers=own).json()["streams"]
+        assert stream
+    finally:
+        connection.close()
+    connection = http.client.HTTPConnection(proxy.host, proxy.port, timeout=PATIENCE_S, source_address=(PROXY, 0))
+    try:
+        headers = {**own, "Expect": "100-continue", "Content-Length": str(len(body))}
+        connection.request("POST", "/v1/topics/asked/messages", headers=headers)
+        connection.sock.sendall(body)
+        assert connection.getresponse().status == 200
+    finally:
+        connection.close()

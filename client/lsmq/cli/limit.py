@@ -33,7 +33,7 @@ _OPTIONS: dict[str, tuple[_Value, str]] = {
     "open_requests": (_COUNT, "Requests that are not answered yet, long polls and streams among them."),
     "connections": (_COUNT, "Connections."),
     "topics": (_COUNT, "Topics that it made."),
-    "queues": (_COUNT, "Queues of these."),
+    "queues": (_COUNT, "Queues of these; and queues with names, in a shard."),
     "groups": (_COUNT, "Consumer groups in a shard."),
     "transactions": (_COUNT, "Transactions in a shard that are not finished."),
     "producers": (_COUNT, "Idempotent producers that begin within producer_expiry_ms."),
