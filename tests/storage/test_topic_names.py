@@ -20,7 +20,17 @@ from lsmq.errors import DiskFull, InvalidQueueName, InvalidRequest, OffsetOutOfR
 from lsmq.queue_names import queue_slot, queue_slots
 from lsmq.record_batch import BatchBuilder, Column, RecordBatch
 from lsmq_lab.world.drive import Drive
-from lsmq_node.storage import Accounts, Appended, NamesBehind, ShardStore, Slots, TopicNames, TopicOptions, recent_names
+from lsmq_node.storage import (
+    Accounts,
+    Appended,
+    NamesBehind,
+    ShardStore,
+    Slots,
+    TopicNames,
+    TopicOptions,
+    name_makers,
+    recent_names,
+)
 from lsmq_node.storage import name_listing as listings
 from lsmq_node.storage import topic_names as names_module
 from lsmq_node.storage.name_log import NameChange, NameChanges, decode, encode, offsets_of, with_offsets
@@ -253,6 +263,22 @@ def test_whoever_is_not_admitted_makes_nothing_and_queues_of_a_topic_that_is_gon
     store.wait(current(store.names(second)).delete(["n0", "n1", "n2"])[0])
     current(store.names(second))
     assert not counts._counts and not counts._makers, "a count of nothing is not kept"
+
+
+def test_of_so_many_it_is_known_who_made_queues_and_places_come_back(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(name_makers, "MOST_MAKERS", 2)
+    topic, counts = named(store), store.named.makers
+    for account in ("one", "two", "three"):
+        put(store, topic, (account, b"x"), by=(account,))
+    put(store, topic, ("again", b"x"), by=("one",))
+    store.commit()
+    assert [counts.count(account) for account in ("one", "two", "three")] == [2, 1, 0]
+    store.wait(current(store.names(topic)).delete(["two", "three"])[0])
+    put(store, topic, ("later", b"x"), by=("three",))
+    store.commit()
+    assert [counts.count(account) for account in ("one", "two", "three")] == [2, 0, 1]
 
 
 def test_a_number_is_given_again_and_its_offsets_go_on(store: ShardStore) -> None:

@@ -2,7 +2,7 @@
 
 Callers give *accounts*, texts that mean nothing here; a queue counts for each of those that were given when it got its
 name. Nothing of it reaches the disk. Memory: 4 bytes for each number of a topic in which somebody made queues, and an
-entry for each set of accounts that has any.
+entry for each set of accounts that has any, of which a bounded number is known: who comes beyond it counts for nobody.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from .columns import U32
 #: Whom a queue counts for; nobody where it is empty.
 Accounts = tuple[str, ...]
 _NOBODY = 0
+#: So many sets of accounts are known of a shard.
+MOST_MAKERS = 100_000
 
 
 class NameMakers:
@@ -39,6 +41,8 @@ class NameMakers:
             return _NOBODY
         with self._lock:
             maker = self._makers.get(accounts)
+            if maker is None and len(self._makers) >= MOST_MAKERS:
+                return _NOBODY
             if maker is None:
                 maker = self._makers[accounts] = self._free.pop() if self._free else len(self._made)
                 if maker == len(self._made):
