@@ -65,7 +65,9 @@ class NodeCatalog:
         if ranges is None:
             return topic
         if not topic.named and ranges[-1][1] > topic.queues:
-            ranges = tuple((first, min(end, topic.queues), shard) for first, end, shard in ranges if first < topic.queues)
+            ranges = tuple(
+                (first, min(end, topic.queues), shard) for first, end, shard in ranges if first < topic.queues
+            )
         return replace(topic, ranges=ranges)
 
     def add(self, stores: Sequence[ShardStore]) -> None:
