@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 
 #: Whether everything is tried.
 SOAK = os.environ.get("TEST_SOAK") == "1"
-#: Whether a run leaves out tests that say ``pytest.mark.part``, and slow ones: the suite does. Who asks for one gets it.
+#: Whether a run leaves out some tests that say ``pytest.mark.part``, or are slow: the suite does. Who asks gets all.
 LEAVES_OUT = "TEST_PART" in os.environ and not SOAK and os.environ.get("TEST_WHOLE") != "1"
 #: Of slow tests that say nothing else a run has one of so many.
 SLOW_SHARE = 3

@@ -60,7 +60,7 @@ class NodeCatalog:
         return self._placed(topic)
 
     def _placed(self, topic: StoredTopic) -> StoredTopic:
-        """The topic with its ranges, where it has grown: of the queues that it has, for they come after their places."""
+        """The topic with its ranges, where it has grown: of the queues it has, which come after their places."""
         ranges = self._ranges.get(topic.id)
         if ranges is None:
             return topic
