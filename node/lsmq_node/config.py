@@ -56,8 +56,8 @@ FOREIGN_VARIABLES = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig(BackupConfig):
-    """Everything a node can be told, after what :class:`BackupConfig` has. Field names end in their unit. :meth:`validate`
-    checks ranges and what must hold between fields; :meth:`load` calls it."""
+    """Everything a node can be told, after what :class:`BackupConfig` has. Field names end in their unit.
+    :meth:`validate` checks ranges and what must hold between fields; :meth:`load` calls it."""
 
     processes: int = setting(
         1,
