@@ -272,7 +272,8 @@ class Stack:
             text=True,
             check=False,
         )
-        assert not check or done.returncode == 0, f"{' '.join(command)}: {done.returncode}\n{done.stderr}{done.stdout}"
+        is_well = done.returncode == 0 or (done.stdout and not check)
+        assert is_well, f"{' '.join(command)}: {done.returncode}\n{done.stderr}{done.stdout}"
         return done.stdout
 
 
