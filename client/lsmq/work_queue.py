@@ -229,8 +229,8 @@ class WorkQueue(Iterated[Task]):
 
         A task is kept hidden while its handler runs. When that returns, the task is acknowledged, unless the handler
         settled it; when it raises, the task is given back as failed, with the exception as the reason. A handler that
-        is cancelled gives its task back as if it had not been delivered. So does this, when it ends or is cancelled, with
-        tasks that wait for a handler.
+        is cancelled gives its task back as if it had not been delivered. So does this, when it ends or is cancelled,
+        with tasks that wait for a handler.
 
         What fails is said in warnings of the logger ``lsmq``: at once, then at most once a minute with how many more.
         """
