@@ -22,7 +22,7 @@ from lsmq_node.storage import Appended, ShardStore, TopicOptions
 from lsmq_node.storage.columns import I64, U64
 from lsmq_node.storage.dedupe_chain import joined
 from lsmq_node.storage.dedupe_file import IdFile, IdFileMeta, IdWriter, newest_of
-from lsmq_node.storage.dedupe_layer import ROW, IdLayer, IdRows, keys_of
+from lsmq_node.storage.dedupe_layer import ROW, IdColumns, IdLayer, IdRows, keys_of
 from lsmq_node.storage.dedupe_recent import RecentIds, bits_of
 from lsmq_node.storage.repair import repair_store
 from lsmq_node.storage.snapshot_install import install
@@ -348,7 +348,11 @@ def test_ids_are_found_in_layers_and_files_and_no_others(ids: list[tuple[int, in
     layer = IdLayer()
     for begin in range(0, len(here), 7):
         some = here[begin : begin + 7]
-        layer.add(some, keys_of(some["high"], some["low"]))
+        high, low = some["high"].copy(), some["low"].copy()
+        layer.add(IdColumns(high, low, keys_of(high, low), some["offset"], some["stored_ms"], some["topic"]))
+    layer.applied = layer.count
+    kept = list(layer.kept())
+    assert (np.concatenate(kept) if kept else rows_of([])).tolist() == newest_of(here).tolist()
     disk = Drive(Path("/d"))
     writer = IdWriter(disk, Path("/d/1.ids"), len(here))
     writer.add(newest_of(here))
@@ -510,15 +514,17 @@ def test_ids_that_are_too_many_to_be_known_are_found_in_their_files(tmp_path: Pa
 def test_what_is_in_no_filter_was_not_added_while_they_are_kept(batches: list[list[int]], asked: int) -> None:
     with mock.patch("lsmq_node.storage.dedupe_recent._SIZES", ((2, 4), (3, 30))):
         recent, added = RecentIds(), dict[int, list[int]]()
-        assert recent.may_have(np.array([asked], np.uint64), bits_of(np.array([asked], np.uint64))) == []
+        one = np.array([asked], np.uint64)
+        assert [each.tolist() for each in recent.look(one, bits_of(one)).may_have] == [[False]]
         for batch in batches:
             keys = np.array(batch, np.uint64)
-            added.setdefault(recent.newest, []).extend(batch)
-            recent.add(keys, bits_of(keys))
+            look = recent.look(keys, bits_of(keys))
+            assert (look.oldest, look.number) == (recent.oldest, recent.newest)
             for since, names in added.items():
-                if names and since >= recent.oldest:
-                    keys = np.array(names, np.uint64)
-                    assert recent.may_have(keys, bits_of(keys))[since - recent.oldest].all()
+                if since >= look.oldest:
+                    known = np.isin(keys, np.array(names, np.uint64))
+                    assert look.may_have[since - look.oldest][known].all()
+            added.setdefault(look.number, []).extend(batch)
         assert recent.newest - recent.oldest <= 3 and recent.size_bytes <= 8 * (2 + 3 * 3)
 
 

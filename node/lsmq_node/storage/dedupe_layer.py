@@ -1,4 +1,4 @@
-"""Deduplication ids in memory: those that came since the last flush, as rows in the order of the log.
+"""Deduplication ids in memory: those that came since the last flush, in columns, in the order of the log.
 
 A row is one id that a message was stored under; its id is the 128 bits of its hash, spread by the queue it belongs to
 (:func:`.dedupe.scoped`), so that all queues of a shard lie together::
@@ -13,7 +13,7 @@ A row is one id that a message was stored under; its id is the 128 bits of its h
 Rows of writes that are in line stand at the end: what is dropped from the line is cut off. Where an id is there twice,
 as its window ended in between, the later row counts.
 
-Adding keeps what it is given, and nothing is sorted for it: an id that is new is mostly told apart before anybody looks
+Adding copies columns, and nothing is sorted for it: an id that is new is mostly told apart before anybody looks
 here (:mod:`.dedupe_recent`). Few are looked for among the keys, by one comparison of a whole column each. Once that has
 cost as much as sorting would, or many are looked for, the rows that have come since are sorted, into stretches that are
 joined by eights.
@@ -23,13 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsmq import runtime
 
-from .columns import I64, U64
+from .columns import I64, U32, U64
 from .tiers import joined_tier
 
 #: One id, in memory and in files.
@@ -40,10 +41,11 @@ IdRows = NDArray[np.void]
 _HIGH = np.uint64(runtime.random_bits(64) | 1)
 _LOW = np.uint64(runtime.random_bits(64) | 1)
 _WHOLE_ROW = np.dtype((np.void, ROW.itemsize))
-_FIRST_KEYS = 512
-#: Rows of fewer are copied together, so many and more are kept as they come.
-_PIECE_ROWS = 1 << 10
-_KEYS_A_TIME = 1 << 13
+_FIRST_ROWS = 512
+#: Stretches of fewer rows count as ones of so many.
+_SMALL_ROWS = 1 << 10
+#: So many rows are taken at a time: what is computed of them stays in the processor's cache.
+_PIECE_ROWS = 1 << 13
 #: So many stretches of about one size are joined.
 _FAN = 8
 #: Sorting a row takes as long as comparing so many.
@@ -72,6 +74,40 @@ def joined_rows(pieces: Sequence[IdRows]) -> IdRows:
     return found
 
 
+def newest_order(high: U64, low: U64) -> I64:
+    """The places of ids in their order, and of those with one id the place that comes first."""
+    # By the upper bits, with the place below them: numpy sorts integers many times faster than it finds an order.
+    bits = np.uint64(max(0, len(high) - 1).bit_length())
+    packed = high >> bits
+    packed <<= bits
+    packed |= np.arange(len(high), dtype=np.uint64)
+    packed.sort()
+    order: I64 = (packed & ((np.uint64(1) << bits) - np.uint64(1))).view(np.int64)
+    packed >>= bits
+    if (packed[1:] > packed[:-1]).all():
+        return order
+    order = np.lexsort((low, high))  # stable: of equal ids the first stays the first
+    high, low = high[order], low[order]
+    fresh = np.ones(len(order), np.bool_)
+    fresh[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+    return order[fresh]
+
+
+@dataclass(frozen=True, slots=True)
+class IdColumns:
+    """Ids that are stored, with their :func:`keys_of`; the time and the topic are one for all, or of each."""
+
+    high: U64
+    low: U64
+    keys: U64
+    offsets: I64
+    stored_ms: I64 | int
+    topics: U32 | int
+
+    def __len__(self) -> int:
+        return len(self.high)
+
+
 class IdLayer:
     """The ids of one memtable. Its owner lets one thread at a time look or change."""
 
@@ -81,77 +117,85 @@ class IdLayer:
         self.count = 0
         #: So many rows, the first, are of entries that are applied.
         self.applied = 0
-        self._pieces: list[IdRows] = []
-        self._begins: list[int] = []  # number of the first row of each
-        self._keys: U64 = np.empty(0, np.uint64)  # of each row
+        # As long as one another; what lies behind the rows means nothing.
+        self._high: U64 = np.empty(_FIRST_ROWS, np.uint64)
+        self._low: U64 = np.empty(_FIRST_ROWS, np.uint64)
+        self._keys: U64 = np.empty(_FIRST_ROWS, np.uint64)
+        self._offsets: I64 = np.empty(_FIRST_ROWS, np.int64)
+        self._stored_ms: I64 = np.empty(_FIRST_ROWS, np.int64)
+        self._topics: U32 = np.empty(_FIRST_ROWS, np.uint32)
         self._stretches: list[_Stretch] = []  # of the rows from the first on, without gaps
         self._compared = 0  # rows, since the last of them
-
-    def __len__(self) -> int:
-        return self.count
 
     @property
     def size_bytes(self) -> int:
         """Memory it takes."""
         sorted_bytes = sum(each.packed.nbytes for each in self._stretches)
-        return self.count * ROW.itemsize + self._keys.nbytes + sorted_bytes
+        return self.count * (ROW.itemsize + self._keys.itemsize) + sorted_bytes
 
-    def in_line(self) -> IdRows:
-        """The rows that are not applied."""
-        return self._rows(np.arange(self.applied, self.count))
+    def in_line(self) -> IdColumns:
+        """Those that are not applied."""
+        begin, end = self.applied, self.count
+        columns = (self._high, self._low, self._keys, self._offsets, self._stored_ms, self._topics)
+        return IdColumns(*(each[begin:end] for each in columns))
 
     def key_pieces(self) -> Iterator[U64]:
         """:func:`keys_of` all rows, some at a time."""
-        for begin in range(0, self.count, _KEYS_A_TIME):
-            yield self._keys[begin : min(self.count, begin + _KEYS_A_TIME)]
+        for begin in range(0, self.count, _PIECE_ROWS):
+            yield self._keys[begin : min(self.count, begin + _PIECE_ROWS)]
 
-    def kept(self) -> IdRows:
-        """Those that are applied, the newest first; a copy."""
-        return joined_rows([piece[::-1] for piece in reversed(self._pieces)])[self.count - self.applied :]
+    def kept(self) -> Iterator[IdRows]:
+        """Those that are applied, in the order of their ids, of each the newest; some at a time."""
+        end = self.applied
+        order = end - 1 - newest_order(self._high[:end][::-1], self._low[:end][::-1])
+        topics = self._topics[:end]
+        one_topic = end > 0 and bool((topics == topics[0]).all())
+        for begin in range(0, len(order), _PIECE_ROWS):
+            places = order[begin : begin + _PIECE_ROWS]
+            rows = np.empty(len(places), ROW)
+            rows["high"], rows["low"] = self._high[places], self._low[places]
+            rows["offset"], rows["stored_ms"] = self._offsets[places], self._stored_ms[places]
+            rows["topic"] = topics[0] if one_topic else topics[places]
+            yield rows
 
-    def add(self, rows: IdRows, keys: U64) -> None:
-        """Ids that are stored from now on; what was here under them counts no more.
-
-        The rows may be kept as they are: nobody changes them. ``keys``: :func:`keys_of` them.
-        """
-        count, end = self.count, self.count + len(rows)
+    def add(self, ids: IdColumns) -> None:
+        """Ids that are stored from now on; what was here under them counts no more."""
+        count, end = self.count, self.count + len(ids)
         if end > len(self._keys):
-            grown = np.empty(max(_FIRST_KEYS, 1 << (end - 1).bit_length()), np.uint64)
-            grown[:count] = self._keys[:count]
-            self._keys = grown
-        self._keys[count:end] = keys
-        if self._pieces and len(self._pieces[-1]) + len(rows) <= _PIECE_ROWS:
-            self._pieces[-1] = joined_rows((self._pieces[-1], rows))
-        else:
-            self._pieces.append(rows)
-            self._begins.append(count)
+            self._grow(1 << (end - 1).bit_length())
+        self._high[count:end] = ids.high
+        self._low[count:end] = ids.low
+        self._keys[count:end] = ids.keys
+        self._offsets[count:end] = ids.offsets
+        self._stored_ms[count:end] = ids.stored_ms
+        self._topics[count:end] = ids.topics
         self.count = end
+
+    def _grow(self, capacity: int) -> None:
+        def grown(column: NDArray[Any]) -> NDArray[Any]:
+            longer = np.empty(capacity, column.dtype)
+            longer[: self.count] = column[: self.count]
+            return longer
+
+        self._high, self._low, self._keys = grown(self._high), grown(self._low), grown(self._keys)
+        self._offsets, self._stored_ms, self._topics = (
+            grown(self._offsets),
+            grown(self._stored_ms),
+            grown(self._topics),
+        )
 
     def cut(self) -> None:
         """What is in line is dropped."""
         self.count = self.applied
-        while self._begins and self._begins[-1] >= self.count:
-            self._begins.pop()
-            self._pieces.pop()
-        if self._pieces:
-            self._pieces[-1] = self._pieces[-1][: self.count - self._begins[-1]]
         while self._stretches and self._stretches[-1].end > self.count:
             self._stretches.pop()
-
-    def _rows(self, numbers: I64) -> IdRows:
-        found = np.empty(len(numbers), ROW)
-        pieces = np.searchsorted(self._begins, numbers, side="right") - 1
-        for piece in np.unique(pieces).tolist():
-            mine = np.flatnonzero(pieces == piece)
-            found.view(_WHOLE_ROW)[mine] = self._pieces[piece].view(_WHOLE_ROW)[numbers[mine] - self._begins[piece]]
-        return found
 
     def find(self, high: U64, low: U64) -> tuple[I64, I64, I64]:
         """Which of these ids are here: their places among those asked for, the offsets, and when they were stored."""
         numbers = self._numbers(high, low, keys_of(high, low))
         places = np.flatnonzero(numbers >= 0)
-        rows = self._rows(numbers[places])
-        return places, rows["offset"], rows["stored_ms"]
+        numbers = numbers[places]
+        return places, self._offsets[numbers], self._stored_ms[numbers]
 
     def _numbers(self, high: U64, low: U64, keys: U64) -> I64:
         """Of each id the number of its latest row, or -1."""
@@ -175,8 +219,7 @@ class IdLayer:
 
     def _same(self, numbers: I64, high: U64, low: U64) -> I64:
         """The numbers, or -1 where the row has another id."""
-        rows = self._rows(numbers)
-        same: I64 = np.where((rows["high"] == high) & (rows["low"] == low), numbers, -1)
+        same: I64 = np.where((self._high[numbers] == high) & (self._low[numbers] == low), numbers, -1)
         return same
 
     def _latest(self, stretch: _Stretch, high: U64, low: U64, keys: U64) -> I64:
@@ -195,7 +238,7 @@ class IdLayer:
     def _sort(self, begin: int) -> None:
         """The rows from ``begin`` on are in stretches."""
         sizes = [*(each.end - each.begin for each in self._stretches), self.count - begin]
-        joined = joined_tier(sizes, _FAN, _PIECE_ROWS) - 1
+        joined = joined_tier(sizes, _FAN, _SMALL_ROWS) - 1
         if joined > 0:
             begin = self._stretches[-joined].begin
             del self._stretches[-joined:]
