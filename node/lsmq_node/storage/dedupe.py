@@ -28,7 +28,7 @@ from lsmq import runtime
 
 from .columns import I64, U32, U64, mix, mix_one, queue_key, queue_keys
 from .dedupe_file import IdFile
-from .dedupe_layer import IdColumns, IdLayer, keys_of
+from .dedupe_layer import IdColumns, IdLayer, id_slabs, keys_of
 from .dedupe_recent import KNOWN_IDS, NEVER, RecentIds, RecentLook, bits_of
 from .failures import damaged, disappeared
 
@@ -207,7 +207,8 @@ class DedupeIds:
     def __init__(self) -> None:
         self._lock = runtime.Lock()  # guards the layer and the recent, and who replaces the sources
         self._recent = RecentIds()
-        self._layer = IdLayer()
+        self.slabs = id_slabs()
+        self._layer = IdLayer(0, self.slabs)
         self._sources: tuple[IdSource, ...] = (self._layer,)  # newest first; replaced as a whole
 
     @property
@@ -248,9 +249,11 @@ class DedupeIds:
     def _find(self, sources: list[tuple[IdSource, int]], look: RecentLook, ids: BatchIds, since_ms: int) -> I64:
         high, low = ids.high, ids.low
         offsets = np.full(len(high), _NO_OFFSET)
+        suspicion = bool(look.may_have[0].any())  # by any filter
+        if not suspicion and all(number >= 0 or not source.count for source, number in sources):
+            return offsets
         everyone = np.arange(len(high)) if ids.has is None else np.flatnonzero(ids.has)
         suspected = [everyone[each] for each in look.may_have]
-        suspicion = any(map(len, suspected))
         for source, number in sources:
             if (number >= 0 and not suspicion) or not source.count:
                 continue
@@ -314,7 +317,7 @@ class DedupeIds:
         """What is applied since the last time. It is looked at until :meth:`replace` is told where it went."""
         with self._lock:
             frozen = self._layer
-            self._layer = IdLayer(self._recent.newest)
+            self._layer = IdLayer(self._recent.newest, self.slabs)
             if frozen.count > frozen.applied:
                 self._note(NotedIds(frozen.in_line()))  # again, so that they are no older than the layer
             frozen.cut()

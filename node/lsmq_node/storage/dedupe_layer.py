@@ -1,4 +1,4 @@
-"""Deduplication ids in memory: those that came since the last flush, in columns, in the order of the log.
+"""Deduplication ids in memory: those that came since the last flush, as rows in the order of the log.
 
 A row is one id that a message was stored under; its id is the 128 bits of its hash, spread by the queue it belongs to
 (:func:`.dedupe.scoped`), so that all queues of a shard lie together::
@@ -13,7 +13,7 @@ A row is one id that a message was stored under; its id is the 128 bits of its h
 Rows of writes that are in line stand at the end: what is dropped from the line is cut off. Where an id is there twice,
 as its window ended in between, the later row counts.
 
-Adding copies columns, and nothing is sorted for it: an id that is new is mostly told apart before anybody looks
+Adding copies them, and nothing is sorted for it: an id that is new is mostly told apart before anybody looks
 here (:mod:`.dedupe_recent`). Few are looked for among the keys, by one comparison of a whole column each. Once that has
 cost as much as sorting would, or many are looked for, the rows that have come since are sorted, into stretches that are
 joined by eights.
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 from lsmq import runtime
 
 from .columns import I64, U32, U64
+from .slabs import Slabs
 from .tiers import joined_tier
 
 #: One id, in memory and in files.
@@ -41,7 +41,10 @@ IdRows = NDArray[np.void]
 _HIGH = np.uint64(runtime.random_bits(64) | 1)
 _LOW = np.uint64(runtime.random_bits(64) | 1)
 _WHOLE_ROW = np.dtype((np.void, ROW.itemsize))
-_FIRST_ROWS = 512
+#: Of a layer: a row and its key.
+_ROW_BYTES = ROW.itemsize + 8
+#: Rows that a slab has room for: a layer is flushed before, but for many more that are in line.
+_SLAB_ROWS = 1 << 20
 #: Stretches of fewer rows count as ones of so many.
 _SMALL_ROWS = 1 << 10
 #: So many rows are taken at a time: what is computed of them stays in the processor's cache.
@@ -60,8 +63,9 @@ def keys_of(high: U64, low: U64) -> U64:
 
 
 def chosen_rows(rows: IdRows, places: I64) -> IdRows:
-    """``rows[places]``, as one piece of memory a row: numpy moves fields one by one."""
-    found: IdRows = rows.view(_WHOLE_ROW)[places].view(ROW)
+    """``rows[places]``, as one piece of memory a row: numpy moves fields one by one, and picks items slower than it
+    takes them."""
+    found: IdRows = rows.view(_WHOLE_ROW).take(places).view(ROW)
     return found
 
 
@@ -93,6 +97,11 @@ def newest_order(high: U64, low: U64) -> I64:
     return order[fresh]
 
 
+def id_slabs() -> Slabs:
+    """Memory for layers."""
+    return Slabs(_SLAB_ROWS * _ROW_BYTES, spares=1)
+
+
 @dataclass(frozen=True, slots=True)
 class IdColumns:
     """Ids that are stored, with their :func:`keys_of`; the time and the topic are one for all, or of each."""
@@ -111,19 +120,16 @@ class IdColumns:
 class IdLayer:
     """The ids of one memtable. Its owner lets one thread at a time look or change."""
 
-    def __init__(self, since: int = 0) -> None:
-        """``since``: see :class:`.RecentIds`."""
+    def __init__(self, since: int = 0, slabs: Slabs | None = None) -> None:
+        """``since``: see :class:`.RecentIds`. ``slabs``, of :func:`id_slabs`, lend the memory."""
         self.since = since
+        self._slabs = slabs or id_slabs()
         self.count = 0
         #: So many rows, the first, are of entries that are applied.
         self.applied = 0
-        # As long as one another; what lies behind the rows means nothing.
-        self._high: U64 = np.empty(_FIRST_ROWS, np.uint64)
-        self._low: U64 = np.empty(_FIRST_ROWS, np.uint64)
-        self._keys: U64 = np.empty(_FIRST_ROWS, np.uint64)
-        self._offsets: I64 = np.empty(_FIRST_ROWS, np.int64)
-        self._stored_ms: I64 = np.empty(_FIRST_ROWS, np.int64)
-        self._topics: U32 = np.empty(_FIRST_ROWS, np.uint32)
+        # As long as one another; what lies behind the first ``count`` means nothing.
+        self._keys: U64 = np.empty(0, np.uint64)
+        self._rows: IdRows = np.empty(0, ROW)
         self._stretches: list[_Stretch] = []  # of the rows from the first on, without gaps
         self._compared = 0  # rows, since the last of them
 
@@ -131,13 +137,12 @@ class IdLayer:
     def size_bytes(self) -> int:
         """Memory it takes."""
         sorted_bytes = sum(each.packed.nbytes for each in self._stretches)
-        return self.count * (ROW.itemsize + self._keys.itemsize) + sorted_bytes
+        return self.count * _ROW_BYTES + sorted_bytes
 
     def in_line(self) -> IdColumns:
         """Those that are not applied."""
-        begin, end = self.applied, self.count
-        columns = (self._high, self._low, self._keys, self._offsets, self._stored_ms, self._topics)
-        return IdColumns(*(each[begin:end] for each in columns))
+        keys, rows = self._keys[self.applied : self.count], self._rows[self.applied : self.count]
+        return IdColumns(rows["high"], rows["low"], keys, rows["offset"], rows["stored_ms"], rows["topic"])
 
     def key_pieces(self) -> Iterator[U64]:
         """:func:`keys_of` all rows, some at a time."""
@@ -146,43 +151,32 @@ class IdLayer:
 
     def kept(self) -> Iterator[IdRows]:
         """Those that are applied, in the order of their ids, of each the newest; some at a time."""
-        end = self.applied
-        order = end - 1 - newest_order(self._high[:end][::-1], self._low[:end][::-1])
-        topics = self._topics[:end]
-        one_topic = end > 0 and bool((topics == topics[0]).all())
+        rows = self._rows[: self.applied]
+        order = self.applied - 1 - newest_order(rows["high"][::-1], rows["low"][::-1])
         for begin in range(0, len(order), _PIECE_ROWS):
-            places = order[begin : begin + _PIECE_ROWS]
-            rows = np.empty(len(places), ROW)
-            rows["high"], rows["low"] = self._high[places], self._low[places]
-            rows["offset"], rows["stored_ms"] = self._offsets[places], self._stored_ms[places]
-            rows["topic"] = topics[0] if one_topic else topics[places]
-            yield rows
+            yield chosen_rows(rows, order[begin : begin + _PIECE_ROWS])
 
     def add(self, ids: IdColumns) -> None:
         """Ids that are stored from now on; what was here under them counts no more."""
         count, end = self.count, self.count + len(ids)
         if end > len(self._keys):
-            self._grow(1 << (end - 1).bit_length())
-        self._high[count:end] = ids.high
-        self._low[count:end] = ids.low
+            self._grow(end)
         self._keys[count:end] = ids.keys
-        self._offsets[count:end] = ids.offsets
-        self._stored_ms[count:end] = ids.stored_ms
-        self._topics[count:end] = ids.topics
+        rows = self._rows[count:end]
+        rows["high"], rows["low"], rows["offset"] = ids.high, ids.low, ids.offsets
+        rows["stored_ms"], rows["topic"] = ids.stored_ms, ids.topics
         self.count = end
 
-    def _grow(self, capacity: int) -> None:
-        def grown(column: NDArray[Any]) -> NDArray[Any]:
-            longer = np.empty(capacity, column.dtype)
-            longer[: self.count] = column[: self.count]
-            return longer
-
-        self._high, self._low, self._keys = grown(self._high), grown(self._low), grown(self._keys)
-        self._offsets, self._stored_ms, self._topics = (
-            grown(self._offsets),
-            grown(self._stored_ms),
-            grown(self._topics),
-        )
+    def _grow(self, count: int) -> None:
+        if count <= _SLAB_ROWS:
+            slab, capacity = self._slabs.take(), _SLAB_ROWS
+        else:
+            capacity = 1 << (count - 1).bit_length()
+            slab = np.empty(capacity * _ROW_BYTES, np.uint8)
+        keys: U64 = slab[: capacity * 8].view(np.uint64)
+        rows: IdRows = slab[capacity * 8 :].view(ROW)
+        keys[: self.count], rows[: self.count] = self._keys[: self.count], self._rows[: self.count]
+        self._keys, self._rows = keys, rows
 
     def cut(self) -> None:
         """What is in line is dropped."""
@@ -194,8 +188,8 @@ class IdLayer:
         """Which of these ids are here: their places among those asked for, the offsets, and when they were stored."""
         numbers = self._numbers(high, low, keys_of(high, low))
         places = np.flatnonzero(numbers >= 0)
-        numbers = numbers[places]
-        return places, self._offsets[numbers], self._stored_ms[numbers]
+        rows = chosen_rows(self._rows, numbers[places])
+        return places, rows["offset"], rows["stored_ms"]
 
     def _numbers(self, high: U64, low: U64, keys: U64) -> I64:
         """Of each id the number of its latest row, or -1."""
@@ -219,7 +213,8 @@ class IdLayer:
 
     def _same(self, numbers: I64, high: U64, low: U64) -> I64:
         """The numbers, or -1 where the row has another id."""
-        same: I64 = np.where((self._high[numbers] == high) & (self._low[numbers] == low), numbers, -1)
+        rows = chosen_rows(self._rows, numbers)
+        same: I64 = np.where((rows["high"] == high) & (rows["low"] == low), numbers, -1)
         return same
 
     def _latest(self, stretch: _Stretch, high: U64, low: U64, keys: U64) -> I64:
