@@ -232,7 +232,8 @@ class DedupeIds:
     def find(self, ids: BatchIds, since_ms: int) -> I64:
         """Of each record the offset its id was stored at, at ``since_ms`` or later; -1 where there is none.
 
-        They are taken for ids that are about to be noted. Reads the disk for ids that are there, and rarely for others. Raises ``CorruptFile``, ``StoreBusy``.
+        They are taken for ids that are about to be noted. Reads the disk for ids that are there, and rarely for others.
+        Raises ``CorruptFile``, ``StoreBusy``.
         """
         while True:
             with self._lock:
@@ -281,10 +282,13 @@ class DedupeIds:
 
     def _look(self, keys: U64) -> RecentLook:
         recent, layer = self._recent, self._layer
-        if recent.would_begin(len(keys)) and all(
-            each is layer or each.since < recent.oldest for each in self._sources
+        count = layer.count + len(keys)
+        if (
+            recent.would_begin(len(keys))
+            and recent.fits_one(count)
+            and all(each is layer or each.since < recent.oldest for each in self._sources)
         ):  # What has not been flushed is all that is known: then one filter knows it.
-            recent.begin_anew(layer.count + len(keys))
+            recent.begin_anew(count)
             layer.since = recent.newest
             for some in layer.key_pieces():
                 recent.look(some, bits_of(some))

@@ -139,10 +139,14 @@ class RecentIds:
         room = self._filters[-1].room
         return room < count if self.newest < len(_SIZES) - 1 else room <= 0
 
+    def fits_one(self, count: int) -> bool:
+        """Whether so many ids go into one filter."""
+        return count <= _SIZES[-1][1]
+
     def begin_anew(self, count: int) -> None:
-        """Forget all, and begin a filter for so many ids, or the largest: who holds ids adds them again."""
+        """Forget all, and begin a filter for so many ids, which fit: who holds ids adds them again."""
         self.newest += 1
-        while self.newest < len(_SIZES) - 1 and _SIZES[self.newest][1] < count:
+        while _SIZES[min(self.newest, len(_SIZES) - 1)][1] < count:
             self.newest += 1
         self._filters = [_Filter(*_SIZES[min(self.newest, len(_SIZES) - 1)])]
         self.oldest = self.newest
