@@ -22,6 +22,16 @@ from support.extent import leave_out, part_of
 def test_now_and_then(number):
     print("part", number, *part_of(range(100), 4))
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range({COUNT}))
+def test_slow(number):
+    print("slow", number)
+
+@pytest.mark.slow
+@pytest.mark.part(1)
+def test_slow_and_vital():
+    print("slow and vital")
+
 def test_always():
     print("always", *part_of(range(100), 4))
 """
@@ -37,7 +47,7 @@ def run(directory: Path, **environment: str) -> list[str]:
     )
     assert told.returncode == 0, told.stdout + told.stderr
     lines = [line.lstrip(".") for line in told.stdout.splitlines()]
-    return [line for line in lines if line.startswith(("part", "always"))]
+    return [line for line in lines if line.startswith(("part", "slow", "always"))]
 
 
 @pytest.fixture
@@ -45,21 +55,25 @@ def directory(tmp_path: Path) -> Path:
     (tmp_path / "test_made.py").write_text(TESTS)
     plugin = "from support.extent import leave_out as pytest_collection_modifyitems\n"
     (tmp_path / "conftest.py").write_text(plugin)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = part\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    part\n    slow\n")
     return tmp_path
 
 
 def test_a_run_of_the_suite_has_a_part_and_the_same_number_gives_the_same(directory: Path) -> None:
     found = run(directory, TEST_PART="17")
     assert found == run(directory, TEST_PART="17")
-    assert 1 < len(found) < COUNT and found[-1].startswith("always")
-    assert all(len(line.split()) >= 26 for line in found), "a fourth of a hundred each"
+    parts = [line for line in found if line.startswith("part")]
+    slow = [line for line in found if line.startswith("slow")]
+    assert 1 < len(parts) < COUNT and 2 < len(slow) < COUNT and slow[-1] == "slow and vital"
+    assert found[-1].startswith("always")
+    assert all(len(line.split()) >= 26 for line in [*parts, found[-1]]), "a fourth of a hundred each"
 
 
 def test_who_asks_for_tests_and_a_soak_have_all(directory: Path) -> None:
-    assert len(run(directory)) == COUNT + 1
+    every = 2 * COUNT + 2
+    assert len(run(directory)) == len(run(directory, TEST_PART="17", TEST_WHOLE="1")) == every
     whole = run(directory, TEST_PART="17", TEST_SOAK="1")
-    assert len(whole) == COUNT + 1 and whole[-1].split()[1:] == [str(number) for number in range(100)]
+    assert len(whole) == every and whole[-1].split()[1:] == [str(number) for number in range(100)]
 
 
 def test_each_is_drawn_in_one_of_so_many_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import difflib
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import Field, field, fields
+from dataclasses import MISSING, Field, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,17 @@ def setting(default: Any, description: str, *, range: tuple[int, int] | None = N
 def known_fields(kind: Any) -> Mapping[str, Field[Any]]:
     """The settings of a configuration dataclass by name. A field without a description is a part of another one."""
     return {entry.name: entry for entry in fields(kind) if "description" in entry.metadata}
+
+
+def chosen(config: Any) -> dict[str, Any]:
+    """Those of a configuration's ``to_dict()`` that are not as they are when nobody says anything."""
+    values = config.to_dict()
+    found: dict[str, Any] = {}
+    for name, entry in known_fields(type(config)).items():
+        value = getattr(config, name)
+        if value != (entry.default if entry.default_factory is MISSING else entry.default_factory()):
+            found[name] = chosen(value) if is_dataclass(value) else values[name]
+    return found
 
 
 def unknown_setting(source: str, name: str, known: typing.Iterable[str]) -> InvalidConfig:

@@ -203,6 +203,7 @@ def test_who_signs_out_is_out_at_once_and_elsewhere_still_in(realm: Realm) -> No
     elsewhere.get("/v1/whoami"), somebody.get("/v1/whoami")
 
 
+@pytest.mark.part(2)
 def test_a_session_goes_on_when_it_is_renewed_and_the_cookie_before_does_not(
     make_node: Callable[..., NodeProcess],
 ) -> None:

@@ -66,6 +66,7 @@ def check(load: Load) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.part(1)
 def test_nothing_acknowledged_is_lost_or_doubled_by_kills(make_node: Callable[..., NodeProcess]) -> None:
     node = make_node(segment_bytes=256 * 1024, memtable_bytes=4 * 1024 * 1024).start()
     load = Load(node)

@@ -212,6 +212,7 @@ def test_what_is_held_counts_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.part(2)
 def test_nothing_is_missed_or_doubled_however_sends_and_polls_fall(tmp_path: Path, seed: int) -> None:
     async def test(client: Session, broker: Broker) -> None:
         chance = random.Random(seed)

@@ -147,6 +147,7 @@ async def status_of(client: Session, sent: bytes) -> int:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.part(2)
 def test_nothing_that_is_sent_makes_the_node_fail(tmp_path: Path, seed: int) -> None:
     async def test(client: Session, broker: Broker) -> None:
         chance = random.Random(seed)

@@ -73,6 +73,7 @@ def _use(api: Api) -> None:
 
 
 @pytest.mark.parametrize("options", [(), ("--processes", "2")], ids=["one process", "two"])
+@pytest.mark.part(2)
 def test_a_node_goes_on_when_nobody_reads_its_log(tmp_path: Path, options: tuple[str, ...]) -> None:
     """As with ``lsmq serve 2>&1 | tee node.log``, and tee is gone."""
     reads, writes = os.pipe()

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from support.node_process import NodeProcess
 from support.waiting import eventually
 
@@ -156,6 +158,7 @@ def test_none_is_lost_when_the_node_is_killed_while_they_are_moved(make_node: Ca
     assert api.get("/v1/topics/t/usage").json()["messages"] == 0
 
 
+@pytest.mark.part(2)
 def test_none_of_what_is_dropped_is_lost_when_the_node_is_killed(make_node: Callable[..., NodeProcess]) -> None:
     node = make_node(segment_bytes=256 * 1024, memtable_bytes=4 * 1024 * 1024).start()
     api, count = Api(node.url), 6_000

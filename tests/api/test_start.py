@@ -159,10 +159,11 @@ def test_a_client_that_does_not_take_its_answer_is_no_error_of_the_node(make_nod
     assert "Traceback" not in node.log() and '"level": "error"' not in node.log()
 
 
-def test_effective_settings_are_logged(make_node: NodeMaker) -> None:
+def test_settings_that_are_not_the_default_are_logged_and_all_can_be_asked_for(make_node: NodeMaker) -> None:
     node = make_node(log_format="json", max_waiters=123).start()
-    assert '"max_waiters": 123' in node.log()
-    assert '"flush_mode": "sync"' in node.log()
+    assert '"max_waiters": 123' in node.log() and '"flush_mode"' not in node.log()
+    told = Api(node.url).get("/v1/status").json()["config"]
+    assert (told["max_waiters"], told["flush_mode"]) == (123, "sync")
 
 
 def test_what_a_node_writes_is_readable_by_its_own_user_alone(node: NodeProcess) -> None:

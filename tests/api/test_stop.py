@@ -19,6 +19,7 @@ from .calls import Api, pack
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.part(2)
 def test_a_signal_ends_an_idle_node_with_0(make_node: Callable[..., NodeProcess], number: signal.Signals) -> None:
     # Whoever runs the suite may have it outlive a terminal: then its children ignore SIGHUP.
     node = make_node().start(prefix=("env", "--default-signal=HUP"))

@@ -138,6 +138,7 @@ def test_damage_in_a_backup_is_named_refused_and_mended_by_the_next_one(node: No
     assert "not empty" in lsmq(node.url, "backup", "create", "--to", data, code=1)
 
 
+@pytest.mark.part(2)
 def test_a_killed_backup_is_gone_on_with_also_after_a_restart_of_the_node(
     make_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from .commands import QUEUES, command, held, lsmq, send
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.part(1)
 def test_a_cluster_s_backup_survives_a_leader_and_becomes_a_node_or_a_topic_of_another_one(
     cluster: LocalCluster, make_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:

@@ -290,7 +290,6 @@ def test_a_node_s_backup_becomes_a_cluster_where_one_directory_may_be_lacking_or
     assert held(node, "orders") == expected
 
 
-@pytest.mark.part(2)
 def test_shards_that_came_later_are_restored_too_and_groups_are_found_where_they_were(
     clusters: Callable[..., LocalCluster], make_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:
@@ -345,7 +344,6 @@ def stopped_voters(cluster: LocalCluster) -> list[str]:
     ]
 
 
-@pytest.mark.part(2)
 def test_voters_that_were_not_restored_alike_are_found_out(
     small: Filled, clusters: Callable[..., LocalCluster], tmp_path: Path
 ) -> None:

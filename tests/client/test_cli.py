@@ -319,6 +319,7 @@ def test_a_terminal_gets_a_progress_bar_and_a_pipe_does_not(
     assert b"sending" in shown and b"100000 messages" in shown
 
 
+@pytest.mark.part(2)
 def test_consuming_shows_how_far_it_is_on_a_terminal_and_prints_messages_elsewhere(
     shared_node: NodeProcess, topic: str, tmp_path: Path
 ) -> None:

@@ -42,6 +42,7 @@ def some_leader(status: ClusterStatus, number: int) -> str:
     return leaders[number % len(leaders)]
 
 
+@pytest.mark.part(1)
 async def test_leaders_killed_one_after_the_other(cluster: LocalCluster) -> None:
     async with (
         Client(urls(cluster)) as sending,

@@ -109,7 +109,6 @@ def test_the_blocking_producer_and_the_command_take_ids(shared_node: NodeProcess
 
 
 @pytest.mark.slow
-@pytest.mark.part(2)
 async def test_ids_hold_over_a_killed_leader_and_a_restart(cluster: LocalCluster) -> None:
     urls = [node.url for node in cluster.plan.nodes]
     async with Client(urls) as client:

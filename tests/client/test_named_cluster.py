@@ -34,7 +34,7 @@ async def produce(client: Client, stop: asyncio.Event) -> int:
     return rounds
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(1)
 async def test_leaders_die_and_readers_go_on(cluster: LocalCluster) -> None:
     async with Client([node.url for node in cluster.plan.nodes], deadline_ms=60_000) as client:
         topic = await client.create_topic(TOPIC, queues="named")

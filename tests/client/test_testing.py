@@ -94,6 +94,7 @@ def test_a_setting_that_does_not_exist_is_named(kind: type[NodeProcess | NodeThr
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.part(2)
 def test_a_node_that_cannot_start_says_why(kind: type[NodeProcess | NodeThread]) -> None:
     with NodeProcess() as node, pytest.raises(NodeNotStarted, match=r"(?i)in use"):
         kind(port=int(node.url.rpartition(":")[2])).start()
@@ -134,6 +135,7 @@ def is_there(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.part(2)
 def test_the_fixtures_give_a_node_a_session_and_a_topic_a_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

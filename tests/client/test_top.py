@@ -178,6 +178,7 @@ def test_json_has_what_a_node_does_now(shared_node: NodeProcess, topic_name: str
         assert (process.returncode, complaints) == (0, b"")
 
 
+@pytest.mark.part(2)
 def test_busy_topics_and_groups_that_are_behind_are_shown(
     make_node: Callable[..., NodeProcess], open_terminal: Callable[[str], Terminal]
 ) -> None:

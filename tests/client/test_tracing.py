@@ -253,6 +253,7 @@ async def test_a_collector_that_does_not_answer_costs_spans_and_is_told_of(
             assert answer.status == 200, "it does its work without"
 
 
+@pytest.mark.part(2)
 def test_replication_has_a_span_of_its_own(tmp_path: Path, collector: Collector) -> None:
     settings = {
         "segment_bytes": 4 << 20,

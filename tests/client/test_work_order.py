@@ -137,7 +137,7 @@ class _Workers(WorkQueue):
 
 
 @pytest.mark.slow
-@pytest.mark.part(2)
+@pytest.mark.part(1)
 async def test_leaders_die_and_no_key_is_out_of_order(cluster: LocalCluster) -> None:
     """Killed, or stopped for a while, twice: none of a key is handed out before the one before it is acknowledged, and
     none of before comes after it."""

@@ -79,7 +79,6 @@ def test_the_blocking_face_and_the_command_pick_too(shared_node: NodeProcess) ->
 
 
 @pytest.mark.slow
-@pytest.mark.part(2)
 async def test_what_was_picked_and_settled_outlives_its_leader(cluster: LocalCluster) -> None:
     async with Client([node.url for node in cluster.plan.nodes], deadline_ms=60_000) as client:
         await client.create_topic("wp", queues=6)

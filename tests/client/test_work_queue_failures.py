@@ -36,7 +36,6 @@ async def test_the_tasks_of_a_killed_consumer_come_to_others(shared_node: NodePr
 
 
 @pytest.mark.slow
-@pytest.mark.part(2)
 async def test_leaders_die_under_a_work_queue(cluster: LocalCluster) -> None:
     """Killed, or stopped for a while: what is acknowledged never comes again, all is done, dead letters come once."""
     topic = "work"

@@ -254,6 +254,7 @@ def test_where_the_system_has_no_room_for_a_process_the_others_go_on_until_it_ha
     assert node.stop() == 0
 
 
+@pytest.mark.part(2)
 async def test_more_processes_get_shards_and_fewer_must_have_given_them_away(tmp_path: Path) -> None:
     node = NodeProcess(tmp_path / "data", processes=2, shards=3)
     try:

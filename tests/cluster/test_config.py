@@ -15,6 +15,7 @@ from lsmq_node.cluster_config import ClusterConfig, VoterAddresses
 from lsmq_node.config import InvalidConfig, NodeConfig
 from lsmq_node.config_file import render, write
 from lsmq_node.replication.control import Timings
+from lsmq_node.settings import chosen
 
 VOTERS = {
     f"n{number}": {
@@ -44,6 +45,21 @@ def cluster_of(config: NodeConfig) -> ClusterConfig:
 
 def test_a_file_without_the_table_is_a_node_of_its_own(tmp_path: Path) -> None:
     assert NodeConfig.load(data=tmp_path).cluster is None
+
+
+def test_what_was_chosen_or_follows_from_it_is_told_and_nothing_else(tmp_path: Path) -> None:
+    assert chosen(NodeConfig.load(data=tmp_path, port=7700, flush_mode="async")) == {
+        "data": str(tmp_path),
+        "port": 7700,
+        "flush_mode": "async",
+    }
+    assert chosen(load(tmp_path, 'node = "n2"\nsecret_file = "s"\nshards = 5'))["cluster"] == {
+        "node": "n2",
+        "secret_file": "s",
+        "shards": 5,
+        "min_in_sync": 2,  # of three replicas: left out, it goes by their number
+        "voters": {id: VoterAddresses(**voter).to_dict() for id, voter in VOTERS.items()},
+    }
 
 
 def test_the_table_is_read(tmp_path: Path) -> None:

@@ -393,7 +393,6 @@ class Members:
 
 
 @pytest.mark.slow
-@pytest.mark.part(2)
 @pytest.mark.xdist_group("follower-reads")
 def test_queues_change_hands_while_they_are_read_at_a_follower(cluster: LocalCluster) -> None:
     """Members come, go and stay, and the follower they read at stands still meanwhile: each message is handled once."""

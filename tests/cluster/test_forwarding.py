@@ -296,7 +296,6 @@ def test_a_node_that_is_passed_what_it_does_not_lead_passes_nothing_on(
 
 
 @pytest.mark.slow
-@pytest.mark.part(2)
 def test_acknowledged_messages_outlive_a_leader_whoever_they_were_sent_through(
     cluster: LocalCluster, urls: list[str], topic: str
 ) -> None:

@@ -103,6 +103,7 @@ async def writes_go_on(nodes: Group, stored: Callable[[], int]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(part_in_number(12)))
+@pytest.mark.part(2)
 def test_nothing_acknowledged_is_lost_and_replicas_end_up_equal(tmp_path: Path, seed: int) -> None:
     async def test() -> None:
         chance = random.Random(seed)

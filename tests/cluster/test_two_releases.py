@@ -72,6 +72,7 @@ def all_in_sync(cluster: LocalCluster) -> None:
     eventually(lambda: all(len(shard.in_sync) == 3 for shard in cluster.status().shards), "all replicas are in sync")
 
 
+@pytest.mark.part(1)
 async def test_nodes_go_to_this_release_and_back_while_messages_come_and_go(
     cluster: LocalCluster, release_before: str, start_before: Callable[[str], None]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from click.testing import CliRunner
 
 from lsmq import Client
@@ -40,6 +41,7 @@ async def test_draining_the_last_node_says_that_nobody_can_take_what_it_has(node
     assert "lsmq node undrain p1" in told
 
 
+@pytest.mark.part(2)
 async def test_a_move_says_that_moves_are_paused_or_that_somebody_else_moved_it_elsewhere(node: NodeProcess) -> None:
     async with Client(node.url) as client:
         admin = ClusterAdmin(client)

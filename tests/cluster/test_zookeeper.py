@@ -179,6 +179,7 @@ def test_clients_alone_are_cut_off_from_zookeeper(site: Site, client: Client) ->
 
 
 @pytest.mark.parametrize("data", ["kept", "lost"])
+@pytest.mark.part(2)
 def test_zookeeper_ends_and_starts_again(site: Site, client: Client, data: str) -> None:
     server = site.ensemble.servers[0]
     server.stop(signal.SIGKILL)

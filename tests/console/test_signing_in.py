@@ -124,6 +124,7 @@ async def test_a_tenant_sees_what_is_its_own_and_is_told_what_is_not(make_node: 
             assert not await page.evaluate(f"{TEXT}.includes('of bank')")
 
 
+@pytest.mark.part(2)
 async def test_who_uses_the_page_stays_in_and_a_page_that_only_asks_by_itself_does_not(
     make_node: Callable[..., NodeProcess],
 ) -> None:

@@ -401,6 +401,7 @@ def test_a_paused_node_that_wakes_up_has_no_lease_before_it_knows_what_happened(
 
 
 @pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.part(2)
 def test_random_kills_and_pauses_lose_no_acknowledged_command(tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     acknowledged: dict[str, int] = {}

@@ -247,7 +247,6 @@ def works(group: Group) -> None:
     assert group.run(10.0, lambda: len(group.committed) > before), f"seed {group.seed}: not committed"
 
 
-@pytest.mark.part(2)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_voter_that_is_gone_is_replaced_and_then_another_one_may_die(seed: int) -> None:
     group = Group(seed)
@@ -360,7 +359,6 @@ def recovers(group: Group) -> None:
             assert replay(voter.disk.content)[0].state.term <= max(group.leaders), name
 
 
-@pytest.mark.part(2)
 @pytest.mark.parametrize("first", range(0, 60, 10))
 def test_no_storm_of_changes_breaks_an_invariant_and_after_it_commands_are_committed(first: int) -> None:
     changed = 0
@@ -371,7 +369,6 @@ def test_no_storm_of_changes_breaks_an_invariant_and_after_it_commands_are_commi
     assert changed > 20
 
 
-@pytest.mark.part(2)
 @pytest.mark.parametrize("first", range(100, 160, 20))
 def test_a_voter_that_was_not_filled_breaks_no_invariant_either(first: int) -> None:
     for seed in range(first, first + 20):

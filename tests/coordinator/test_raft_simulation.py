@@ -109,6 +109,7 @@ def test_however_slow_all_disks_are_a_leader_that_dies_is_replaced_within_second
 
 
 @pytest.mark.parametrize("work_s", [0.01, 0.05])
+@pytest.mark.part(2)
 def test_voters_whose_threads_come_late_keep_their_leader(work_s: float) -> None:
     """Others of the process hold the interpreter: each thing a voter does takes its time."""
     for seed in range(5):
@@ -188,7 +189,6 @@ def _eager_send(outbox: Outbox, receiver: str, message: RaftMessage, after: int 
 
 
 @pytest.mark.slow
-@pytest.mark.part(2)
 @pytest.mark.parametrize(
     ("where", "name", "bug"),
     [

@@ -43,7 +43,6 @@ def test_every_drill_stands_in_the_page_on_operations() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.part(2)
 @pytest.mark.parametrize("kind", DRILLS_BY_KIND)
 def test_nothing_is_lost_when(kind: str, tmp_path: Path) -> None:
     """One drill of each kind, up to chance; all in a soak."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from api.calls import Api
 from support.node_process import NodeProcess
 from support.waiting import eventually
@@ -12,6 +14,7 @@ from support.waiting import eventually
 from .test_series import commit
 
 
+@pytest.mark.part(2)
 def test_topics_are_busy_while_messages_come_or_go(node: NodeProcess) -> None:
     api = Api(node.url)
     for name in ("quiet", "busy", "idle"):

@@ -88,7 +88,6 @@ def test_every_job_runs_as_a_command_and_shows_its_progress(
 
 
 @pytest.mark.slow
-@pytest.mark.part(2)
 def test_a_topic_is_archived_by_a_command(shared_node: NodeProcess, topic_name: str, tmp_path: Path) -> None:
     with Client(shared_node.url) as client:
         client.create_topic(topic_name, queues=2)

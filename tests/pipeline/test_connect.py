@@ -41,7 +41,6 @@ def run(*words: str, code: int = 0) -> str:
     return done.stderr if code else done.stdout
 
 
-@pytest.mark.part(2)
 def test_programs_and_jobs_go_through_a_server_and_need_no_java_of_their_own(
     shared_node: NodeProcess, topic: str, tmp_path: Path
 ) -> None:

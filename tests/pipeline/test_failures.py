@@ -106,7 +106,6 @@ def kill_and_start_again(cluster: LocalCluster, pause: Pause, shard: int) -> Non
     cluster.start(victim)
 
 
-@pytest.mark.part(2)
 def test_a_failed_over_leader_costs_a_write_nothing(
     spark: SparkSession, cluster: LocalCluster, client: Client, url: str, topic_name: str, tmp_path: Path
 ) -> None:
@@ -142,7 +141,6 @@ def test_a_failed_over_leader_costs_a_read_nothing(
         assert reading.result() == list(range(5000))
 
 
-@pytest.mark.part(2)
 @pytest.mark.parametrize("sink", ["lsmq", "parquet"])
 def test_a_failed_over_leader_costs_a_stream_nothing(
     spark: SparkSession, cluster: LocalCluster, client: Client, url: str, topic_name: str, tmp_path: Path, sink: str

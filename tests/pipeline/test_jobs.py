@@ -54,6 +54,7 @@ def stored(client: Client, topic: str) -> dict[int, list[tuple[str | None, bytes
     return found
 
 
+@pytest.mark.part(1)
 def test_an_archive_goes_on_holds_every_message_once_and_comes_back_in_order(
     spark: SparkSession, client: Client, connection: dict[str, Any], topic_name: str, tmp_path: Path
 ) -> None:

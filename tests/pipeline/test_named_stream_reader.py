@@ -61,6 +61,7 @@ def test_a_stream_begins_at_its_latest_or_at_a_time(shared_node: NodeProcess, se
 
 
 @pytest.mark.parametrize("limit", [7, 64])
+@pytest.mark.part(2)
 def test_batches_are_as_large_as_they_may_be_and_never_larger(
     shared_node: NodeProcess, sender: NamedSender, limit: int
 ) -> None:

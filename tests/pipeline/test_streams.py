@@ -88,6 +88,7 @@ def test_only_appending_is_taken_and_foreach_batch_writes_what_an_update_changed
     assert sorted((row.key, int(row.body)) for row in topic.read().collect()) == [(f"key-{key}", 5) for key in range(8)]
 
 
+@pytest.mark.part(1)
 def test_a_stream_from_topic_to_topic_is_exact_over_a_replay(topic: SparkTopic, files: StreamFiles) -> None:
     source = replace(topic, name=f"{topic.name}-in")
     source.send(300)

@@ -89,6 +89,7 @@ def check_page(page: str, rows: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ALONE)
+@pytest.mark.part(4)
 def test_a_row_runs_without_peers_and_is_reported(name: str, tmp_path: Path) -> None:
     said = run_suite(only=name, peers="none", report=str(tmp_path / "report"), directory=str(tmp_path))
     jsonschema.validate(said.result, schema())
@@ -106,6 +107,7 @@ def test_a_row_runs_without_peers_and_is_reported(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", soaked(["contest", "cold-read", "write-amplification"], but=["write-amplification"]))
+@pytest.mark.part(4)
 def test_the_store_is_measured_beside_rocksdb(name: str, tmp_path: Path) -> None:
     if engines.ROCKSDB not in engines.available()[0]:
         pytest.skip(engines.ROCKSDB_REMEDY)
@@ -114,6 +116,7 @@ def test_the_store_is_measured_beside_rocksdb(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", soaked(["thesis", "single", "many-topics"], but=["many-topics"]))
+@pytest.mark.part(4)
 def test_a_node_is_measured_beside_redis(name: str, tmp_path: Path) -> None:
     if remedy := system("redis").lacks():
         pytest.skip(remedy)

@@ -76,7 +76,6 @@ def test_the_demo_holds_every_check_through_a_kill(table: Path, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.part(2)
 def test_the_demo_fails_when_acknowledged_writes_are_lost(table: Path, tmp_path: Path) -> None:
     script = tmp_path / "lossy.py"
     script.write_text(LOSSY_DEMO)

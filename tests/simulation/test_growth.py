@@ -25,7 +25,6 @@ def growing(seed: int) -> list[Fault]:
 
 
 @pytest.mark.slow
-@pytest.mark.part(2)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_shards_come_amid_faults_and_nothing_is_lost(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "TROUBLE_S", _END_S)

@@ -30,7 +30,6 @@ def burnt_down(seed: int, *, told: bool) -> list[Fault]:
 
 
 @pytest.mark.slow
-@pytest.mark.part(2)
 @pytest.mark.parametrize("told", [True, False], ids=["told", "by-itself"])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_voter_that_is_lost_is_replaced_amid_faults_and_nothing_is_lost(

@@ -48,9 +48,9 @@ TINY: dict[str, Any] = {**SMALL, "max_message_bytes": 8 * KIB, "memtable_bytes":
 
 
 def profile(examples: int, steps: int = 40) -> settings:
-    """Hypothesis settings: a sixth of the examples, others each time; in a soak all."""
+    """Hypothesis settings: a tenth of the examples, others each time; in a soak all."""
     return settings(
-        max_examples=part_in_number(examples, 6),
+        max_examples=part_in_number(examples, 10),
         stateful_step_count=steps,
         deadline=None,
         print_blob=True,

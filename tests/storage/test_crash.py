@@ -90,7 +90,7 @@ def final_view(work: Workload, disk: Drive) -> View:
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_a_crash_at_any_operation_loses_nothing_acknowledged(tmp_path: Path, group: int) -> None:
     log = dry_run(tmp_path)
-    for nth in part_of(range(1 + group, len(log) + 1, GROUPS), 8):
+    for nth in part_of(range(1 + group, len(log) + 1, GROUPS), 16):
         work = workload(tmp_path / str(nth), seed=nth)
         point = work.disk.at(nth)
         with contextlib.suppress(PowerCut, LsmqError):

@@ -606,6 +606,7 @@ def test_a_damaged_file_of_ids_is_named_kept_and_repaired_as_far_as_it_goes(tmp_
         assert places(repaired.append(topic.id, named("in the log"))) == ([1_000], [True])
 
 
+@pytest.mark.part(2)
 def test_ids_are_known_while_flushes_and_merges_move_them(tmp_path: Path) -> None:
     """One thread sends and repeats, the store's own flush and merge; no repeat is ever missed."""
     with ShardStore.open(tmp_path / "s", small(memtable_bytes=256 << 10)) as store:

@@ -65,7 +65,7 @@ def recovered(work: Workload, disk: Drive) -> None:
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_a_full_disk_at_any_operation_is_survived(tmp_path: Path, group: int, lasting: bool) -> None:
     count = operations(tmp_path, TAKES_SPACE)
-    for nth in part_of(range(1 + group, count + 1, GROUPS), 8):
+    for nth in part_of(range(1 + group, count + 1, GROUPS), 16):
         work = workload(tmp_path / str(nth), seed=nth)
         point = work.disk.at(nth, errno.ENOSPC, TAKES_SPACE, lasting=lasting)
         try:
@@ -107,7 +107,7 @@ def run_through_full_disk(work: Workload) -> None:
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_a_failing_operation_stops_the_shard_and_loses_nothing(tmp_path: Path, group: int) -> None:
     count = len(dry_log(tmp_path))
-    for nth in part_of(range(1 + group, count + 1, GROUPS), 8):
+    for nth in part_of(range(1 + group, count + 1, GROUPS), 16):
         work = workload(tmp_path / str(nth), seed=nth)
         work.disk.at(nth, errno.EIO)
         try:

@@ -186,6 +186,7 @@ def test_a_flush_that_is_struck_at_any_instruction_happens_all_the_same_or_not(q
     queues.reopen()
 
 
+@pytest.mark.part(2)
 def test_opening_and_closing_can_be_struck_at_any_line_and_tried_again(tmp_path: Path) -> None:
     nth = 1
     opened = closed = False

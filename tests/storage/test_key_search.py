@@ -120,6 +120,7 @@ steps = st.lists(
     st.sampled_from([None, 2]),
     st.data(),
 )
+@pytest.mark.part(2)
 def test_a_search_finds_what_looking_at_everything_would_newest_first(
     tmp_path_factory: pytest.TempPathFactory,
     done: list[tuple[str, Any]],

@@ -421,6 +421,7 @@ def test_producers_are_known_while_flushes_and_merges_move_them(tmp_path: Path) 
         assert again.duplicate and again.offsets.tolist() == answers[1]
 
 
+@pytest.mark.part(2)
 def test_twenty_thousand_producers_are_all_remembered_after_a_restart(tmp_path: Path, disk: Drive) -> None:
     """None makes room for another: the first one's retry is answered as then, and so is the last one's."""
     count = 20_000

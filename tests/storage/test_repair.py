@@ -110,6 +110,7 @@ def damages(path: Path) -> Iterator[tuple[str, int, Change | None]]:
 
 
 @pytest.mark.parametrize("pattern", ["tables/*.tbl", "tables/*.ckp", "MANIFEST", "LOG_MARK", "wal/*.wal"])
+@pytest.mark.part(2)
 def test_whatever_is_damaged_the_rest_is_saved_and_the_loss_is_named(
     filled: Filled, tmp_path: Path, pattern: str
 ) -> None:

@@ -18,12 +18,14 @@ Item = TypeVar("Item")
 
 #: Whether everything is tried.
 SOAK = os.environ.get("TEST_SOAK") == "1"
-#: Whether a run leaves out tests that say ``pytest.mark.part``: the suite does; who asks for a test gets it.
-LEAVES_OUT = "TEST_PART" in os.environ and not SOAK
+#: Whether a run leaves out some tests that say ``pytest.mark.part``, or are slow: the suite does. Who asks gets all.
+LEAVES_OUT = "TEST_PART" in os.environ and not SOAK and os.environ.get("TEST_WHOLE") != "1"
+#: Of slow tests that say nothing else a run has one of so many.
+SLOW_SHARE = 3
 _PART = os.environ.get("TEST_PART") or str(random.SystemRandom().randrange(1 << 30))
 
 
-def part_of(items: Sequence[Item], share: int = 4) -> Sequence[Item]:
+def part_of(items: Sequence[Item], share: int = 8) -> Sequence[Item]:
     """One of ``share`` of them, evenly spread, which ones is up to chance; all in a soak.
 
     Ask inside a test, whose failure says which it was.
@@ -32,7 +34,7 @@ def part_of(items: Sequence[Item], share: int = 4) -> Sequence[Item]:
     return items if SOAK else items[_drawn(test, min(share, len(items))) :: share]
 
 
-def part_in_number(count: int, share: int = 4) -> int:
+def part_in_number(count: int, share: int = 8) -> int:
     """So many in a soak, and one of ``share`` of them else: of what is made up anew, as Hypothesis' examples are."""
     return count if SOAK else max(1, count // share)
 
@@ -43,13 +45,23 @@ def soaked(items: Iterable[Any], *, but: Collection[Any]) -> list[Any]:
 
 
 def leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of tests marked ``part(share)`` a run of the suite has one of ``share``, and another one the others."""
+    """Of tests marked ``part(share)`` a run of the suite has one of ``share``, and another one the others.
+
+    So it is with slow ones, of which those that each run has say ``part(1)``.
+    """
     if not LEAVES_OUT:
         return
-    left = {item for item in items if not all(_is_drawn(item, mark.args[0]) for mark in item.iter_markers("part"))}
+    left = {item for item in items if not _is_drawn(item, _share_of(item))}
     if left:
         config.hook.pytest_deselected(items=list(left))
         items[:] = [item for item in items if item not in left]
+
+
+def _share_of(item: pytest.Item) -> int:
+    said = item.get_closest_marker("part")
+    if said is None:
+        return 1 if item.get_closest_marker("slow") is None else SLOW_SHARE
+    return int(said.args[0])
 
 
 def _is_drawn(item: pytest.Item, share: int) -> bool:

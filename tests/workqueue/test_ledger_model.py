@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -273,6 +274,7 @@ WorkQueueMachine.TestCase.settings = settings(max_examples=part_in_number(40, 3)
 TestWorkQueue = WorkQueueMachine.TestCase
 
 
+@pytest.mark.part(2)
 def test_a_stubborn_message_costs_nothing_as_others_pass_it() -> None:
     ends = [100_000]
     ledger = WorkLedger(SETTINGS, 1, lambda queue: 0, lambda queue: ends[0])

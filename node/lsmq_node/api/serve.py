@@ -23,6 +23,7 @@ from typing import Protocol
 import structlog
 from aiohttp import web
 
+import lsmq
 from lsmq import runtime
 from lsmq.errors import LsmqError
 from lsmq_coordinator.tls import Certificates
@@ -32,6 +33,7 @@ from lsmq_node.descriptors import shares
 from lsmq_node.listening import listening_socket
 from lsmq_node.metrics import DoorMetrics
 from lsmq_node.node import Node, running_node
+from lsmq_node.settings import chosen
 from lsmq_node.tls_settings import client_files
 
 from . import logs
@@ -125,7 +127,7 @@ async def serving(config: NodeConfig) -> AsyncIterator[Node]:
                 listening.enter_context(listening_socket(config.admin_host, config.admin_port, "admin_port"))
             )
             config = dataclasses.replace(config, admin_port=listeners[1].getsockname()[1])
-        _log.info("starting", pid=os.getpid(), **config.to_dict())
+        _log.info("starting", version=lsmq.__version__, pid=os.getpid(), **chosen(config) | {"data": config.data_text})
         if config.is_exposed:
             _log.warning(
                 "insecure",

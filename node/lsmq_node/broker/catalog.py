@@ -60,12 +60,14 @@ class NodeCatalog:
         return self._placed(topic)
 
     def _placed(self, topic: StoredTopic) -> StoredTopic:
-        """The topic with its ranges, where it has grown: of the queues that it has, for they come after their places."""
+        """The topic with its ranges, where it has grown: of the queues it has, which come after their places."""
         ranges = self._ranges.get(topic.id)
         if ranges is None:
             return topic
         if not topic.named and ranges[-1][1] > topic.queues:
-            ranges = tuple((first, min(end, topic.queues), shard) for first, end, shard in ranges if first < topic.queues)
+            ranges = tuple(
+                (first, min(end, topic.queues), shard) for first, end, shard in ranges if first < topic.queues
+            )
         return replace(topic, ranges=ranges)
 
     def add(self, stores: Sequence[ShardStore]) -> None:
