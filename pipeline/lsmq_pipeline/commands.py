@@ -158,8 +158,8 @@ def replay(
     """Write what the archive at PATH has of topic SOURCE to topic TARGET, each queue in its order."""
     from lsmq_pipeline.jobs.replay import replay as job
 
-    times = {"since_ms": _ms(since), "until_ms": _ms(until), "expired_by_ms": _ms(expired_by)}
-    return job(name=name or secrets.token_hex(4), **times, **given)
+    given |= {"since_ms": _ms(since), "until_ms": _ms(until), "expired_by_ms": _ms(expired_by)}
+    return job(name=name or secrets.token_hex(4), **given)
 
 
 @click.command()
