@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from lsmq import runtime
 from lsmq.messages import (
@@ -50,8 +51,22 @@ def parts_of(body: Body, options: MessageOptions) -> MessageParts:
         return body, None, None, options["queue"], None
     key, tag, queue = options.get("key"), options.get("tag"), options.get("queue")
     if len(options) > (key is not None) + (tag is not None) + (queue is not None):
-        return _with_extras(body, **options)
+        try:
+            return _with_extras(body, **options)
+        except TypeError:
+            check_options(options)
+            raise
     return body, key, tag, queue, None
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raises ``TypeError`` for the first that no message has, with what may be meant."""
+    known = MessageOptions.__annotations__
+    for name in options:
+        if name not in known:
+            meant = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"did you mean {meant[0]}?" if meant else f"there are {', '.join(known)}"
+            raise TypeError(f"a message has no {name!r}; {hint}")
 
 
 def _with_extras(

@@ -201,13 +201,13 @@ class Transport:
         except aiohttp.InvalidURL as error:
             raise LsmqError(f"{url!r} is not a URL of a node; it looks like http://host:7600") from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise ConnectionFailed(f"no connection to {_node(url)}: {_reason(error)}", url=url, sent=False) from error
+            raise _no_connection(url, error, refusal(error)) from error
         except TimeoutError as error:
             within_s = min(timeout_s, stall_s or timeout_s)
             raise TimedOut(f"no answer from {url} within {within_s:.1f} s", url=url, sent=True) from error
         except (aiohttp.ClientError, OSError) as error:
             if (refused := refusal(error)) is not None:
-                raise ConnectionFailed(f"no connection to {_node(url)}: {refused}", url=url, sent=False) from error
+                raise _no_connection(url, error, refused) from error
             raise ConnectionFailed(
                 f"the connection to {url} broke before the answer: {_reason(error)}", url=url, sent=True
             ) from error
@@ -240,7 +240,7 @@ class Transport:
         except TimeoutError as error:
             raise TimedOut(f"no answer from {url} within {timeout_s:.1f} s", url=url, sent=True) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ConnectionFailed(f"no connection to {_node(url)}: {_reason(error)}", url=url, sent=False) from error
+            raise _no_connection(url, error, refusal(error)) from error
 
     async def close(self) -> None:
         """Close all connections. Requests under way fail."""
@@ -262,10 +262,14 @@ def _node(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
+def _no_connection(url: str, error: BaseException, refused: str | None) -> ConnectionFailed:
+    """``refused``: what TLS has against it; then somebody is there."""
+    said = {} if refused is None else {"tls": refused}
+    return ConnectionFailed(f"no connection to {_node(url)}: {refused or _reason(error)}", url=url, sent=False, **said)
+
+
 def _reason(error: BaseException) -> str:
     """In the system's words where it said something, else in those of the library."""
-    if (refused := refusal(error)) is not None:
-        return refused
     if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno is not None:
         found = error.os_error
         return str(found.strerror) if isinstance(found, socket.gaierror) else os.strerror(error.os_error.errno)

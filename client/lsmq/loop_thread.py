@@ -47,6 +47,25 @@ class LoopThread:
             future.cancel()
             raise
 
+    def call_to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same; where an interrupt cancels it, its end is waited for. Another interrupt waits for nothing."""
+        started: list[asyncio.Future[T]] = []
+
+        async def whole() -> T:
+            started.append(asyncio.ensure_future(work))
+            return await started[0]
+
+        async def its_end() -> None:
+            if started:
+                await asyncio.wait(started)
+
+        try:
+            return self.call(whole())
+        except KeyboardInterrupt:
+            self.call(its_end())
+            work.close()  # Where it has not even begun.
+            raise
+
     def do(self, work: Callable[[], T]) -> T:
         """Call ``work``, which waits for nothing, in the loop; its result."""
 

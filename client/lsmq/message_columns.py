@@ -129,6 +129,11 @@ class MessageBatch:
         """Of each message, its type. Raises ``InvalidBatch``."""
         return [header.type for header in self.headers_of]
 
+    @property
+    def queue_names(self) -> list[str] | None:
+        """Of each message, the name of its queue; None where the topic has none."""
+        return None if self.names is None else [self.names[queue] for queue in self.queues.tolist()]
+
     def body(self, row: int) -> memoryview:
         """The body of a message, where it lies in ``payload``."""
         return self.payload[int(self.starts[row]) : int(self.ends[row])]
@@ -186,7 +191,8 @@ class MessageBatch:
         return _unpickled, (self.topic, self.topic_id, own.payload.tobytes(), columns, names)
 
     def to_arrow(self) -> Any:
-        """A ``pyarrow.Table``: topic, queue, offset, stored_ms, priority, subpriority, key, tag, type, body.
+        """A ``pyarrow.Table``: topic, queue, offset, stored_ms, priority, subpriority, key, tag, type, body; of a named
+        topic queue_name as well.
 
         Bodies stay where they are, unless headers lie between them. Keys are bytes. Raises ``ImportError`` without
         pyarrow, and ``InvalidBatch``.
@@ -194,6 +200,7 @@ class MessageBatch:
         import pyarrow as pa
 
         keys = [key.encode() if isinstance(key, str) else key for key in self.keys]
+        names = {} if self.names is None else {"queue_name": pa.array(self.queue_names, pa.string())}
         return pa.table(
             {
                 "topic": pa.repeat(self.topic, len(self)),
@@ -206,6 +213,7 @@ class MessageBatch:
                 "tag": pa.array(self.tags, pa.string()),
                 "type": pa.array(self.types, pa.string()),
                 "body": self._arrow_bodies(pa),
+                **names,
             }
         )
 

@@ -61,7 +61,7 @@ _log = logging.getLogger("lsmq")
 
 
 def _no_queue(key: Key | None, body: bytes, queues: int) -> int:
-    raise InvalidRequest("the topic has queues with names, and the message names none; say queue='...'")
+    raise InvalidRequest("the topic has queues with names, and the message names none; say queue (--queue)")
 
 
 class Producer:

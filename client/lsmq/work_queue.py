@@ -197,13 +197,20 @@ class WorkQueue(Iterated[Task]):
                 return
             self._closed = True
             self._changed.wake()
-            if self._pulling is not None:
-                self._background.drop(self._pulling)
-                await asyncio.gather(self._pulling, return_exceptions=True)
-            self._end_keeping()
-            await self._release(self._ahead)
-            self._ahead.clear()
+            await self._put_back()
             await self._settler.close()
+
+    async def _put_back(self) -> None:
+        """Ask for nothing more, and give back what nobody took."""
+        if self._pulling is not None:
+            self._background.drop(self._pulling)
+            await asyncio.gather(self._pulling, return_exceptions=True)
+        self._end_keeping()
+        ahead = list(self._ahead)
+        self._ahead.clear()
+        for task in ahead:
+            self._kept.pop(task, None)
+        await self._release(ahead)
 
     async def poll(self, max_messages: int = DEFAULT_MAX_MESSAGES, timeout_ms: float | None = None) -> list[Task]:
         """Up to ``max_messages`` tasks, waiting for the first; none after ``timeout_ms``."""
@@ -222,25 +229,37 @@ class WorkQueue(Iterated[Task]):
 
         A task is kept hidden while its handler runs. When that returns, the task is acknowledged, unless the handler
         settled it; when it raises, the task is given back as failed, with the exception as the reason. A handler that
-        is cancelled gives its task back as if it had not been delivered.
+        is cancelled gives its task back as if it had not been delivered. So does this, when it ends or is cancelled,
+        with tasks that wait for a handler.
 
         What fails is said in warnings of the logger ``lsmq``: at once, then at most once a minute with how many more.
         """
+        await self._run(handler, concurrency)
+
+    async def _run(self, handler: TaskHandler, concurrency: int, *, cancel: bool = True) -> None:
+        """``cancel``: handlers can be, as coroutines; threads run on, and are waited for."""
         if concurrency < 1:
             raise InvalidRequest(f"concurrency is {concurrency}; it must be at least 1")
         if (tracing := self._client._tracing) is not None:
             handler = tracing.handling(handler, lambda task: task.message)
         self._hands = concurrency
-        workers = BackgroundTasks()
-        working = [workers.begin(self._work(handler), f"lsmq worker of {self.topic}") for _ in range(concurrency)]
+        workers, busy = BackgroundTasks(), set[asyncio.Task[None]]()
+        working = [workers.begin(self._work(handler, busy), f"lsmq worker of {self.topic}") for _ in range(concurrency)]
         try:
             await workers.until(asyncio.wait(working))
         finally:
+            self._hands = 0
+            if not cancel:
+                for idle in set(working) - busy:
+                    workers.drop(idle)
+                await asyncio.gather(*busy, return_exceptions=True)
             await workers.end()
-            self._hands = None
+            await self._put_back()
 
-    async def _work(self, handler: TaskHandler) -> None:
-        while True:
+    async def _work(self, handler: TaskHandler, busy: set[asyncio.Task[None]]) -> None:
+        worker = asyncio.current_task()
+        assert worker is not None
+        while self._hands:
             try:
                 task = await self._next()
             except ClientClosed:
@@ -250,9 +269,11 @@ class WorkQueue(Iterated[Task]):
             task._since = asyncio.get_running_loop().time()
             self._kept[task] = None
             self._asking += 1
+            busy.add(worker)
             try:
                 await self._handle(handler, task)
             finally:
+                busy.discard(worker)
                 self._asking -= 1
                 self._kept.pop(task, None)
                 self._puller.look()
@@ -397,6 +418,8 @@ class WorkQueue(Iterated[Task]):
         return None
 
     async def _next(self) -> Task:
+        if self._hands == 0:  # Nobody took any more; now somebody does, without hands that are counted.
+            self._hands = None
         while True:
             if self._closed:
                 raise ClientClosed("this work queue is closed; make a new one")

@@ -149,7 +149,7 @@ class NodeConfig(BackupConfig):
         64 * MIB,
         "Size of a log segment file. Fixed once the data directory exists; in a cluster at founding, for all nodes.",
         range=(64 * KIB, 1024 * MIB),
-        hazard="One a shard takes its place on the disk from the start, a second once a quarter of it is used.",
+        hazard="Space is taken as the log grows; two files of a log that was flushed are kept to be used again.",
     )
     max_waiting_bytes: int = setting(
         64 * MIB,

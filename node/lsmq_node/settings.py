@@ -16,9 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from lsmq.errors import InvalidRequest
+from lsmq.units import duration_ms, size_bytes
 
 KIB = 1024
 MIB = 1024 * KIB
+
+#: Settings that end so may be written with a unit.
+_UNITS = {"_bytes": size_bytes, "_ms": duration_ms}
 
 
 class InvalidConfig(InvalidRequest):
@@ -79,10 +83,7 @@ def convert(value: Any, kind: Any, what: str) -> Any:
     if isinstance(value, kind) and not isinstance(value, bool):
         return value
     if kind is int and isinstance(value, str):
-        try:
-            return int(value.replace("_", ""))
-        except ValueError:
-            raise InvalidConfig(f"{what} is {value!r}; it must be an integer", setting=what) from None
+        return _number(value, what)
     if kind is Path and isinstance(value, str):
         return Path(value)
     if issubclass(kind, Enum) and isinstance(value, str | Enum):
@@ -94,6 +95,20 @@ def convert(value: Any, kind: Any, what: str) -> Any:
             raise InvalidConfig(f"{what} is {text!r}; it must be one of {choices}", setting=what) from None
     name = {int: "an integer", str: "text", Path: "a path"}.get(kind, f"one of {kind.__name__}")
     raise InvalidConfig(f"{what} is {value!r}; it must be {name}", setting=what)
+
+
+def _number(text: str, what: str) -> int:
+    """An integer; of a size also ``64KiB``, and of a length of time ``30s``."""
+    try:
+        return int(text.replace("_", ""))
+    except ValueError:
+        unit = next((unit for ending, unit in _UNITS.items() if what.endswith(ending)), None)
+    try:
+        if unit is not None:
+            return unit(text)
+    except ValueError as error:
+        raise InvalidConfig(f"{what}: {error}", setting=what) from None
+    raise InvalidConfig(f"{what} is {text!r}; it must be an integer", setting=what)
 
 
 def plain(value: Any) -> Any:

@@ -107,7 +107,7 @@ def test_an_acknowledgement_that_cannot_be_stored_is_refused_and_counts_when_it_
     async def test(session: Session, broker: Broker) -> None:
         await send(session, "0", "1")
         messages = await pop(session)
-        with patch.object(SegmentFiles, "prepare_all", side_effect=full):
+        with patch.object(SegmentFiles, "prepare", side_effect=full):
             assert await settle(session, "ack", messages[:1]) == 507
         await comes_true(lambda: not broker.topology.ports()[0].store.disk_full, "there is space")
         # What is stored was read again; what is in flight stays hidden from others, and its receipts count.

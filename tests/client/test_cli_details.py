@@ -16,7 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from api.calls import Api
-from lsmq.cli import root
+from lsmq import sync
+from lsmq.cli import main, root
 from lsmq.cli.options import SIZE
 from lsmq.cli.render import counted, print_table
 from lsmq_node.storage.wal import Appender, EntryKind, encode_entry_header, segment_name
@@ -309,3 +310,30 @@ def test_types_times_to_live_and_conditions_are_sent_picked_and_committed(
     assert (row["committed"], row["lag"]) == (10, 0), "also what was passed over"
     refused = run(shared_node, "consume", topic_name, "--filter", "n >")
     assert refused.exit_code == 1 and "at character 4" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["send", "t"], "lsmq produce"),
+        (["queue", "create", "t"], "lsmq queue declare"),
+        (["dlq", "retry"], "lsmq dlq replay"),
+    ],
+)
+def test_what_other_brokers_call_a_command_leads_to_it(
+    capsys: pytest.CaptureFixture[str], words: list[str], meant: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.endswith(f"Did you mean '{meant}'?\n")
+
+
+def test_an_option_that_no_message_has_is_told_with_what_is_meant(shared_node: NodeProcess) -> None:
+    with sync.Client(shared_node.url) as client:
+        client.create_topic("options-of-messages", queues=1)
+        with sync.Producer(client, "options-of-messages") as producer:
+            with pytest.raises(TypeError, match="a message has no 'delay'; did you mean delay_ms"):
+                producer.send("x", delay=10)  # type: ignore[call-arg]
+            with pytest.raises(TypeError, match="a message has no 'colour'; there are"):
+                producer.send("x", colour="red")  # type: ignore[call-arg]

@@ -174,6 +174,20 @@ async def test_arrow(shared_node: NodeProcess, topic_name: str) -> None:
         assert sorted(int(body) for body in table["body"].to_pylist()) == list(range(40))
         assert sorted(key for key in table["key"].to_pylist() if key) == [b"k23", b"k3"]
         assert table["topic"].to_pylist() == [topic_name] * 40
+        assert "queue_name" not in table.column_names
+
+
+async def test_rows_of_a_named_topic_say_the_names_of_their_queues(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues="named")
+        async with Producer(client, topic_name) as producer:
+            for number in range(30):
+                await producer.send(f"{number}", queue=f"agent.{number % 7}")
+        async with Consumer(client, topic_name, pattern="agent.*") as consumer:
+            for batch in await batches_of(consumer, 30):
+                table = batch.to_arrow()
+                assert table["queue_name"].to_pylist() == batch.queue_names
+                assert batch.queue_names == [f"agent.{int(body) % 7}" for body in batch.bodies()]
 
 
 async def test_limits_are_named(shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,7 +110,7 @@ def test_queues_are_listed_described_declared_trimmed_and_deleted(lsmq: Run, top
     assert b"b.1" in some.stdout and b"b.2" not in some.stdout and b"--after 'b.1'" in some.stderr
     rest = json.loads(lsmq("queue", "list", topic, "--after", "b.1", "--all", "--json").stdout)
     assert [one["name"] for one in rest] == ["b.2", "empty"]
-    assert json.loads(lsmq("queue", "trim", topic, "b.1", "--before", "1", "--json").stdout)["earliest"] == 1
+    assert json.loads(lsmq("queue", "trim", topic, "b.1", "--before", "1", "--json", "--yes").stdout)["earliest"] == 1
     assert json.loads(lsmq("queue", "describe", topic, "b.1", "--json").stdout)["count"] == 1
     lsmq("queue", "delete", topic, "b.1", "--yes")
     assert b"unknown_queue" in lsmq("queue", "describe", topic, "b.1", code=1).stderr

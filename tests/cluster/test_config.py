@@ -62,6 +62,18 @@ def test_what_was_chosen_or_follows_from_it_is_told_and_nothing_else(tmp_path: P
     }
 
 
+def test_sizes_and_times_may_have_their_unit(tmp_path: Path) -> None:
+    config = NodeConfig.load(None, {"LSMQ_MAX_MESSAGE_BYTES": "64KiB"}, data=tmp_path, flush_interval_ms="2s")
+    assert (config.max_message_bytes, config.flush_interval_ms) == (64 << 10, 2_000)
+    for name, text, said in (
+        ("max_message_bytes", "many", "'many' is not a size; write a number of bytes, or 64KiB"),
+        ("flush_interval_ms", "soon", "'soon' is not a length of time; write 250ms"),
+        ("port", "64KiB", "port is '64KiB'; it must be an integer"),
+    ):
+        with pytest.raises(InvalidConfig, match=said):
+            NodeConfig.load(data=tmp_path, **{name: text})
+
+
 def test_the_table_is_read(tmp_path: Path) -> None:
     config = load(tmp_path, 'node = "n2"\nsecret_file = "s"\nshards = 5\nfirst_leaders = ["n2", "n3"]')
     cluster = cluster_of(config)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import lsmq
 from lsmq.cli import root
 from lsmq_lab.local_cluster import LocalCluster
 from lsmq_lab.local_cluster.status import opener
@@ -241,7 +242,8 @@ def test_every_node_shows_the_cluster_and_is_ready(cluster: LocalCluster) -> Non
         for entry in ask(f"{node.url}/v1/status")[1]["shards"]:
             assert entry["enough_in_sync"] is (True if entry["serving"] else None), "who follows says nothing of it"
     listed = CliRunner().invoke(root, ["node", "list", "--json", "--url", cluster.plan.nodes[0].url])
-    assert {(row["alive"], row["voter"]) for row in json.loads(listed.stdout)} == {(True, True)}
+    rows = json.loads(listed.stdout)
+    assert {(row["alive"], row["voter"], row["version"]) for row in rows} == {(True, True, lsmq.__version__)}
 
 
 def test_any_node_says_how_far_a_group_is_behind_in_all_shards(cluster: LocalCluster) -> None:

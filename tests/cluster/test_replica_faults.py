@@ -336,7 +336,7 @@ def test_a_leader_is_elected_while_the_disks_have_no_room_and_serves_when_they_h
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
 ) -> None:
     """The beginning of its epoch is what it cannot write: at the end of a segment, or of the last block."""
-    prepare, tries = SegmentFiles.prepare_all, [0]
+    prepare, tries = SegmentFiles.prepare, [0]
 
     def full(self: SegmentFiles, lsn: int, end_lsn: int) -> None:
         tries[0] += 1
@@ -347,12 +347,12 @@ def test_a_leader_is_elected_while_the_disks_have_no_room_and_serves_when_they_h
             await ready(nodes)
             await nodes.put(nodes["a"], b"one")
             await nodes.stop("a")
-            monkeypatch.setattr(SegmentFiles, "prepare_all", full)
+            monkeypatch.setattr(SegmentFiles, "prepare", full)
             nodes.elect("b", without=("a",))
             await until(lambda: tries[0] > 0, "b tries to begin its epoch")
             await until(lambda: bool(nodes.asked), "it is said that the epoch cannot be led")
             assert [nodes[name].failure for name in ("b", "c")] == [None, None]
-            monkeypatch.setattr(SegmentFiles, "prepare_all", prepare)
+            monkeypatch.setattr(SegmentFiles, "prepare", prepare)
             leader = await nodes.lead("b", without=("a",))
             await until(lambda: not leader.store.disk_full, "b has noticed that there is room")
             await nodes.put(leader, b"two")

@@ -89,7 +89,7 @@ def with_counters(tmp_path: Path, test: Callable[[Counters], Awaitable[None]], *
 
 
 def full_disk() -> Any:
-    return patch.object(SegmentFiles, "prepare_all", side_effect=OSError(errno.ENOSPC, "no space left"))
+    return patch.object(SegmentFiles, "prepare", side_effect=OSError(errno.ENOSPC, "no space left"))
 
 
 def test_a_step_is_told_of_when_it_is_stored_and_not_before(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_an_acknowledgement_that_is_dropped_for_want_of_space_counts_and_nothing
             stream = HeldStream(socket)
             first, second, third, last = await stream.messages(4, ack=False)
             [before] = node_of(session).push.shards()
-            with patch.object(SegmentFiles, "prepare_all", side_effect=full):
+            with patch.object(SegmentFiles, "prepare", side_effect=full):
                 await stream.ack(first, second)
                 await comes_true(lambda: not before.is_current, "the commit was dropped, with its round")
                 await stream.ack(third)

@@ -24,7 +24,7 @@ from .repairing import Filled, Named, QuickDisk, Repaired, everything, options, 
 
 WAL_BLOCK = 32 * 1024
 #: So many places of each file are flipped.
-FLIPS = part_in_number(16)
+FLIPS = part_in_number(16, 4)
 Change = Callable[[bytearray], object]
 
 

@@ -405,13 +405,13 @@ def test_files_of_other_names_are_left_alone(log: Log) -> None:
 def test_segments_are_recycled_and_the_rest_removed(tmp_path: Path) -> None:
     disk = Drive(tmp_path)
     segments = SegmentFiles(disk, tmp_path, SEGMENT)
-    segments.prepare_all(0, 5 * SEGMENT)
+    segments.prepare(0, 5 * SEGMENT)
     assert segments.start_lsns() == [at * SEGMENT for at in range(6)]
     segments.release(4 * SEGMENT - 1, keep_spares=2)
     names = disk.list(tmp_path)
     assert sum(name.endswith(".spare") for name in names) == 2
     assert segments.start_lsns() == [at * SEGMENT for at in range(3, 6)]
     created = sum(line.startswith("create") for line in disk.log)
-    segments.prepare_all(6 * SEGMENT, 7 * SEGMENT)
+    segments.prepare(6 * SEGMENT, 7 * SEGMENT)
     assert sum(line.startswith("create") for line in disk.log) == created
     assert not any(name.endswith(".spare") for name in disk.list(tmp_path))

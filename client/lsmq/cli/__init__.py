@@ -14,8 +14,8 @@ from typing import NoReturn
 
 import click
 
-from lsmq.cli._root import root
-from lsmq.errors import ConnectionFailed, LsmqError
+from lsmq.cli._root import command_meant, root
+from lsmq.errors import ConnectionFailed, LsmqError, Unauthenticated
 
 __all__ = ["main", "root"]
 
@@ -32,6 +32,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         return code if isinstance(code, int) else 0
     except click.ClickException as error:
         error.show()
+        if (meant := command_meant(error)) is not None:
+            click.echo(f"Did you mean '{meant}'?", err=True)
         return error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:
         denied = isinstance(error, click.Abort) and not isinstance(error.__context__, KeyboardInterrupt)
@@ -39,8 +41,12 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 1
     except LsmqError as error:
         click.echo(f"error: {error.code}: {error.message}", err=True)
-        if isinstance(error, ConnectionFailed):
+        if isinstance(error, ConnectionFailed) and "tls" not in error.details:
             click.echo("is a node running there? --url or LSMQ_URL says where; lsmq serve starts one", err=True)
+        if isinstance(error, Unauthenticated):
+            click.echo(
+                "here: --token-file FILE or LSMQ_TOKEN_FILE; a node's first is admin.token in its directory", err=True
+            )
         return 1
     except BrokenPipeError:
         # Whoever reads the output has seen enough. What is left in the buffer must not complain when Python ends.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from typing import Any
 
@@ -53,6 +54,44 @@ _COMMANDS = {
     "drill": "lsmq.cli.drill:drill",
     "completion": "lsmq.cli.completion:completion",
 }
+
+
+#: What people call a command who know other brokers, and what it is here.
+_OTHER_NAMES = {
+    "send": "produce",
+    "publish": "produce",
+    "put": "produce",
+    "receive": "consume",
+    "subscribe": "consume",
+    "read": "consume",
+    "get": "consume",
+    "topics": "topic list",
+    "queues": "queue list",
+    "groups": "group list",
+    "nodes": "node list",
+    "start": "serve",
+    "server": "serve",
+    "queue create": "queue declare",
+    "queue add": "queue declare",
+    "dlq retry": "dlq replay",
+    "dlq redrive": "dlq replay",
+    "topic add": "topic create",
+    "topic new": "topic create",
+    "topic update": "topic alter",
+    "topic config": "topic alter",
+    "group seek": "group reset",
+}
+
+
+def command_meant(error: click.ClickException) -> str | None:
+    """Of one that there is not: what it is called here."""
+    context = getattr(error, "ctx", None)
+    found = re.match(r"No such command '([^']+)'", error.message)
+    if context is None or found is None:
+        return None
+    words = [*context.command_path.split()[1:], found[1].casefold()]
+    meant = _OTHER_NAMES.get(" ".join(words))
+    return None if meant is None else f"lsmq {meant}"
 
 
 class LazyGroup(click.Group):

@@ -81,7 +81,7 @@ async def cancel(client: Client, topic: str, ids: tuple[str, ...]) -> None:
 @click.argument("topic", type=TOPIC)
 @click.argument("id")
 @click.option("--delay", "delay_ms", type=DURATION, help="So long from now, such as 10m.")
-@click.option("--at", "deliver_at", type=TIME, help="When: 2026-12-24T18:00.")
+@click.option("--at", "deliver_at", type=TIME, help="When: 2026-12-24T18:00, local time unless it names a zone.")
 @asks_a_node
 async def reschedule(client: Client, topic: str, id: str, delay_ms: int | None, deliver_at: datetime | None) -> None:
     """Put a message of TOPIC at another time, and print the id that it has from then on.

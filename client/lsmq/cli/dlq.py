@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
 
 import click
 
@@ -109,7 +110,7 @@ def _age(age_ms: float) -> str:
 def _of_these(question: str) -> Callable[[Callable[..., Awaitable[None]]], click.Command]:
     """A command for chosen letters. It is given the name of their topic, too."""
 
-    def asks(topic: str, dead_letter: str | None, group: str | None, ids: Sequence[str]) -> str:
+    def asks(topic: str, dead_letter: str | None, group: str | None, ids: Sequence[str], **_: Any) -> str:
         return question.format(which=_which(group, ids), name=dead_letter or topic + SUFFIX)
 
     def decorate(command: Callable[..., Awaitable[None]]) -> click.Command:

@@ -308,12 +308,12 @@ async def settle(client: Client, name: str, ids: tuple[str, ...], topic: str, ho
             click.echo(f"{id}: {how}")
 
 
-async def _known(client: Client, name: str) -> GroupSummary:
+async def _known(client: Client, name: str, remedy: str = "'lsmq group list' shows those there are") -> GroupSummary:
     """The group, which has members, offsets, or had members. Raises ``UnknownGroup``."""
     found = next((known for known in await list_groups(client) if known.group == name), None)
     if found is None:
         raise UnknownGroup(
-            f"there is no group {name!r}: it has no member and no offset. 'lsmq group list' shows those there are",
+            f"there is no group {name!r}: it has no member and no offset. {remedy}",
             group=name,
         )
     return found
@@ -380,7 +380,7 @@ def reset(
     target = ResetTarget(to_offset, to_time, "earliest" if to_earliest else "latest" if to_latest else None, shift)
 
     async def look(client: Client) -> tuple[list[OffsetMove], int]:
-        found = None if new else await _known(client, name)
+        found = None if new else await _known(client, name, "With --new it begins there")
         return await plan(client, name, topic, queues, names, target), found.members if found else 0
 
     moves, members = with_client(url, deadline_ms, look)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 
 import click
 
 from lsmq import Client
+from lsmq._health import SILENCE_S, ask_node, members
 from lsmq.admin import ClusterAdmin, ClusterInfo
 from lsmq.cli._progress import PAUSED, wait_options, watch
 from lsmq.cli.options import asks_a_node, asks_first, json_option
 from lsmq.cli.render import counted, print_json, print_table, yes_or_no
+from lsmq.errors import LsmqError
 
 _node = click.argument("node_id", metavar="NODE")
 
@@ -24,7 +27,10 @@ def node() -> None:
 @json_option
 @asks_a_node
 async def list_nodes(client: Client, as_json: bool) -> None:
-    """List the nodes, with what they hold and where they are."""
+    """List the nodes, with what they hold, where they are, and the release that each runs."""
+    cluster = await ClusterAdmin(client).overview()
+    urls = members(client, cluster)
+    versions = dict(zip(urls, await asyncio.gather(*(_version(client, url) for url in urls.values())), strict=True))
     rows = [
         [
             each.id,
@@ -34,17 +40,26 @@ async def list_nodes(client: Client, as_json: bool) -> None:
             each.voter,
             each.shards_led,
             each.replicas,
+            versions.get(each.id),
             each.host,
             each.rack,
         ]
-        for each in (await ClusterAdmin(client).overview()).nodes
+        for each in cluster.nodes
     ]
-    names = ["node", "url", "alive", "state", "voter", "leads", "replicas", "host", "rack"]
+    names = ["node", "url", "alive", "state", "voter", "leads", "replicas", "version", "host", "rack"]
     if as_json:
         print_json([dict(zip(names, row, strict=True)) for row in rows])
         return
-    shown = [["unknown" if value is None else yes_or_no(value) for value in row[:-2]] + row[-2:] for row in rows]
+    shown = [["unknown" if value is None else yes_or_no(value) for value in row[:-3]] + row[-3:] for row in rows]
     print_table(names, [["-" if value is None else value for value in row] for row in shown])
+
+
+async def _version(client: Client, url: str) -> str | None:
+    """None where the node does not say it: it is away, or the caller may not ask."""
+    try:
+        return str((await ask_node(client, url, "/v1/status", SILENCE_S, {}))["version"])
+    except (LsmqError, KeyError, TypeError):
+        return None
 
 
 @node.command()

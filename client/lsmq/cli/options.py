@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import wraps
@@ -22,11 +21,11 @@ from lsmq.cli._profiles import PROFILE_VARIABLE, Profiles
 from lsmq.client import DEFAULT_CLUSTER, DEFAULT_URL
 from lsmq.queue_names import NAMED
 from lsmq.topics import parse_ranges
+from lsmq.units import duration_ms, size_bytes
 
 T = TypeVar("T")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
-_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 MAX_LISTED_QUEUES = 1_000_000
 
 _TLS_OPTIONS = {
@@ -36,7 +35,6 @@ _TLS_OPTIONS = {
 }
 #: After so long without an answer a command says what it waits for.
 _PATIENCE_S = 1.5
-_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 class ProfileType(click.ParamType):
@@ -261,10 +259,10 @@ class DurationType(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", str(value).strip())
-        if match is None:
-            self.fail(f"{value!r} is not a length of time; write 250ms, 30s, 15m, 12h or 7d", param, ctx)
-        return max(1, int(float(match[1]) * _UNITS_MS[match[2]]))
+        try:
+            return duration_ms(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class SizeType(click.ParamType):
@@ -275,11 +273,10 @@ class SizeType(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"(\d+)\s*([kmgt]?)(i?b)?", str(value).strip().lower())
-        if match is None or (match[3] == "ib" and not match[2]):
-            self.fail(f"{value!r} is not a size; write a number of bytes, or 64KiB, 10MiB, 2GiB", param, ctx)
-        base = 1000 if match[3] == "b" else 1024
-        return int(match[1]) * int(base ** _POWERS[match[2]])
+        try:
+            return size_bytes(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class ProcessesType(click.ParamType):
@@ -330,7 +327,11 @@ class TimeType(click.ParamType):
                 return datetime.now().astimezone() - timedelta(milliseconds=ago_ms)
             return datetime.fromisoformat(text).astimezone()
         except ValueError:
-            self.fail(f"{value!r} is not a time; write 2026-03-01T12:00, or -15m for 15 minutes ago", param, ctx)
+            self.fail(
+                f"{value!r} is not a time; write 2026-03-01T12:00, 2026-03-01T12:00+01:00, or -15m for 15 minutes ago",
+                param,
+                ctx,
+            )
 
 
 class QueuesType(click.ParamType):

@@ -65,7 +65,12 @@ class InputOptions:
 @click.option("--queue", metavar="QUEUE", help="Send everything to this queue: a number, or in a named topic a name.")
 @click.option("--dedupe-id", help="Store the message only if none with this id was, within the topic's window.")
 @click.option("--delay", "delay_ms", type=DURATION, help="They come into their queues so much later, as 10m or 7d.")
-@click.option("--at", "deliver_at", type=TIME, help="When they come into their queues: 2026-12-24T18:00.")
+@click.option(
+    "--at",
+    "deliver_at",
+    type=TIME,
+    help="When they come: 2026-12-24T18:00, local time unless it names a zone.",
+)
 @click.option("--ack", type=click.Choice(["quorum", "leader"]), help="When a write counts as stored.")
 @click.option("--flush", type=click.Choice(["sync", "async"]), help="When a replica has it: on its disk, or written.")
 @click.option("--compress", is_flag=True, help="Compress batches with zstd.")

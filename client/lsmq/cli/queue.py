@@ -118,6 +118,7 @@ async def declare(client: Client, topic: str, names: tuple[str, ...]) -> None:
 @click.argument("name")
 @click.option("--before", type=click.IntRange(min=0), required=True, help="The first offset that is kept.")
 @json_option
+@asks_first("Delete the messages of queue {name} of topic {topic} below offset {before}, for every group?")
 @asks_a_node
 async def trim(client: Client, topic: str, name: str, before: int, as_json: bool) -> None:
     """Delete the messages of queue NAME of the named topic TOPIC that lie before an offset."""

@@ -115,7 +115,7 @@ class Consumer(BlockingIterable[Message]):
         """
         self._give_back()
         with self._handlers.open(handler, concurrency) as handle:
-            self._thread.call(self._async._run(handle, concurrency, order, cancel=False))
+            self._thread.call_to_its_end(self._async._run(handle, concurrency, order, cancel=False))
 
     @property
     def positions(self) -> Mapping[int, int]:

@@ -60,4 +60,4 @@ class PushConsumer(BlockingIterable[Message]):
     def run(self, handler: Callable[[Message], object], *, concurrency: int = 1, order: Order = "queue") -> None:
         """See :meth:`lsmq.PushConsumer.run`. The handler runs in threads, ``concurrency`` of them."""
         with self._handlers.open(handler, concurrency) as handle:
-            self._thread.call(self._async._run(handle, concurrency, order, cancel=False))
+            self._thread.call_to_its_end(self._async._run(handle, concurrency, order, cancel=False))

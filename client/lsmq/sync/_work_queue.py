@@ -90,10 +90,13 @@ class WorkQueue(BlockingIterable[Task]):
         return [Task(task, self._thread) for task in tasks]
 
     def run(self, handler: Callable[[Task], object], *, concurrency: int = 1) -> None:
-        """See :meth:`lsmq.WorkQueue.run`. The handler runs in threads, ``concurrency`` of them."""
+        """See :meth:`lsmq.WorkQueue.run`. The handler runs in threads, ``concurrency`` of them.
+
+        A thread cannot be cancelled: at an interrupt, such as Ctrl-C, handlers that run are waited for, and settled.
+        """
 
         def wrapped(task: asynchronous.Task) -> None:
             handler(Task(task, self._thread))
 
         with HandlerThreads().open(wrapped, concurrency) as handle:
-            self._thread.call(self._async.run(handle, concurrency=concurrency))
+            self._thread.call_to_its_end(self._async._run(handle, concurrency, cancel=False))

@@ -16,7 +16,8 @@ from lsmq_lab.local_cluster import ClusterStatus, LocalCluster
 from .compare import ReplicaDirectory
 from .network import FaultNetwork
 
-_FULL_DISK_BYTES = 192 * 1024 * 1024
+#: What is full now and then has this, and so much for what each round writes.
+_SMALL_DISK_BYTES, _ROUND_BYTES = 192 * 1024 * 1024, 32 * 1024 * 1024
 _FILLER = "filler"
 
 
@@ -240,10 +241,11 @@ def _copy_over(source: Path, target: Path, names: str) -> None:
         copy(wanted, target / wanted.name)
 
 
-def mount_small_disk(directory: Path) -> bool:
+def mount_small_disk(directory: Path, rounds: int) -> bool:
     """A file system of its own in memory for ``directory``; whether that was allowed. Undo with :func:`unmount`."""
     directory.mkdir(parents=True, exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={_FULL_DISK_BYTES}", "lsmq-drill", str(directory)]
+    size = _SMALL_DISK_BYTES + rounds * _ROUND_BYTES
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "lsmq-drill", str(directory)]
     try:
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
     except FileNotFoundError:

@@ -264,7 +264,7 @@ def run_local(
     with ExitStack() as scope:
         scope.enter_context(cluster.trusted())
         if drill.small_disk is not None:
-            scope.enter_context(_small_disk(cluster, drill.small_disk))
+            scope.enter_context(_small_disk(cluster, drill.small_disk, rounds))
         scope.callback(cluster.down)
         network = None
         if drill.proxied:
@@ -279,10 +279,10 @@ def run_local(
 
 
 @contextmanager
-def _small_disk(cluster: LocalCluster, node: str) -> Iterator[None]:
+def _small_disk(cluster: LocalCluster, node: str, rounds: int) -> Iterator[None]:
     """A small file system for one node's data; without the right to mount, nothing."""
     target = cluster.directory / node / "data"
-    mounted = mount_small_disk(target)
+    mounted = mount_small_disk(target, rounds)
     try:
         yield
     finally:

@@ -47,6 +47,8 @@ export function bytes(count) {
 }
 
 export const count = (value) => Number(value).toLocaleString("en");
+/** How many a second: one in a while is not none. */
+export const rate = (value) => Number(value).toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
 export const when = (ms) => el("time", { datetime: new Date(ms).toISOString() }, new Date(ms).toISOString().replace("T", " ").replace("Z", ""));
 
 /** A form of fields, filled in from the address; `go` is given what they say. */

@@ -1,6 +1,6 @@
 // The pages. Each costs the node a bounded answer, however many queues and groups there are.
 import { address, ask, keep } from "/console/console.js";
-import { bytes, count, el, line } from "/console/drawing.js";
+import { bytes, count, el, line, rate } from "/console/drawing.js";
 import { backups } from "/console/backups.js";
 import { cluster } from "/console/cluster.js";
 import { groups } from "/console/groups.js";
@@ -12,8 +12,8 @@ async function overview(into) {
   const tiles = el("div", { class: "tiles" });
   into.append(el("h1", {}, "This node"), tiles, el("p", { class: "soft" }, "The last hour, a sample every five seconds. Messages count at every replica here; times are bounds of a histogram."));
   const shown = [
-    ["messages in a second", "in_per_s", (value) => count(Math.round(value))],
-    ["messages out a second", "out_per_s", (value) => count(Math.round(value))],
+    ["messages in a second", "in_per_s", rate],
+    ["messages out a second", "out_per_s", rate],
     ["sending, half within", "send_p50_ms", (value) => (value ? `${value} ms` : "-")],
     ["sending, 99 of 100 within", "send_p99_ms", (value) => (value ? `${value} ms` : "-")],
     ["tables on the disk", "table_bytes", bytes],

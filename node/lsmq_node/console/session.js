@@ -63,7 +63,8 @@ export function signIn(page, reason, go) {
     } finally { field.value = ""; button.disabled = false; }
     go();
   };
-  page.replaceChildren(el("h1", {}, "Sign in"), el("p", { class: "soft" }, `This node asks who you are: ${reason}.`),
+  page.replaceChildren(el("h1", {}, "Sign in"), el("p", { class: "soft" }, 
+      `${reason.replace(/: send '.*$/, "")}. The first token of a node is in its data directory, in the file admin.token.`),
     el("form", { submit }, el("label", {}, "Token", field), button), said);
   field.focus();
 }

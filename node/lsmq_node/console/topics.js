@@ -1,6 +1,6 @@
 // Topics and their queues: listed in their order, or those first that stand out among a million.
 import { address, ask, further } from "/console/console.js";
-import { bytes, count, el, fields, table, when } from "/console/drawing.js";
+import { bytes, count, el, fields, rate, table, when } from "/console/drawing.js";
 import { found, queue } from "/console/messages.js";
 
 const enc = encodeURIComponent;
@@ -51,9 +51,9 @@ async function ranked(into, path, own, by, known) {
   into.append(wait);
   let first;
   try { first = await ask(`${own}/top-queues?by=${by}&limit=${PAGE}`); } finally { wait.remove(); }
-  const rate = by === "rate" ? ["#new in a second"] : [];
-  into.append(table("Queues", ["queue", "#messages", ...rate, "oldest stored (UTC)", "#earliest", "#latest", "leader"], first.queues.map((each) => [
-    el("a", { href: address(`${path}/${enc(each.queue)}`) }, each.queue), count(each.count), ...rate.map(() => count(Math.round(each.in_per_s))),
+  const rates = by === "rate" ? ["#new in a second"] : [];
+  into.append(table("Queues", ["queue", "#messages", ...rates, "oldest stored (UTC)", "#earliest", "#latest", "leader"], first.queues.map((each) => [
+    el("a", { href: address(`${path}/${enc(each.queue)}`) }, each.queue), count(each.count), ...rates.map(() => rate(each.in_per_s)),
     each.oldest_ms === null ? "empty" : when(each.oldest_ms), count(each.earliest), count(each.latest), leader(known, each.number)])),
     el("p", { class: "soft" }, `The first ${count(first.queues.length)}; ${count(first.with_messages)} queues have messages.`,
       first.partial ? " There are too many to look at the oldest message of each: these are of the deepest." : ""));

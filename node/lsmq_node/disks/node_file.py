@@ -57,11 +57,12 @@ class NodeFile:
         return self.grown or self.shards
 
     def __str__(self) -> str:
+        shards = "1 shard" if self.shards == 1 else f"{self.shards} shards"
         if self.processes is not None:
-            return f"a node of its own in {self.processes} processes, with {self.shards} shards"
+            return f"a node of its own in {self.processes} processes, with {shards}"
         if self.cluster is None:
-            return f"a node of its own with {self.shards} shards"
-        return f"node {self.node!r} of cluster {self.cluster!r} with {self.shards} shards"
+            return f"a node of its own with {shards}"
+        return f"node {self.node!r} of cluster {self.cluster!r} with {shards}"
 
     @classmethod
     def load(cls, data: Path) -> NodeFile | None:

@@ -62,8 +62,11 @@ class File(Protocol):
     def sync(self) -> None:
         """Make what was written durable (fdatasync)."""
 
-    def preallocate(self, length: int) -> None:
-        """Reserve disk space for the first ``length`` bytes, which read as zeros."""
+    def preallocate(self, begin: int, end: int) -> None:
+        """Reserve disk space for the bytes ``[begin, end)``; those that were not written read as zeros."""
+
+    def lengthen(self, length: int) -> None:
+        """Make a shorter file so long: what it has not held before reads as zeros, and takes no space."""
 
     def size(self) -> int: ...
 
@@ -150,8 +153,12 @@ class OsFile:
     def sync(self) -> None:
         os.fdatasync(self.fd)
 
-    def preallocate(self, length: int) -> None:
-        os.posix_fallocate(self.fd, 0, length)
+    def preallocate(self, begin: int, end: int) -> None:
+        os.posix_fallocate(self.fd, begin, end - begin)
+
+    def lengthen(self, length: int) -> None:
+        if self.size() < length:
+            os.ftruncate(self.fd, length)
 
     def size(self) -> int:
         return os.fstat(self.fd).st_size

@@ -215,7 +215,7 @@ class LogWriter:
         """
         end_lsn = lsn + len(buffer)
         try:
-            self._segments.prepare_all(lsn, end_lsn)
+            self._segments.prepare(lsn, end_lsn)
         except OSError as error:
             raise self._write_failed(error, kept_lsn, survivable=True) from error
         try:

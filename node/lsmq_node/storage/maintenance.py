@@ -346,11 +346,13 @@ class Maintenance:
                     self._tables.changed.wait(_TICK_SECONDS)
 
     def _check_space(self) -> None:
-        """Have the segment ready, the next one too once a part of it is used, and see whether the disk takes writes."""
+        """Have space ahead, the next segment too once a part of one is used, and see whether the disk takes writes."""
         ready = True
         try:
             end_lsn = self._end_lsn
-            self._segments.prepare_all(end_lsn, self._ahead(end_lsn) * self._segment_bytes)
+            self._segments.prepare(end_lsn, end_lsn + self._segments.reserve_bytes)
+            ahead_lsn = self._ahead(end_lsn) * self._segment_bytes
+            self._segments.prepare(ahead_lsn, ahead_lsn)
         except OSError as error:
             if error.errno not in WANT:
                 raise

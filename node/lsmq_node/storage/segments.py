@@ -1,4 +1,8 @@
-"""The files of the write-ahead log: segments, preallocated ahead and recycled behind."""
+"""The files of the write-ahead log: segments, made ahead and recycled behind.
+
+A segment's file has its full size from the start, and space on the disk for a piece of it: for what is written next and
+for a share of the log that there is, so that a small log takes little and a large one is seldom extended.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,10 @@ from .log_mark import LogMark, store_log_mark
 from .wal import segment_name
 
 _PIECE_BYTES = 1 << 20  # read or erased at a time
+#: Space is reserved in multiples of so many bytes, or of that part of a segment which is more.
+_LEAST_ROOM_BYTES, _LEAST_ROOM_SHARE = 64 << 10, 64
+#: Ahead of the log there is space for this part of it, one in so many.
+_AHEAD_SHARE = 8
 _SEGMENT_NAME = re.compile(r"[0-9a-f]{16}\.wal")
 
 
@@ -27,7 +35,13 @@ class SegmentFiles:
         self._disk = disk
         self._directory = directory
         self.segment_bytes = segment_bytes
+        self._room_bytes = min(segment_bytes, max(_LEAST_ROOM_BYTES, segment_bytes // _LEAST_ROOM_SHARE))
+        #: Had ahead of the log's end, this is for the small entries that make room again when the disk is full.
+        self.reserve_bytes = self._room_bytes // 2
         self._open: dict[int, File] = {}
+        #: Up to where in each of these there is space on the disk.
+        self._room: dict[int, int] = {}
+        self._room_lock = runtime.Lock()
         self._unsynced: set[int] = set()
         self._names_lock = runtime.Lock()  # preparing, recycling
         self._unsynced_lock = runtime.Lock()
@@ -76,40 +90,56 @@ class SegmentFiles:
         """First LSN of each segment on disk, ascending. Files of other names are not ours."""
         return sorted(int(name[:-4], 16) for name in self._disk.list(self._directory) if _SEGMENT_NAME.fullmatch(name))
 
-    def has(self, lsn: int) -> bool:
-        """Whether the segment of ``lsn`` is allocated, so that a write to it cannot run out of space."""
-        return lsn - lsn % self.segment_bytes in self._open
-
-    def prepare(self, lsn: int) -> None:
-        """Allocate the segment of ``lsn``: a recycled file or a new one. Raises ``OSError`` when it cannot."""
-        start = lsn - lsn % self.segment_bytes
-        if start not in self._open:
-            with self._names_lock:
-                if start not in self._open:
-                    file = self._allocate(start)
-                    try:
-                        self.note(segments_end_lsn=start + self.segment_bytes)
-                    except OSError:
-                        file.close()
-                        raise
-                    self._open[start] = file
-
-    def prepare_all(self, lsn: int, end_lsn: int) -> None:
-        """:meth:`prepare` all that ``[lsn, end_lsn]`` spans, so that a write there finds its space."""
+    def prepare(self, lsn: int, end_lsn: int) -> None:
+        """Have segments with space for what is written to ``[lsn, end_lsn]``. Raises ``OSError`` when it cannot."""
         for start in range(lsn - lsn % self.segment_bytes, end_lsn + 1, self.segment_bytes):
-            self.prepare(start)
+            self._prepare(start, min(end_lsn - start, self.segment_bytes))
 
-    def _allocate(self, start: int) -> File:
+    def _prepare(self, start: int, needed: int) -> None:
+        """Have the segment, with space for its first ``needed`` bytes."""
+        if self._room.get(start, -1) >= needed:
+            return
+        if start not in self._open:
+            self._begin_segment(start, needed)
+        with self._room_lock:  # which nobody holds while a file is made
+            room = self._room[start]
+            if room < needed:
+                wanted = self._wanted_room(start, needed)
+                self._open[start].preallocate(room, wanted)
+                self._room[start] = wanted
+
+    def _begin_segment(self, start: int, needed: int) -> None:
+        with self._names_lock:
+            if start in self._open:
+                return
+            file, room = self._allocate(start, self._wanted_room(start, needed))
+            try:
+                self.note(segments_end_lsn=start + self.segment_bytes)
+            except OSError:
+                file.close()
+                raise
+            self._room[start] = room
+            self._open[start] = file
+
+    def _wanted_room(self, start: int, needed: int) -> int:
+        """With what is to be ahead of the log's end, which is not in this segment while nothing of it is needed."""
+        ahead = (start + needed - self.begins_lsn) // _AHEAD_SHARE if needed else 1
+        pieces = -(-(needed + ahead) // self._room_bytes)
+        return min(self.segment_bytes, pieces * self._room_bytes)
+
+    def _allocate(self, start: int, room: int) -> tuple[File, int]:
+        """A recycled file or a new one, and up to where it has space: ``room``, or more."""
         path = self._directory / segment_name(start)
         spare = next((name for name in self._disk.list(self._directory) if name.endswith(".spare")), None)
         if spare is not None:
             self._disk.rename(self._directory / spare, path)
-            file = self._disk.open(path, write=True)
+            file, room = self._disk.open(path, write=True), self.segment_bytes
         else:
             temporary = path.with_suffix(".new")
             file = self._disk.create(temporary)
             try:
-                file.preallocate(self.segment_bytes)
+                file.preallocate(0, room)
+                file.lengthen(self.segment_bytes)
                 file.sync()
                 self._disk.rename(temporary, path)
             except OSError:
@@ -117,28 +147,21 @@ class SegmentFiles:
                 self._disk.remove(temporary)
                 raise
         self._disk.sync_directory(self._directory)
-        return file
+        return file, room
 
     def write(self, lsn: int, buffer: Buffer) -> None:
         """Write bytes of the stream at their LSN, over as many segments as they span."""
         view = memoryview(buffer)
         while view:
             start = lsn - lsn % self.segment_bytes
-            file = self._segment(start)
             piece = view[: start + self.segment_bytes - lsn]
-            file.pwrite(piece, lsn - start)
+            self._prepare(start, lsn - start + len(piece))
+            self._open[start].pwrite(piece, lsn - start)
             with self._unsynced_lock:
                 self._unsynced.add(start)
             self.written_bytes += len(piece)
             view = view[len(piece) :]
             lsn += len(piece)
-
-    def _segment(self, start: int) -> File:
-        file = self._open.get(start)
-        if file is None:
-            self.prepare(start)
-            file = self._open[start]
-        return file
 
     def read(self, lsn: int, length: int) -> bytes:
         """Up to ``length`` bytes of the stream at ``lsn``, fewer at the end of a segment.
@@ -154,13 +177,13 @@ class SegmentFiles:
         return next(iter(self.start_lsns()), None)
 
     def open_for_append(self, lsn: int) -> None:
-        """Open the segment that ``lsn`` lies in, where it exists already."""
+        """Open the segment that ``lsn`` lies in, where it exists already. It was written up to there."""
         start = lsn - lsn % self.segment_bytes
         path = self._directory / segment_name(start)
         if start not in self._open and path.name in self._disk.list(self._directory):
             file = self._disk.open(path, write=True)
-            if file.size() < self.segment_bytes:
-                file.preallocate(self.segment_bytes)
+            file.lengthen(self.segment_bytes)
+            self._room[start] = lsn - start
             self._open[start] = file
 
     def make_durable(self, starts: Iterable[int], lsn: int, end_lsn: int) -> None:
@@ -171,6 +194,7 @@ class SegmentFiles:
         """
         for start in starts:
             self.open_for_append(start)
+            self._room[start] = min(self.segment_bytes, end_lsn - start)
             with self._unsynced_lock:
                 self._unsynced.add(start)
             for at in range(max(start, lsn), min(start + self.segment_bytes, end_lsn), _PIECE_BYTES):
@@ -260,6 +284,7 @@ class SegmentFiles:
                 break
             self.begins_lsn = start + self.segment_bytes
             self._open.pop(start, None)  # closed when a sync that is under way has done with it
+            self._room.pop(start, None)
             path = self._directory / segment_name(start)
             if spares < keep_spares:
                 self._disk.rename(path, path.with_suffix(".spare"))
@@ -274,3 +299,4 @@ class SegmentFiles:
         for file in self._open.values():
             file.close()
         self._open.clear()
+        self._room.clear()

@@ -82,7 +82,7 @@ def _targets(values: Values) -> list[FigureTarget]:
             figure(waiting, "disk_over_raw"),
             _RAW_AND_TEN_PERCENT,
             at_most=True,
-            because="segments of the log are made ahead, at their full size (segment_bytes)",
+            because="the log has its columns beside each message, and space for an eighth more",
         ),
     ]
 

@@ -1,0 +1,93 @@
+"""A worker that is stopped takes nothing that it does not handle, and gives back what it has not begun."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+
+import pytest
+
+from lsmq import Client, Producer, Task, WorkQueue
+from support.node_process import NodeProcess
+from support.python_process import PythonProcess
+from support.waiting import comes_true
+
+WORKER = """
+import sys, time
+from lsmq.sync import Client, WorkQueue
+
+url, topic, seconds, concurrency = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+with Client(url) as client:
+    def handle(task):
+        print("begin", task.text(), flush=True)
+        time.sleep(seconds)
+        print("end", task.text(), flush=True)
+
+    WorkQueue(client, topic, "g").run(handle, concurrency=concurrency)
+"""
+
+
+async def filled(client: Client, topic: str, count: int) -> None:
+    await client.create_topic(topic, queues=4)
+    async with Producer(client, topic) as producer:
+        for number in range(count):
+            await producer.send(f"{number}", queue=number % 4)
+
+
+async def is_held(client: Client, topic: str) -> list[str]:
+    async with WorkQueue(client, topic, "g") as work:
+        return [held.id for held in await work.held()]
+
+
+async def all_of(client: Client, topic: str, count: int) -> dict[str, int]:
+    """What another worker gets within moments, and how often each was delivered."""
+    found: dict[str, int] = {}
+    async with WorkQueue(client, topic, "g") as work:
+        while len(found) < count:
+            for task in await work.poll(100, timeout_ms=20_000):
+                found[task.text()] = task.deliveries
+                await task.ack()
+    return found
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_ctrl_c_ends_what_is_begun_and_takes_nothing_more(
+    shared_node: NodeProcess, topic_name: str, concurrency: int
+) -> None:
+    async with Client(shared_node.url) as client:
+        await filled(client, topic_name, 20)
+        arguments = ["-c", WORKER, shared_node.url, topic_name, "1", str(concurrency)]
+        with PythonProcess(arguments, stderr=subprocess.DEVNULL, text=True) as worker:
+            assert worker.stdout is not None
+            begun = [await asyncio.to_thread(worker.stdout.readline) for _ in range(concurrency)]
+            assert all(line.startswith("begin ") for line in begun)
+            worker.send_signal(signal.SIGINT)
+            said = await asyncio.to_thread(worker.stdout.readlines)
+        done = {line.split()[1] for line in said if line.startswith("end ")}
+        assert {line.split()[1] for line in begun} <= done, said
+        assert await is_held(client, topic_name) == []
+        left = await all_of(client, topic_name, 20 - len(done))
+        assert left.keys() == {f"{number}" for number in range(20)} - done, "what was handled is settled"
+        assert set(left.values()) == {1}, "what was not begun counts as not delivered"
+
+
+async def test_who_cancels_it_has_nothing_held_and_may_go_on(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client:
+        await filled(client, topic_name, 20)
+        async with WorkQueue(client, topic_name, "g") as work:
+            begun: list[str] = []
+
+            async def handle(task: Task) -> None:
+                begun.append(task.text())
+                await asyncio.Event().wait()
+
+            running = asyncio.create_task(work.run(handle, concurrency=2))
+            await comes_true(lambda: len(begun) == 2, "both have one")
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            assert await work.held() == []
+            (task,) = await work.poll(1, timeout_ms=20_000)
+            assert task.deliveries == 1
+            await task.ack()
+        assert set((await all_of(client, topic_name, 19)).values()) == {1}
