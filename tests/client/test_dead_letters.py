@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from lsmq import sync
 from lsmq.cli import root
-from lsmq.errors import InvalidRequest
+from lsmq.errors import InvalidRequest, UnknownMessage
 from support.node_process import NodeProcess
 from support.waiting import eventually
 
@@ -72,6 +72,9 @@ def test_dead_letters_are_listed_sent_again_and_deleted(shared_node: NodeProcess
             assert task.message.properties == {} and task.message.queue == first["queue"]
             task.ack()
 
+        for command in ("replay", "purge"):
+            missed = CliRunner().invoke(root, ["dlq", command, topic, "--id", "0000", "--yes", "--url", node.url])
+            assert isinstance(missed.exception, UnknownMessage) and "no dead letter 0000" in str(missed.exception)
         run(node, "purge", topic, "--id", found[1]["source_id"], "--yes")
         assert len(letters(node, topic)) == 4
         assert "4 dead letters" in run(node, "purge", topic, "--yes")

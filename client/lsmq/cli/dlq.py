@@ -12,7 +12,7 @@ from lsmq import Client
 from lsmq.cli.options import TOPIC, asks_a_node, asks_first, json_option
 from lsmq.cli.render import counted, print_json, print_table
 from lsmq.dead_letters import SUFFIX, Choice, DeadLetter, DeadLetters, choice
-from lsmq.errors import UnknownTopic
+from lsmq.errors import UnknownMessage, UnknownTopic
 
 _BATCH = 500
 _SHOWN_BODY = 60
@@ -146,6 +146,7 @@ async def replay(client: Client, topic: str, dead_letter: str | None, group: str
         await letters.replay(some, topics=[topic])
 
     sent = await _batched(letters, topic, can_be_sent, send)
+    _check_found(letters, ids, sent + left)
     click.echo(f"{counted(sent, 'dead letter')} of {letters.name} sent again", err=True)
     if left:
         from_others = f", or say that they come from {', '.join(sorted(others)[:5])}" if others else ""
@@ -158,6 +159,7 @@ async def purge(client: Client, topic: str, dead_letter: str | None, group: str 
     letters = DeadLetters(client, dead_letter or topic + SUFFIX)
     if group is not None or ids:
         count = await _batched(letters, topic, choice(group, ids), letters.delete)
+        _check_found(letters, ids, count)
     else:
         try:
             count = await letters.purge()
@@ -181,6 +183,13 @@ async def _batched(
                 count, batch = count + len(batch), []
     await do(batch)
     return count + len(batch)
+
+
+def _check_found(letters: DeadLetters, ids: Sequence[str], found: int) -> None:
+    """Raises ``UnknownMessage`` where none of those that were named is there."""
+    if ids and not found:
+        named = ", ".join(ids[:5])
+        raise UnknownMessage(f"there is no dead letter {named} in {letters.name}; lsmq dlq list shows those there are")
 
 
 def _which(group: str | None, ids: Sequence[str]) -> str:

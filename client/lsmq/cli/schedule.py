@@ -98,3 +98,4 @@ async def list_command(client: Client, topic: str | None, as_json: bool) -> None
 async def delete(client: Client, name: str, topic: str) -> None:
     """Delete the schedule NAME."""
     await Schedules(client, topic).delete(name)
+    click.echo(f"schedule {name} of topic {topic} deleted", err=True)
