@@ -144,13 +144,22 @@ def archive(allow_data_loss: bool, **given: Any) -> JobReport:
 )
 @_since
 @_until
+@click.option(
+    "--expired-by",
+    type=TIME,
+    help="Messages expire when they would have, and those that had by then are left out: a time of the last day.  "
+    "[default: each lives as long again as it had to]",
+)
 @click.option("--create", is_flag=True, help="Make TARGET if it is not there.")
 @_spark_job()
-def replay(name: str | None, since: datetime | None, until: datetime | None, **given: Any) -> JobReport:
+def replay(
+    name: str | None, since: datetime | None, until: datetime | None, expired_by: datetime | None, **given: Any
+) -> JobReport:
     """Write what the archive at PATH has of topic SOURCE to topic TARGET, each queue in its order."""
     from lsmq_pipeline.jobs.replay import replay as job
 
-    return job(name=name or secrets.token_hex(4), since_ms=_ms(since), until_ms=_ms(until), **given)
+    given |= {"since_ms": _ms(since), "until_ms": _ms(until), "expired_by_ms": _ms(expired_by)}
+    return job(name=name or secrets.token_hex(4), **given)
 
 
 @click.command()

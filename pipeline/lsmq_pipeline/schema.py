@@ -68,7 +68,8 @@ def message_schema(
 def whole_schema() -> StructType:
     """All that a message holds, none of it changed: what a copy needs."""
     whole = message_schema(include_headers=True, binary_keys=True)
-    return whole.add("key_is_text", BooleanType()).add("type", StringType()).add("subpriority", IntegerType())
+    whole = whole.add("key_is_text", BooleanType()).add("type", StringType()).add("subpriority", IntegerType())
+    return whole.add("expires_time", TimestampType())
 
 
 def check_read_schema(schema: StructType) -> None:

@@ -78,6 +78,12 @@ def test_what_is_sent_by_name_is_read_by_name_and_by_pattern(lsmq: Run, topic: s
     assert b"say which of them" in lsmq("consume", topic, "--offset", "1", code=2).stderr
 
 
+def test_a_queue_that_is_not_there_is_said(lsmq: Run, topic: str) -> None:
+    said = lsmq("consume", topic, "--queue", "agents.*.inbox")
+    assert said.stdout == b""
+    assert f"topic {topic} has no queue 'agents.*.inbox' now; --pattern 'agents.*.inbox' reads" in said.stderr.decode()
+
+
 def test_a_group_prints_what_it_has_not_printed_and_is_set_back(lsmq: Run, topic: str) -> None:
     for name in ("a", "b"):
         lsmq("produce", topic, "--queue", name, stdin=f"{name}0\n{name}1\n")

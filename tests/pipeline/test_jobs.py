@@ -7,8 +7,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
+from pyspark.sql.types import StructType
 
 from lsmq.sync import Client, Consumer, Producer
 from lsmq_pipeline.errors import DataLoss, JobFailed
@@ -19,6 +21,7 @@ from lsmq_pipeline.jobs.lagreport import lagreport
 from lsmq_pipeline.jobs.replay import replay
 from lsmq_pipeline.jobs.thinning import compact, dedupe
 from lsmq_pipeline.jobs.usage import usage
+from lsmq_pipeline.schema import whole_schema
 from support.node_process import NodeProcess
 from support.waiting import clock_passes
 
@@ -112,6 +115,51 @@ def test_archive_and_replay_keep_all_that_a_message_holds_and_audit_looks_at_it(
     compact(spark, path, latest.path)
     kept = {(row.key and bytes(row.key), row.body and bytes(row.body)) for row in latest.frame().collect()}
     assert kept == {(b"\xff\x01", None), (b"text", None), (None, b"no key")}
+
+
+def test_messages_that_expire_come_back_with_their_lives_or_with_their_moments(
+    spark: SparkSession, client: Client, connection: dict[str, Any], topic_name: str, tmp_path: Path
+) -> None:
+    hour_ms = 3_600_000
+    moment = int(time.time() * 1000) + 3 * hour_ms
+    client.create_topic(topic_name, queues=1)
+    with Producer(client, topic_name) as producer:
+        producer.send(b"an hour", ttl_ms=hour_ms)
+        producer.send(b"for ever")
+        producer.send(b"until then", expires_at_ms=moment)
+    path = tmp_path / "archive"
+    archive(spark, connection, [topic_name], str(path))
+
+    def held(topic: str) -> dict[bytes, tuple[int, int | None]]:
+        """When each was stored, and when it expires."""
+        with Consumer(client, topic) as consumer:
+            count = sum(client.offsets(topic).latest)
+            messages = consumer.poll(count, timeout_ms=5000)
+        assert len(messages) == count
+        return {each.body: (each.stored_ms, each.expires_ms) for each in messages}
+
+    sent = held(topic_name)
+    for _ in range(2):
+        replay(spark, connection, str(path), topic_name, f"{topic_name}-lives", name="lives", create=True)
+    lives = held(f"{topic_name}-lives")
+    assert lives[b"for ever"][1] is None and lives.keys() == sent.keys()
+    for body in (b"an hour", b"until then"):
+        (sent_ms, sent_end), (again_ms, again_end) = sent[body], lives[body]
+        assert sent_end is not None and again_end is not None
+        assert again_end - again_ms == sent_end - sent_ms and again_ms > sent_ms
+
+    by_ms = int(time.time() * 1000) + 2 * hour_ms
+    for _ in range(2):
+        target = f"{topic_name}-moments"
+        facts = {"name": "moments", "create": True, "expired_by_ms": by_ms}
+        assert replay(spark, connection, str(path), topic_name, target, **facts).facts["messages"] == 2
+    assert {body: end for body, (_, end) in held(target).items()} == {b"for ever": None, b"until then": moment}
+
+    old = StructType([field for field in whole_schema() if field.name != "expires_time"])
+    with mock.patch("lsmq_pipeline.jobs.archive.whole_schema", lambda: old):  # as a release before wrote it
+        archive(spark, connection, [topic_name], str(tmp_path / "old"))
+    replay(spark, connection, str(tmp_path / "old"), topic_name, f"{topic_name}-old", name="old", create=True)
+    assert {end for _, end in held(f"{topic_name}-old").values()} == {None}
 
 
 def test_an_audit_tells_headers_and_kinds_of_keys_apart(

@@ -14,15 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from lsmq.errors import CorruptFile, DiskFull, InvalidRequest
+from lsmq.errors import CorruptFile, DiskFull, InvalidRequest, QuotaExceeded
 from lsmq.messages import dedupe_hash
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import Appended, ShardStore, TopicOptions
 from lsmq_node.storage.columns import I64, U64
+from lsmq_node.storage.dedupe import BatchIds, DedupeIds, scoped
 from lsmq_node.storage.dedupe_chain import joined
 from lsmq_node.storage.dedupe_file import IdFile, IdFileMeta, IdWriter, newest_of
-from lsmq_node.storage.dedupe_layer import ROW, IdLayer, IdRows, keys_of
+from lsmq_node.storage.dedupe_layer import ROW, IdColumns, IdLayer, IdRows, keys_of
 from lsmq_node.storage.dedupe_recent import RecentIds, bits_of
 from lsmq_node.storage.repair import repair_store
 from lsmq_node.storage.snapshot_install import install
@@ -348,7 +349,11 @@ def test_ids_are_found_in_layers_and_files_and_no_others(ids: list[tuple[int, in
     layer = IdLayer()
     for begin in range(0, len(here), 7):
         some = here[begin : begin + 7]
-        layer.add(some, keys_of(some["high"], some["low"]))
+        high, low = some["high"].copy(), some["low"].copy()
+        layer.add(IdColumns(high, low, keys_of(high, low), some["offset"], some["stored_ms"], some["topic"]))
+    layer.applied = layer.count
+    kept = list(layer.kept())
+    assert (np.concatenate(kept) if kept else rows_of([])).tolist() == newest_of(here).tolist()
     disk = Drive(Path("/d"))
     writer = IdWriter(disk, Path("/d/1.ids"), len(here))
     writer.add(newest_of(here))
@@ -503,6 +508,52 @@ def test_ids_that_are_too_many_to_be_known_are_found_in_their_files(tmp_path: Pa
         abandon(store)
 
 
+def ids_of(*names: int) -> BatchIds:
+    halves = np.array(names, np.uint64) + np.uint64(1)  # 0 is no id
+    return scoped(1, np.zeros(len(names), np.uint32), halves, halves)
+
+
+def test_ids_that_were_looked_for_before_a_layer_began_are_known_once_they_are_noted_in_it() -> None:
+    """A flush and the reading of an old file may come between a batch's look-up and its place in line."""
+    with mock.patch("lsmq_node.storage.dedupe_recent._SIZES", ((64, 16), (64, 16))):
+        ids, asked = DedupeIds(), ids_of(7, 8)
+        earlier = ids_of(*range(100, 110))
+        ids.find(earlier, 0)
+        ids.note(earlier.noted(None, 1, np.arange(10), 5))
+        ids.landed(10)
+        assert ids.find(asked, 0).tolist() == [-1, -1]
+        for begin in range(200, 400, 10):  # filters come and go
+            ids.find(ids_of(*range(begin, begin + 10)), 0)
+        ids.freeze()
+        ids.note(asked.noted(None, 1, np.array([41, 42]), 6))
+        assert ids.find(ids_of(8, 9, 7), 0).tolist() == [42, -1, 41]
+        assert ids.find(ids_of(100, 109), 0).tolist() == [0, 9]
+
+
+def test_what_is_not_flushed_is_known_however_many_filters_it_fills() -> None:
+    with mock.patch("lsmq_node.storage.dedupe_recent._SIZES", ((64, 16), (64, 32))):
+        ids = DedupeIds()
+        for number in range(50):
+            sent = ids_of(*range(10 * number, 10 * number + 10))
+            assert (ids.find(sent, 0) == -1).all()
+            ids.note(sent.noted(None, 1, np.arange(10 * number, 10 * number + 10), 5))
+            for back in (0, number // 2, number):
+                assert ids.find(ids_of(10 * back, 10 * back + 9), 0).tolist() == [10 * back, 10 * back + 9]
+
+
+def test_ids_of_a_batch_that_was_refused_are_not_taken_for_repeats(tmp_path: Path, disk: Drive) -> None:
+    store = open_stepped(tmp_path / "s", tiny(), disk)
+    topic = store.create_topic("t", 1, TopicOptions(dedupe_window_ms="forever", max_messages=3))
+    stored(store, topic.id, named("a", "b"))
+    for _ in range(2):
+        with pytest.raises(QuotaExceeded):
+            store.append(topic.id, named("c", "d", "a"))
+    assert places(stored(store, topic.id, named("c"))) == ([2], [False])
+    store.wait(store.trim(topic.id, 0, 3))
+    assert places(stored(store, topic.id, named("d", "a", "d"))) == ([3, 0, 3], [False, True, True])
+    abandon(store)
+
+
 @profile(60)
 @given(
     batches=st.lists(st.lists(st.integers(0, (1 << 64) - 1), max_size=60), max_size=12), asked=st.integers(0, 1 << 63)
@@ -510,15 +561,17 @@ def test_ids_that_are_too_many_to_be_known_are_found_in_their_files(tmp_path: Pa
 def test_what_is_in_no_filter_was_not_added_while_they_are_kept(batches: list[list[int]], asked: int) -> None:
     with mock.patch("lsmq_node.storage.dedupe_recent._SIZES", ((2, 4), (3, 30))):
         recent, added = RecentIds(), dict[int, list[int]]()
-        assert recent.may_have(np.array([asked], np.uint64), bits_of(np.array([asked], np.uint64))) == []
+        one = np.array([asked], np.uint64)
+        assert [each.tolist() for each in recent.look(one, bits_of(one)).may_have] == [[False]]
         for batch in batches:
             keys = np.array(batch, np.uint64)
-            added.setdefault(recent.newest, []).extend(batch)
-            recent.add(keys, bits_of(keys))
+            look = recent.look(keys, bits_of(keys))
+            assert (look.oldest, look.number) == (recent.oldest, recent.newest)
             for since, names in added.items():
-                if names and since >= recent.oldest:
-                    keys = np.array(names, np.uint64)
-                    assert recent.may_have(keys, bits_of(keys))[since - recent.oldest].all()
+                if since >= look.oldest:
+                    known = np.isin(keys, np.array(names, np.uint64))
+                    assert look.may_have[since - look.oldest][known].all()
+            added.setdefault(look.number, []).extend(batch)
         assert recent.newest - recent.oldest <= 3 and recent.size_bytes <= 8 * (2 + 3 * 3)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+import click
+
 from lsmq import Client, Message, UnknownQueue
 from lsmq._queue_ranges import contains
 from lsmq.groups import Ranges
@@ -21,6 +23,7 @@ class NamedEnds:
         self._client = client
         self._topic = topic
         self._names: Sequence[str] = ()
+        self._missing: set[str] = set()
         self._pattern: re.Pattern[str] | None = None
         self._prefix = ""
         self._group: str | None = None
@@ -58,8 +61,15 @@ class NamedEnds:
             try:
                 found.append(await self._client.queue(self._topic, name))
             except UnknownQueue:
-                continue
+                self._tell_missing(name)
         return found
+
+    def _tell_missing(self, name: str) -> None:
+        """Once: it may come with its first message, or be misspelt."""
+        if name not in self._missing:
+            self._missing.add(name)
+            meant = f"; --pattern {name!r} reads those that match" if "*" in name else ""
+            click.echo(f"topic {self._topic} has no queue {name!r} now{meant}", err=True)
 
     def _wants(self, name: str) -> bool:
         return self._pattern is None or self._pattern.fullmatch(name) is not None

@@ -173,10 +173,8 @@ class Applier:
             pending = self._prepare_others(state, batch, columns, stored_ms, lsn, repeats)
         if note_ids:
             assert columns.ids is not None
-            chosen = columns.ids.has.copy()
-            if repeats is not None:
-                chosen[repeats.rows] = False
-            pending.ids = columns.ids.noted(chosen, state.topic.id, pending.answers, stored_ms)
+            unstored = None if repeats is None else repeats.rows
+            pending.ids = columns.ids.noted(unstored, state.topic.id, pending.answers, stored_ms)
             self._state.ids.note(pending.ids)
         return pending
 

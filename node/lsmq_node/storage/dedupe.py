@@ -16,6 +16,7 @@ newer ones is known by one look at all of them (:mod:`.dedupe_recent`); the full
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,58 +28,60 @@ from lsmq import runtime
 
 from .columns import I64, U32, U64, mix, mix_one, queue_key, queue_keys
 from .dedupe_file import IdFile
-from .dedupe_layer import ROW, IdLayer, IdRows, keys_of
-from .dedupe_recent import KNOWN_IDS, RecentIds, bits_of
+from .dedupe_layer import IdColumns, IdLayer, id_slabs, keys_of
+from .dedupe_recent import KNOWN_IDS, NEVER, RecentIds, RecentLook, bits_of
 from .failures import damaged, disappeared
 
 _COUNT = struct.Struct("<I")
 _NO_OFFSET = -1
-_HALF = np.uint64(32)
+#: Which of the two halves of an integer of 64 bits is the upper one in memory.
+_UPPER = 1 if sys.byteorder == "little" else 0
 
 
 @dataclass(frozen=True, slots=True)
 class NotedIds:
-    """Ids that are remembered from an entry of the log on, with their :func:`.keys_of` and :func:`.bits_of`."""
+    """Ids that are remembered from an entry of the log on.
 
-    rows: IdRows
-    keys: U64
-    bits: U64
+    ``since``: number of the filter of :class:`.RecentIds` that they are in already, :data:`.NEVER` for none.
+    """
+
+    columns: IdColumns
+    since: int = NEVER
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.columns)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchIds:
-    """The ids of a batch's records, spread by queue; ``has`` says which records have one."""
+    """The ids of a batch's records, spread by queue; ``has`` says which records have one, None: all."""
 
     high: U64
     low: U64
-    has: NDArray[np.bool_]
     keys: U64
-    bits: U64
+    has: NDArray[np.bool_] | None
+    #: See :class:`NotedIds`.
+    since: int = NEVER
 
-    def noted(self, chosen: NDArray[np.bool_], topic_id: int, offsets: I64, stored_ms: int) -> NotedIds:
-        """What is kept of some of them. ``offsets`` are of all records."""
-        high, low, keys, bits = self.high, self.low, self.keys, self.bits
-        if not chosen.all():
-            high, low, offsets = high[chosen], low[chosen], offsets[chosen]
-            keys, bits = keys[chosen], bits[chosen]
-        rows = np.empty(len(high), ROW)
-        rows["high"], rows["low"], rows["offset"] = high, low, offsets
-        rows["stored_ms"], rows["topic"] = stored_ms, topic_id
-        return NotedIds(rows, keys, bits)
+    def noted(self, unstored: I64 | None, topic_id: int, offsets: I64, stored_ms: int) -> NotedIds:
+        """What is kept of them, but for the ``unstored`` rows. ``offsets`` are of all records."""
+        high, low, keys = self.high, self.low, self.keys
+        if unstored is not None or self.has is not None:
+            chosen = np.ones(len(high), np.bool_) if self.has is None else self.has.copy()
+            if unstored is not None:
+                chosen[unstored] = False
+            high, low, keys, offsets = high[chosen], low[chosen], keys[chosen], offsets[chosen]
+        return NotedIds(IdColumns(high, low, keys, offsets, stored_ms, topic_id), self.since)
 
 
 def scoped(topic_id: int, queues: U32, high: U64, low: U64) -> BatchIds:
     """``high`` and ``low``: the columns as they are in the batch; both are 0 of a record without an id."""
     has = (high | low) != 0
-    if (queues == queues[0]).all():
+    if len(queues) == 1 or (queues == queues[0]).all():
         high = high ^ np.uint64(mix_one(queue_key(topic_id, int(queues[0]))))
     else:
         high = high ^ mix(queue_keys(topic_id, queues))
-    keys = keys_of(high, low)
-    return BatchIds(high, low, has, keys, bits_of(keys))
+    return BatchIds(high, low, keys_of(high, low), None if has.all() else has)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +153,12 @@ class DedupePlan:
     @staticmethod
     def _first_of_each(batches: Sequence[BatchIds]) -> I64 | None:
         """Of each record the first one with its id; None where none has another's."""
-        has = _joined([each.has for each in batches])
-        ordered = _joined([(each.keys >> _HALF).astype(np.uint32) for each in batches])
-        ordered = ordered[has] if not has.all() else ordered
+        keys = _joined([each.keys if each.has is None else each.keys[each.has] for each in batches])
+        ordered = keys.view(np.uint32)[_UPPER::2].copy()
         ordered.sort()
         if not (ordered[1:] == ordered[:-1]).any():  # as halves of keys: so they hardly ever are by chance
             return None
+        has = _joined([np.ones(len(each.keys), np.bool_) if each.has is None else each.has for each in batches])
         places = np.flatnonzero(has)
         high, low = _joined([each.high for each in batches])[places], _joined([each.low for each in batches])[places]
         order = np.lexsort((low, high))
@@ -204,7 +207,8 @@ class DedupeIds:
     def __init__(self) -> None:
         self._lock = runtime.Lock()  # guards the layer and the recent, and who replaces the sources
         self._recent = RecentIds()
-        self._layer = IdLayer()
+        self.slabs = id_slabs()
+        self._layer = IdLayer(0, self.slabs)
         self._sources: tuple[IdSource, ...] = (self._layer,)  # newest first; replaced as a whole
 
     @property
@@ -228,30 +232,30 @@ class DedupeIds:
     def find(self, ids: BatchIds, since_ms: int) -> I64:
         """Of each record the offset its id was stored at, at ``since_ms`` or later; -1 where there is none.
 
-        Reads the disk for ids that are there, and rarely for others. Raises ``CorruptFile``, ``StoreBusy``.
+        They are taken for ids that are about to be noted. Reads the disk for ids that are there, and rarely for others.
+        Raises ``CorruptFile``, ``StoreBusy``.
         """
         while True:
             with self._lock:
                 sources = self._sources
+                look = self._know(ids)
+                # By number of the filter; -1 and less: not known. What is noted meanwhile is in none of the sources.
+                since = [source.since - look.oldest for source in sources]
             try:
-                return self._find(sources, ids, since_ms)
+                return self._find(list(zip(sources, since, strict=True)), look, ids, since_ms)
             except FileNotFoundError as error:
                 if sources is self._sources:  # else a merge has removed it meanwhile
                     raise disappeared("a file of ids", error) from error
 
-    def _find(self, sources: tuple[IdSource, ...], ids: BatchIds, since_ms: int) -> I64:
-        """All of a batch are asked for; what is known of those without an id is not taken."""
+    def _find(self, sources: list[tuple[IdSource, int]], look: RecentLook, ids: BatchIds, since_ms: int) -> I64:
         high, low = ids.high, ids.low
         offsets = np.full(len(high), _NO_OFFSET)
-        with self._lock:
-            oldest = self._recent.oldest
-            may_have = self._recent.may_have(ids.keys, ids.bits)
-            # By number of the filter; -1 and less: not known. What is noted meanwhile is in none of the sources.
-            since = [source.since - oldest for source in sources]
-        suspected = [np.flatnonzero(each & ids.has) for each in may_have]
-        everyone = np.flatnonzero(ids.has)
-        suspicion = any(map(len, suspected))
-        for source, number in zip(sources, since, strict=True):
+        suspicion = bool(look.may_have[0].any())  # by any filter
+        if not suspicion and all(number >= 0 or not source.count for source, number in sources):
+            return offsets
+        everyone = np.arange(len(high)) if ids.has is None else np.flatnonzero(ids.has)
+        suspected = [everyone[each] for each in look.may_have]
+        for source, number in sources:
             if (number >= 0 and not suspicion) or not source.count:
                 continue
             asked = suspected[number] if number >= 0 else everyone
@@ -269,6 +273,27 @@ class DedupeIds:
                 suspected = [_without(each, asked[places]) for each in suspected]
         return offsets
 
+    def _know(self, ids: BatchIds) -> RecentLook:
+        """Look for a batch's ids among the recent, and put them there."""
+        keys = ids.keys if ids.has is None else ids.keys[ids.has]
+        look = self._look(keys)
+        ids.since = look.number
+        return look
+
+    def _look(self, keys: U64) -> RecentLook:
+        recent, layer = self._recent, self._layer
+        count = layer.count + len(keys)
+        if (
+            recent.would_begin(len(keys))
+            and recent.fits_one(count)
+            and all(each is layer or each.since < recent.oldest for each in self._sources)
+        ):  # What has not been flushed is all that is known: then one filter knows it.
+            recent.begin_anew(count)
+            layer.since = recent.newest
+            for some in layer.key_pieces():
+                recent.look(some, bits_of(some))
+        return recent.look(keys, bits_of(keys))
+
     # Changing
 
     def note(self, noted: NotedIds) -> None:
@@ -278,16 +303,9 @@ class DedupeIds:
                 self._note(noted)
 
     def _note(self, noted: NotedIds) -> None:
-        recent, layer = self._recent, self._layer
-        if not recent.has_room(len(noted)) and all(
-            each is layer or each.since < recent.oldest for each in self._sources
-        ):  # What has not been flushed is all that is known: then one filter knows it.
-            recent.begin_anew()
-            layer.since = recent.newest
-            for keys in layer.key_pieces():
-                recent.add(keys, bits_of(keys))
-        recent.add(noted.keys, noted.bits)
-        layer.add(noted.rows, noted.keys)
+        if noted.since < self._layer.since:  # never looked for, or before the layer began
+            self._look(noted.columns.keys)
+        self._layer.add(noted.columns)
 
     def landed(self, count: int) -> None:
         """The entry is applied that the oldest ``count`` ids in line are of."""
@@ -303,9 +321,9 @@ class DedupeIds:
         """What is applied since the last time. It is looked at until :meth:`replace` is told where it went."""
         with self._lock:
             frozen = self._layer
-            self._layer = IdLayer(self._recent.newest)
+            self._layer = IdLayer(self._recent.newest, self.slabs)
             if frozen.count > frozen.applied:
-                self._note(_noted(frozen.in_line()))  # again, so that they are no older than the layer
+                self._note(NotedIds(frozen.in_line()))  # again, so that they are no older than the layer
             frozen.cut()
             self._sources = (self._layer, *self._sources) if frozen.count else (self._layer, *self._sources[1:])
         return frozen
@@ -346,16 +364,11 @@ class DedupeIds:
             since = self._recent.newest
         for rows in file.scan():
             check()
-            noted = _noted(rows)
+            keys = keys_of(rows["high"], rows["low"])
             with self._lock:
-                self._recent.add(noted.keys, noted.bits)
+                self._recent.look(keys, bits_of(keys))
         with self._lock:
             file.since = since
-
-
-def _noted(rows: IdRows) -> NotedIds:
-    keys = keys_of(rows["high"], rows["low"])
-    return NotedIds(rows, keys, bits_of(keys))
 
 
 def _without(places: I64, gone: I64) -> I64:

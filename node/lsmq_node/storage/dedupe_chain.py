@@ -21,7 +21,7 @@ import numpy as np
 from lsmq.errors import CorruptFile
 
 from .dedupe import DedupeIds
-from .dedupe_file import IdFile, IdFileMeta, IdWriter, ids_name, newest_of, newest_pieces, topics_of
+from .dedupe_file import IdFile, IdFileMeta, IdWriter, ids_name, newest_of, topics_of
 from .dedupe_layer import ROW, IdLayer, IdRows, chosen_rows, joined_rows
 from .dedupe_recent import KNOWN_IDS
 from .disk import Disk
@@ -118,10 +118,7 @@ class DedupeChain:
     def write(self, layer: IdLayer, end_lsn: int) -> tuple[IdFileMeta, IdFile] | None:
         """A new file, durable and not part of the chain yet; None where the layer is empty. Leaves nothing behind when
         it raises ``OSError``."""
-        rows = layer.kept()
-        if not len(rows):
-            return None
-        return self._write(newest_pieces(rows), len(rows), end_lsn)
+        return self._write(layer.kept(), layer.applied, end_lsn) if layer.applied else None
 
     def added(self, layer: IdLayer, file: IdFile | None) -> None:
         """The manifest names the file, and cannot change meanwhile."""

@@ -39,7 +39,7 @@ from lsmq_node.descriptors import SHORTAGE
 
 from .buffered_file import BufferedFile
 from .columns import I64, U64, group_starts, windows
-from .dedupe_layer import ROW, IdRows, chosen_rows, joined_rows
+from .dedupe_layer import ROW, IdRows, chosen_rows, joined_rows, newest_order
 from .dedupe_recent import NEVER
 from .disk import Disk, File
 from .failures import damaged, newer, no_descriptor
@@ -61,8 +61,6 @@ _FEW = 8
 #: Buckets for which one start is kept whole, and of the others how far above it they are.
 _STRETCH_BITS = 8
 _STRETCH = 1 << _STRETCH_BITS
-#: So many rows are written at a time: what is computed of them stays in the processor's cache.
-_PIECE_ROWS = 1 << 13
 #: Blocks that are read at a time by who reads all.
 _SCAN_BLOCKS = 64
 _HALF = np.uint64(32)
@@ -354,29 +352,4 @@ def is_sorted(rows: IdRows) -> bool:
 
 def newest_of(rows: IdRows) -> IdRows:
     """Sorted by id, and of each id the row that stands first."""
-    return chosen_rows(rows, _newest(rows))
-
-
-def newest_pieces(rows: IdRows) -> Iterator[IdRows]:
-    """:func:`newest_of`, some at a time."""
-    order = _newest(rows)
-    for begin in range(0, len(order), _PIECE_ROWS):
-        yield chosen_rows(rows, order[begin : begin + _PIECE_ROWS])
-
-
-def _newest(rows: IdRows) -> I64:
-    # By the upper bits, with the place below them: numpy sorts integers many times faster than it finds an order.
-    bits = np.uint64(max(0, len(rows) - 1).bit_length())
-    packed = rows["high"] >> bits
-    packed <<= bits
-    packed |= np.arange(len(rows), dtype=np.uint64)
-    packed.sort()
-    order: I64 = (packed & ((np.uint64(1) << bits) - np.uint64(1))).view(np.int64)
-    packed >>= bits
-    if (packed[1:] > packed[:-1]).all():
-        return order
-    order = np.lexsort((rows["low"], rows["high"]))  # stable: of equal ids the first stays the first
-    high, low = rows["high"][order], rows["low"][order]
-    fresh = np.ones(len(order), np.bool_)
-    fresh[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-    return order[fresh]
+    return chosen_rows(rows, newest_order(rows["high"], rows["low"]))

@@ -13,7 +13,7 @@ A row is one id that a message was stored under; its id is the 128 bits of its h
 Rows of writes that are in line stand at the end: what is dropped from the line is cut off. Where an id is there twice,
 as its window ended in between, the later row counts.
 
-Adding keeps what it is given, and nothing is sorted for it: an id that is new is mostly told apart before anybody looks
+Adding copies them, and nothing is sorted for it: an id that is new is mostly told apart before anybody looks
 here (:mod:`.dedupe_recent`). Few are looked for among the keys, by one comparison of a whole column each. Once that has
 cost as much as sorting would, or many are looked for, the rows that have come since are sorted, into stretches that are
 joined by eights.
@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 
 from lsmq import runtime
 
-from .columns import I64, U64
+from .columns import I64, U32, U64
+from .slabs import Slabs
 from .tiers import joined_tier
 
 #: One id, in memory and in files.
@@ -40,10 +41,14 @@ IdRows = NDArray[np.void]
 _HIGH = np.uint64(runtime.random_bits(64) | 1)
 _LOW = np.uint64(runtime.random_bits(64) | 1)
 _WHOLE_ROW = np.dtype((np.void, ROW.itemsize))
-_FIRST_KEYS = 512
-#: Rows of fewer are copied together, so many and more are kept as they come.
-_PIECE_ROWS = 1 << 10
-_KEYS_A_TIME = 1 << 13
+#: Of a layer: a row and its key.
+_ROW_BYTES = ROW.itemsize + 8
+#: Rows that a slab has room for: a layer is flushed before, but for many more that are in line.
+_SLAB_ROWS = 1 << 20
+#: Stretches of fewer rows count as ones of so many.
+_SMALL_ROWS = 1 << 10
+#: So many rows are taken at a time: what is computed of them stays in the processor's cache.
+_PIECE_ROWS = 1 << 13
 #: So many stretches of about one size are joined.
 _FAN = 8
 #: Sorting a row takes as long as comparing so many.
@@ -58,8 +63,9 @@ def keys_of(high: U64, low: U64) -> U64:
 
 
 def chosen_rows(rows: IdRows, places: I64) -> IdRows:
-    """``rows[places]``, as one piece of memory a row: numpy moves fields one by one."""
-    found: IdRows = rows.view(_WHOLE_ROW)[places].view(ROW)
+    """``rows[places]``, as one piece of memory a row: numpy moves fields one by one, and picks items slower than it
+    takes them."""
+    found: IdRows = rows.view(_WHOLE_ROW).take(places).view(ROW)
     return found
 
 
@@ -72,85 +78,117 @@ def joined_rows(pieces: Sequence[IdRows]) -> IdRows:
     return found
 
 
+def newest_order(high: U64, low: U64) -> I64:
+    """The places of ids in their order, and of those with one id the place that comes first."""
+    # By the upper bits, with the place below them: numpy sorts integers many times faster than it finds an order.
+    bits = np.uint64(max(0, len(high) - 1).bit_length())
+    packed = high >> bits
+    packed <<= bits
+    packed |= np.arange(len(high), dtype=np.uint64)
+    packed.sort()
+    order: I64 = (packed & ((np.uint64(1) << bits) - np.uint64(1))).view(np.int64)
+    packed >>= bits
+    if (packed[1:] > packed[:-1]).all():
+        return order
+    order = np.lexsort((low, high))  # stable: of equal ids the first stays the first
+    high, low = high[order], low[order]
+    fresh = np.ones(len(order), np.bool_)
+    fresh[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+    return order[fresh]
+
+
+def id_slabs() -> Slabs:
+    """Memory for layers."""
+    return Slabs(_SLAB_ROWS * _ROW_BYTES, spares=1)
+
+
+@dataclass(frozen=True, slots=True)
+class IdColumns:
+    """Ids that are stored, with their :func:`keys_of`; the time and the topic are one for all, or of each."""
+
+    high: U64
+    low: U64
+    keys: U64
+    offsets: I64
+    stored_ms: I64 | int
+    topics: U32 | int
+
+    def __len__(self) -> int:
+        return len(self.high)
+
+
 class IdLayer:
     """The ids of one memtable. Its owner lets one thread at a time look or change."""
 
-    def __init__(self, since: int = 0) -> None:
-        """``since``: see :class:`.RecentIds`."""
+    def __init__(self, since: int = 0, slabs: Slabs | None = None) -> None:
+        """``since``: see :class:`.RecentIds`. ``slabs``, of :func:`id_slabs`, lend the memory."""
         self.since = since
+        self._slabs = slabs or id_slabs()
         self.count = 0
         #: So many rows, the first, are of entries that are applied.
         self.applied = 0
-        self._pieces: list[IdRows] = []
-        self._begins: list[int] = []  # number of the first row of each
-        self._keys: U64 = np.empty(0, np.uint64)  # of each row
+        # As long as one another; what lies behind the first ``count`` means nothing.
+        self._keys: U64 = np.empty(0, np.uint64)
+        self._rows: IdRows = np.empty(0, ROW)
         self._stretches: list[_Stretch] = []  # of the rows from the first on, without gaps
         self._compared = 0  # rows, since the last of them
-
-    def __len__(self) -> int:
-        return self.count
 
     @property
     def size_bytes(self) -> int:
         """Memory it takes."""
         sorted_bytes = sum(each.packed.nbytes for each in self._stretches)
-        return self.count * ROW.itemsize + self._keys.nbytes + sorted_bytes
+        return self.count * _ROW_BYTES + sorted_bytes
 
-    def in_line(self) -> IdRows:
-        """The rows that are not applied."""
-        return self._rows(np.arange(self.applied, self.count))
+    def in_line(self) -> IdColumns:
+        """Those that are not applied."""
+        keys, rows = self._keys[self.applied : self.count], self._rows[self.applied : self.count]
+        return IdColumns(rows["high"], rows["low"], keys, rows["offset"], rows["stored_ms"], rows["topic"])
 
     def key_pieces(self) -> Iterator[U64]:
         """:func:`keys_of` all rows, some at a time."""
-        for begin in range(0, self.count, _KEYS_A_TIME):
-            yield self._keys[begin : min(self.count, begin + _KEYS_A_TIME)]
+        for begin in range(0, self.count, _PIECE_ROWS):
+            yield self._keys[begin : min(self.count, begin + _PIECE_ROWS)]
 
-    def kept(self) -> IdRows:
-        """Those that are applied, the newest first; a copy."""
-        return joined_rows([piece[::-1] for piece in reversed(self._pieces)])[self.count - self.applied :]
+    def kept(self) -> Iterator[IdRows]:
+        """Those that are applied, in the order of their ids, of each the newest; some at a time."""
+        rows = self._rows[: self.applied]
+        order = self.applied - 1 - newest_order(rows["high"][::-1], rows["low"][::-1])
+        for begin in range(0, len(order), _PIECE_ROWS):
+            yield chosen_rows(rows, order[begin : begin + _PIECE_ROWS])
 
-    def add(self, rows: IdRows, keys: U64) -> None:
-        """Ids that are stored from now on; what was here under them counts no more.
-
-        The rows may be kept as they are: nobody changes them. ``keys``: :func:`keys_of` them.
-        """
-        count, end = self.count, self.count + len(rows)
+    def add(self, ids: IdColumns) -> None:
+        """Ids that are stored from now on; what was here under them counts no more."""
+        count, end = self.count, self.count + len(ids)
         if end > len(self._keys):
-            grown = np.empty(max(_FIRST_KEYS, 1 << (end - 1).bit_length()), np.uint64)
-            grown[:count] = self._keys[:count]
-            self._keys = grown
-        self._keys[count:end] = keys
-        if self._pieces and len(self._pieces[-1]) + len(rows) <= _PIECE_ROWS:
-            self._pieces[-1] = joined_rows((self._pieces[-1], rows))
-        else:
-            self._pieces.append(rows)
-            self._begins.append(count)
+            self._grow(end)
+        self._keys[count:end] = ids.keys
+        rows = self._rows[count:end]
+        rows["high"], rows["low"], rows["offset"] = ids.high, ids.low, ids.offsets
+        rows["stored_ms"], rows["topic"] = ids.stored_ms, ids.topics
         self.count = end
+
+    def _grow(self, count: int) -> None:
+        if count <= _SLAB_ROWS:
+            slab, capacity = self._slabs.take(), _SLAB_ROWS
+        else:
+            capacity = 1 << (count - 1).bit_length()
+            slab = np.empty(capacity * _ROW_BYTES, np.uint8)
+        keys: U64 = slab[: capacity * 8].view(np.uint64)
+        rows: IdRows = slab[capacity * 8 :].view(ROW)
+        keys[: self.count], rows[: self.count] = self._keys[: self.count], self._rows[: self.count]
+        self._keys, self._rows = keys, rows
 
     def cut(self) -> None:
         """What is in line is dropped."""
         self.count = self.applied
-        while self._begins and self._begins[-1] >= self.count:
-            self._begins.pop()
-            self._pieces.pop()
-        if self._pieces:
-            self._pieces[-1] = self._pieces[-1][: self.count - self._begins[-1]]
         while self._stretches and self._stretches[-1].end > self.count:
             self._stretches.pop()
-
-    def _rows(self, numbers: I64) -> IdRows:
-        found = np.empty(len(numbers), ROW)
-        pieces = np.searchsorted(self._begins, numbers, side="right") - 1
-        for piece in np.unique(pieces).tolist():
-            mine = np.flatnonzero(pieces == piece)
-            found.view(_WHOLE_ROW)[mine] = self._pieces[piece].view(_WHOLE_ROW)[numbers[mine] - self._begins[piece]]
-        return found
 
     def find(self, high: U64, low: U64) -> tuple[I64, I64, I64]:
         """Which of these ids are here: their places among those asked for, the offsets, and when they were stored."""
         numbers = self._numbers(high, low, keys_of(high, low))
         places = np.flatnonzero(numbers >= 0)
-        rows = self._rows(numbers[places])
+        rows = chosen_rows(self._rows, numbers[places])
         return places, rows["offset"], rows["stored_ms"]
 
     def _numbers(self, high: U64, low: U64, keys: U64) -> I64:
@@ -175,7 +213,7 @@ class IdLayer:
 
     def _same(self, numbers: I64, high: U64, low: U64) -> I64:
         """The numbers, or -1 where the row has another id."""
-        rows = self._rows(numbers)
+        rows = chosen_rows(self._rows, numbers)
         same: I64 = np.where((rows["high"] == high) & (rows["low"] == low), numbers, -1)
         return same
 
@@ -195,7 +233,7 @@ class IdLayer:
     def _sort(self, begin: int) -> None:
         """The rows from ``begin`` on are in stretches."""
         sizes = [*(each.end - each.begin for each in self._stretches), self.count - begin]
-        joined = joined_tier(sizes, _FAN, _PIECE_ROWS) - 1
+        joined = joined_tier(sizes, _FAN, _SMALL_ROWS) - 1
         if joined > 0:
             begin = self._stretches[-joined].begin
             del self._stretches[-joined:]

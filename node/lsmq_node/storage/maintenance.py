@@ -338,7 +338,7 @@ class Maintenance:
             self._flush_aged()
             self._retry_in_want(self._tables.release_log, "release")
             if self._clock.monotonic() >= next_trim:
-                self._tables.slabs.trim()
+                self._tables.trim()
                 give_back()
                 next_trim = self._clock.monotonic() + _TRIM_SECONDS
             with self._tables.changed:

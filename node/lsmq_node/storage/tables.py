@@ -93,8 +93,8 @@ class TableSet:
         #: Up to here the log needs no look: it was let go, or an earlier process flushed it, and who lacks something of
         #: that has not been heard of yet. The house-keeping thread's.
         self._released_lsn = self.applied_lsn
-        self.slabs = slabs_for(options.memtable_bytes)
-        self.memtable = Memtable(self.applied_lsn, options.memtable_bytes, self.slabs)
+        self._slabs = slabs_for(options.memtable_bytes)
+        self.memtable = Memtable(self.applied_lsn, options.memtable_bytes, self._slabs)
         self.version = self._version_of(self.manifest, (self.memtable,), Version((), (), ()))
         self.closing = False
         #: The log is kept from here on, though it is flushed: a replica may ask for it.
@@ -116,6 +116,11 @@ class TableSet:
                     self.version = Version(memtables, version.level0, version.generations)
         return self.memtable
 
+    def trim(self) -> None:
+        """Give memory back to the system that was not wanted since the last call."""
+        self._slabs.trim()
+        self._state.ids.slabs.trim()
+
     def freeze(self) -> int:
         """Put the memtable in line for its flush and begin a new one. Only the applying thread calls this.
 
@@ -125,7 +130,7 @@ class TableSet:
             return self.applied_lsn
         self._state.epochs = needed(self._state.epochs, self._segments.begins_lsn)
         change = self._state.take_change(self.applied_lsn)
-        fresh = Memtable(self.applied_lsn, self._options.memtable_bytes, self.slabs)
+        fresh = Memtable(self.applied_lsn, self._options.memtable_bytes, self._slabs)
         with self.changed:
             self.frozen.append((self.memtable, change))
             self.memtable = fresh

@@ -5,7 +5,8 @@
     PATH/data/run=000001/topic=flights/date=2026-11-21/part-*.parquet
     PATH/manifests/000001.json
 
-A row has all that a message holds (``whole_schema``): keys are bytes, and ``key_is_text`` tells which were text.
+A row has all that a message holds (``whole_schema``): keys are bytes, and ``key_is_text`` tells which were text. Files
+of earlier releases have no ``expires_time``, and so it is null in their rows.
 
 A run's files count once its manifest is there, which appears in one step, by a rename. What a killed run left behind is
 written over by the next, since it has the same number. A manifest holds ``version``, ``run``, ``kind`` (``archive``, or

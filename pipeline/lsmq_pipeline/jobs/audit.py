@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from lsmq.topics import Topic
 
 _FIELDS = (
-    *("queue", "offset", "id", "key", "key_is_text", "tag", "priority", "subpriority", "stored_time"),
+    *("queue", "offset", "id", "key", "key_is_text", "tag", "priority", "subpriority"),
+    *("stored_time", "expires_time"),
     *("body", "headers"),
 )
 

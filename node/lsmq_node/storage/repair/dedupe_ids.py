@@ -11,7 +11,7 @@ import numpy as np
 from lsmq.errors import CorruptFile
 
 from ..dedupe_chain import joined
-from ..dedupe_file import BLOCK_BYTES, HEAD, MAGIC, VERSION, IdFile, IdFileMeta, newest_of
+from ..dedupe_file import BLOCK_BYTES, HEAD, MAGIC, VERSION, IdFile, IdFileMeta
 from ..dedupe_layer import ROW, IdLayer, IdRows
 from ..disk import Disk
 from .findings import FindingsBook, Unknown
@@ -49,11 +49,11 @@ class LeftIds:
             file = self._disk.open(path)
             sizes += file.size()
             file.close()
-        return len(layer) + sizes // ROW.itemsize
+        return layer.count + sizes // ROW.itemsize
 
     def rows(self, layer: IdLayer) -> Iterator[IdRows]:
         """In order, of each id the newest; ``layer`` has those of the log."""
-        scans = [iter((newest_of(layer.kept()),)), *(self._scan(path) for path in reversed(self._paths))]
+        scans = [layer.kept(), *(self._scan(path) for path in reversed(self._paths))]
         return joined(scans, self.count(layer))
 
     def _scan(self, path: Path) -> Iterator[IdRows]:
