@@ -78,6 +78,21 @@ def test_what_is_sent_by_name_is_read_by_name_and_by_pattern(lsmq: Run, topic: s
     assert b"say which of them" in lsmq("consume", topic, "--offset", "1", code=2).stderr
 
 
+def test_queues_are_listed_by_a_pattern(lsmq: Run, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lsmq.cli.queue._PAGE", 7)
+    names = sorted(f"{kind}.{number}.{end}" for kind in "ab" for number in range(20) for end in ("inbox", "log"))
+    lsmq("queue", "declare", topic, *names)
+    wanted = [name for name in names if name.startswith("b.") and name.endswith(".inbox")]
+
+    def listed(*arguments: str) -> list[str]:
+        return [one["name"] for one in json.loads(lsmq("queue", "list", topic, "--json", *arguments).stdout)]
+
+    assert listed("--pattern", "b.*.inbox") == wanted
+    assert listed("--pattern", "b.*.inbox", "--limit", "3", "--after", wanted[4]) == wanted[5:8]
+    assert listed("--pattern", "*.3.**") == ["a.3.inbox", "a.3.log", "b.3.inbox", "b.3.log"]
+    assert "give one" in lsmq("queue", "list", topic, "--prefix", "a", "--pattern", "a.*", code=2).stderr.decode()
+
+
 def test_a_queue_that_is_not_there_is_said(lsmq: Run, topic: str) -> None:
     said = lsmq("consume", topic, "--queue", "agents.*.inbox")
     assert said.stdout == b""

@@ -340,7 +340,9 @@ def test_a_cluster_says_which_node_is_gone_and_what_is_behind(cluster: LocalClus
         until(lambda look: look["well"] and len(look["nodes"]) == 3, "all is well")
         cluster.kill(victim)
         behind = until(lambda look: node_of(look, victim)["replicas_out_of_sync"] > 0, "its replicas are not in sync")
-        assert node_of(behind, victim)["state"] == "silent"
+        assert node_of(behind, victim)["state"] == "silent" and node_of(behind, victim)["silent_since_ms"]
+        first = node_of(json.loads(ran(urls, "top", "--once", "--json").stdout), victim)
+        assert (first["state"], first["silent_since_ms"]) == ("silent", None), "who looks now does not know since when"
         assert all(node["state"] != "silent" for node in behind["nodes"] if node["node"] != victim)
         said = ran(urls, "status", code=1).stdout.decode().splitlines()
         assert said[0].startswith(f"not well: node {victim}: does not answer (") and "Start it" in said[0]

@@ -22,7 +22,8 @@ class NodeLook:
 
     Attributes:
         state: ``ok``, ``not ready``, ``silent``: it did not answer, or ``new``: it has no figures yet.
-        silent_since_ms: since when it has not answered, in milliseconds since 1970; None while it does.
+        silent_since_ms: since when it has not answered, in milliseconds since 1970; None while it does, and where it
+            did not at the first look.
         figures: its newest sample as ``GET /v1/history`` has it, of ``sample_ms``; empty where there is none.
         leads: shards that it leads.
         replicas_out_of_sync: of those at this node.
@@ -98,7 +99,8 @@ class ClusterWatch:
         self._timeout_s = timeout_s
         self._cluster: ClusterInfo | None = None
         self._nodes: dict[str, str] = {}  # urls by id; they are kept while nobody can be asked
-        self._silent: dict[str, int] = {}  # since when
+        self._silent: dict[str, int | None] = {}  # since when, where that was seen
+        self._looked = False
 
     async def look(self) -> Look:
         """Raises ``LsmqError`` at the first time only, when no node answers by the client's deadline."""
@@ -112,7 +114,8 @@ class ClusterWatch:
         now_ms = runtime.wall_ms()
         ready = dict(zip(nodes, said, strict=True))
         silent = (node for node, each in ready.items() if each.silent is not None)
-        self._silent = {node: self._silent.get(node, now_ms) for node in silent}
+        self._silent = {node: self._silent.get(node, now_ms if self._looked else None) for node in silent}
+        self._looked = True
         looks = list(self._looks(cluster, ready, samples))
         wrong = problems(cluster, ready)
         return Look(now_ms, cluster.name, len(cluster.shards), wrong, looks, _topics(busy), _groups(busy))

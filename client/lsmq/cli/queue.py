@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -10,8 +11,11 @@ import click
 from lsmq import Client, NamedQueue, QueueChanges
 from lsmq.cli.options import DURATION, SIZE, TOPIC, OrUnlimited, asks_a_node, asks_first, json_option
 from lsmq.cli.render import counted, print_fields, print_json, print_table, time_text
+from lsmq.queue_names import compile_pattern, pattern_prefix
 
 _LISTED = 1_000
+#: Names that are looked at for a pattern at a time.
+_PAGE = 10_000
 
 
 @click.group()
@@ -22,20 +26,35 @@ def queue() -> None:
 @queue.command("list")
 @click.argument("topic", type=TOPIC)
 @click.option("--prefix", default="", help="Only names that begin so.")
+@click.option("--pattern", help="Only names that match, such as 'agents.*.inbox' or 'agents.**'.")
 @click.option("--after", help="Only names after this one.")
 @click.option("--limit", type=click.IntRange(min=1), default=_LISTED, show_default=True, help="At most so many.")
 @click.option("--all", "everything", is_flag=True, help="However many there are.")
 @json_option
 @asks_a_node
 async def list_queues(
-    client: Client, topic: str, prefix: str, after: str | None, limit: int, everything: bool, as_json: bool
+    client: Client,
+    topic: str,
+    prefix: str,
+    pattern: str | None,
+    after: str | None,
+    limit: int,
+    everything: bool,
+    as_json: bool,
 ) -> None:
     """List the queues of the named topic TOPIC, in order of names.
 
     \b
       lsmq queue list agents --prefix agents.7.
+      lsmq queue list agents --pattern 'agents.*.inbox'
     """
-    found = await client.queues(topic, prefix=prefix, after=after, limit=None if everything else limit)
+    if prefix and pattern is not None:
+        raise click.UsageError("--prefix and --pattern both say which: give one")
+    wanted = None if everything else limit
+    if pattern is None:
+        found = await client.queues(topic, prefix=prefix, after=after, limit=wanted)
+    else:
+        found = await _matching(client, topic, pattern, after, wanted)
     if as_json:
         print_json([asdict(one) for one in found])
         return
@@ -43,6 +62,20 @@ async def list_queues(
     print_table(["queue", "earliest", "latest", "messages"], rows)
     if not everything and len(found) == limit:
         click.echo(f"there may be more: go on with --after {found[-1].name!r}, or give --all", err=True)
+
+
+async def _matching(
+    client: Client, topic: str, pattern: str, after: str | None, limit: int | None
+) -> Sequence[NamedQueue]:
+    """Up to so many queues whose names match, in order of names. Raises ``InvalidQueueName``."""
+    matches, found = compile_pattern(pattern), list[NamedQueue]()
+    while limit is None or len(found) < limit:
+        page = await client.queues(topic, prefix=pattern_prefix(pattern), after=after, limit=_PAGE)
+        found += [one for one in page if matches.fullmatch(one.name)]
+        if len(page) < _PAGE:
+            break
+        after = page[-1].name
+    return found[:limit]
 
 
 @queue.command()
