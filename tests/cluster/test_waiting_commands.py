@@ -27,7 +27,9 @@ async def _waits(node: NodeProcess, *command: str) -> str:
     return found.output + found.exception.message
 
 
-async def test_draining_the_last_node_says_that_nobody_can_take_what_it_has(node: NodeProcess) -> None:
+async def test_draining_the_last_node_says_that_nobody_can_take_what_it_has(
+    node: NodeProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with Client(node.url) as client:
         admin = ClusterAdmin(client)
         await admin.drain("p0")
@@ -39,6 +41,10 @@ async def test_draining_the_last_node_says_that_nobody_can_take_what_it_has(node
     told = await _waits(node, "node", "drain", "p1")
     assert "draining p1: 2 replicas cannot go: there is no other node that may take them" in told
     assert "lsmq node undrain p1" in told
+    monkeypatch.setattr("lsmq.cli._progress._GIVEN_UP_S", 4.0)
+    gave_up = await asyncio.to_thread(CliRunner().invoke, root, ["node", "drain", "p1", "--url", node.url])
+    assert isinstance(gave_up.exception, TimedOut), gave_up.output
+    assert "a minute in which nothing moved: 2 replicas cannot go" in gave_up.exception.message
 
 
 @pytest.mark.part(2)

@@ -16,6 +16,8 @@ from lsmq.errors import TimedOut
 _POLL_S = 0.2
 #: What keeps a cluster from going on is told when it has done so for as long: it looks a few times a second itself.
 _HELD_S = 3.0
+#: What does not come by itself is waited for so long.
+_GIVEN_UP_S = 60.0
 PAUSED = "moves are paused; `lsmq shard resume` has them go on"
 
 
@@ -28,7 +30,8 @@ async def watch(
 ) -> ClusterInfo:
     """Poll the cluster until ``left`` (steps still to be made) is 0. Raises ``TimedOut``; nothing is undone then.
 
-    ``held_by`` says what it waits for that does not come by itself, if anything; that is told once, in words.
+    ``held_by`` says what it waits for that does not come by itself, if anything; that is told once, in words, and waited
+    for no longer than a minute.
     """
     deadline = time.monotonic() + timeout_ms / 1000
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -47,6 +50,10 @@ async def watch(
             if held is not None and held != told and time.monotonic() - held_since >= _HELD_S:
                 told = held
                 progress.console.print(f"{title}: {held}", highlight=False, markup=False, soft_wrap=True)
+            if held is not None and time.monotonic() - held_since >= _GIVEN_UP_S:
+                raise TimedOut(
+                    f"{title}: {steps} of {total} steps are left after a minute in which nothing moved: {held}"
+                )
             total = max(total, steps)
             progress.update(task, completed=total - steps, total=total)
             await asyncio.sleep(_POLL_S)
