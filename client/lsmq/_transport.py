@@ -208,9 +208,15 @@ class Transport:
         except (aiohttp.ClientError, OSError) as error:
             if (refused := refusal(error)) is not None:
                 raise _no_connection(url, error, refused) from error
+            perhaps = "; does it speak TLS, at https://?" if self._may_be_tls(url, error) else ""
             raise ConnectionFailed(
-                f"the connection to {url} broke before the answer: {_reason(error)}", url=url, sent=True
+                f"the connection to {url} broke before the answer: {_reason(error)}{perhaps}", url=url, sent=True
             ) from error
+
+    def _may_be_tls(self, url: str, error: Exception) -> bool:
+        """What speaks TLS alone ends a connection that does not."""
+        ended = isinstance(error, aiohttp.ServerDisconnectedError | ConnectionResetError)
+        return url.startswith("http:") and not self.has_been_answered and ended
 
     async def websocket(
         self, url: str, *, params: Mapping[str, str], protocol: str, timeout_s: float, topic_id: int

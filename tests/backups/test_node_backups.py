@@ -85,6 +85,9 @@ async def test_one_that_is_stopped_or_fails_says_so_and_the_next_one_goes_on(
     (place / "somebody's").write_text("else")
     printed = await asyncio.to_thread(lsmq, node.url, "backup", "start", code=1)
     assert "is not empty, and holds no backups" in printed
+    inside = node.data / "backups" / "new"
+    printed = await asyncio.to_thread(lsmq, node.url, "backup", "create", "--to", inside, code=1)
+    assert f"{inside} lies in {node.data}, where a node has its data" in printed and not inside.exists()
     assert "is not empty" in await asyncio.to_thread(lsmq, node.url, "backup", "status")
     assert Api(node.url).get("/readyz").json()["status"] == "ok"
 

@@ -44,7 +44,7 @@ async def test_draining_the_last_node_says_that_nobody_can_take_what_it_has(
     monkeypatch.setattr("lsmq.cli._progress._GIVEN_UP_S", 4.0)
     gave_up = await asyncio.to_thread(CliRunner().invoke, root, ["node", "drain", "p1", "--url", node.url])
     assert isinstance(gave_up.exception, TimedOut), gave_up.output
-    assert "a minute in which nothing moved: 2 replicas cannot go" in gave_up.exception.message
+    assert "nothing moved for a minute: 2 replicas cannot go" in gave_up.exception.message
 
 
 @pytest.mark.part(2)

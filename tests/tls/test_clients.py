@@ -152,7 +152,7 @@ async def test_http_to_the_port_and_https_to_a_plain_one_are_refused_in_words(
     secure: NodeProcess, shared_node: NodeProcess, authority: Authority
 ) -> None:
     async with Client(secure.url.replace("https", "http"), deadline_ms=100) as client:
-        with pytest.raises(ConnectionFailed):
+        with pytest.raises(ConnectionFailed, match="does it speak TLS, at https"):
             await client.topics()
     eventually(lambda: "it speaks plain HTTP" in secure.log(), "the node says what came")
     async with Client(shared_node.url.replace("http", "https"), ca=authority.cert, deadline_ms=100) as client:

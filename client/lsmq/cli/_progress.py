@@ -30,8 +30,8 @@ async def watch(
 ) -> ClusterInfo:
     """Poll the cluster until ``left`` (steps still to be made) is 0. Raises ``TimedOut``; nothing is undone then.
 
-    ``held_by`` says what it waits for that does not come by itself, if anything; that is told once, in words, and waited
-    for no longer than a minute.
+    ``held_by`` says what it waits for that does not come by itself, if anything; that is told once, in words, and
+    waited for no longer than a minute.
     """
     deadline = time.monotonic() + timeout_ms / 1000
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

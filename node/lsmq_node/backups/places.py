@@ -15,6 +15,8 @@ from typing import Protocol
 import crc32c
 
 from lsmq.errors import InvalidRequest
+from lsmq_node.disks import NODE_FILE
+from lsmq_node.disks.mark import MARK_FILE
 from lsmq_node.storage.disk import OsDisk, replace_file
 from lsmq_node.storage.lock import DirectoryLock
 
@@ -86,6 +88,8 @@ class DirectoryPlace:
         directory = self._directory
         if directory.exists() and not self.there() and any(directory.iterdir()):
             raise InvalidRequest(f"{directory} is not empty, and holds no backups; choose a new directory")
+        if not self.there():
+            _check_apart(directory)
         lock = DirectoryLock(directory)
         try:
             for folder in (BACKUPS, FILES, INCOMING):
@@ -142,6 +146,16 @@ class DirectoryPlace:
         for name in names:
             self._disk.remove(self._directory / folder / name)
         self._disk.sync_directory(self._directory / folder)
+
+
+def _check_apart(directory: Path) -> None:
+    """Raises ``InvalidRequest`` for a directory in that of a node: it would be lost with what it is a backup of."""
+    for above in (whole := directory.resolve(), *whole.parents):
+        if (above / NODE_FILE).exists() or (above / MARK_FILE).exists():
+            raise InvalidRequest(
+                f"{directory} lies in {above}, where a node has its data, and would be lost with it; choose a "
+                "directory elsewhere, best on another disk"
+            )
 
 
 def open_place(name: str) -> BackupPlace:
