@@ -123,7 +123,7 @@ def test_a_wrong_setting_is_wrong_usage(make_node: NodeMaker) -> None:
     with pytest.raises(StartFailed) as raised:
         node.start()
     assert raised.value.code == 2
-    assert "LSMQ_MEMTABLE_BYTES" in node.log() and "integer" in node.log()
+    assert "environment LSMQ_MEMTABLE_BYTES: memtable_bytes: 'many' is not a size; write a number" in node.log()
 
 
 #: A header that is longer than any may be.
