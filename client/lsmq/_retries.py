@@ -12,12 +12,15 @@ import asyncio
 import math
 
 from lsmq import runtime
-from lsmq.errors import LsmqError, NotEnoughReplicas, NotLeader, StoreBusy
+from lsmq.errors import LsmqError, NotEnoughReplicas, NotLeader, QuotaExceeded, StoreBusy, TooManyDelayed
 
 FIRST_PAUSE_MS = 20
 LONGEST_PAUSE_MS = 1_000
 GROWTH = 1.5
 MAX_SKIPS = 8
+
+#: Of what was asked nothing was done, unless they say that it was ``sent``.
+_REFUSED = (StoreBusy, NotLeader, NotEnoughReplicas, QuotaExceeded, TooManyDelayed)
 
 #: As a deadline: whoever has it tries for ever.
 NEVER_MS = math.inf
@@ -99,7 +102,7 @@ class Backoff:
 
 def maybe_carried_out(error: LsmqError) -> bool:
     """Whether the node may have done what was asked although this error came of it."""
-    return bool(error.details.get("sent", not isinstance(error, StoreBusy | NotLeader | NotEnoughReplicas)))
+    return bool(error.details.get("sent", not isinstance(error, _REFUSED)))
 
 
 def give_up(error: LsmqError, method: str, path: str, deadline: Deadline) -> LsmqError:

@@ -19,6 +19,7 @@ from lsmq import (
     MessageTooLarge,
     OutOfOrderSequence,
     Producer,
+    QuotaExceeded,
     StoreBusy,
     TimedOut,
     Topic,
@@ -446,7 +447,10 @@ async def test_an_error_nobody_looked_at_is_raised_by_flush_once() -> None:
 
 
 async def test_the_deadline_ends_retries_and_says_whether_the_message_may_be_stored() -> None:
-    for fault, fate in ((unreachable, "it is not stored"), (lost, "it may be stored")):
+    def full() -> LsmqError:
+        return QuotaExceeded("the topic holds 2 messages; none of them is stored")
+
+    for fault, fate in ((unreachable, "it is not stored"), (full, "it is not stored"), (lost, "it may be stored")):
         node = PlayedNode()
         node.faults = [fault() for _ in range(1000)]
         async with Producer(node, "t", deadline_ms=150) as producer:

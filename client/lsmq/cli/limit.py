@@ -69,6 +69,7 @@ async def set_limits(client: Client, principal: str, **given: int | str | None) 
     if not limits:
         raise click.UsageError("say which limit, such as --requests-per-s 200")
     await Rights(client).alter_limits(principal, limits)
+    click.echo(f"limits of {principal} set: {', '.join(limits)}", err=True)
 
 
 @limit.command("list")
