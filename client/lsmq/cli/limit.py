@@ -95,6 +95,7 @@ async def list_limits(client: Client, as_json: bool) -> None:
 async def remove(client: Client, principal: str) -> None:
     """Take the own limits of PRINCIPAL away: what holds for everybody holds for it again."""
     await Rights(client).remove_limits(principal)
+    click.echo(f"{principal} has no limits of its own any more", err=True)
 
 
 def _text(limits: Mapping[str, int]) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from lsmq import Client, Topic, TopicUsage
+from lsmq import Client, Topic, TopicUsage, UnknownTopic
 from lsmq.cli.options import (
     DURATION,
     QUEUE_COUNT,
@@ -349,7 +349,10 @@ async def purge(client: Client, name: str, queues: Sequence[int] | None) -> None
 @asks_a_node
 async def delete(client: Client, name: str, missing_ok: bool) -> None:
     """Delete topic NAME and all its messages."""
-    await client.delete_topic(name, missing_ok=missing_ok)
+    try:
+        await client.delete_topic(name, missing_ok=missing_ok)
+    except UnknownTopic as error:
+        raise UnknownTopic(f"there is no topic {name!r}; lsmq topic list shows those there are", topic=name) from error
     click.echo(f"topic {name} deleted", err=True)
 
 

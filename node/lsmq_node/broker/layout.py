@@ -61,7 +61,7 @@ def own_disks(config: NodeConfig) -> Iterator[NodeDisks]:
         _check_owner(data, found)
         if found.shards != shards:
             raise InvalidConfig(
-                f"shards is {shards}, but {data} was made with {found.shards}; start with shards={found.shards}, "
+                f"shards is {shards}, but {data} was made with {found.shards}; start with --shards {found.shards}, "
                 "or with an empty data directory",
                 setting="shards",
             )
