@@ -51,9 +51,7 @@ async def watch(
                 told = held
                 progress.console.print(f"{title}: {held}", highlight=False, markup=False, soft_wrap=True)
             if held is not None and time.monotonic() - held_since >= _GIVEN_UP_S:
-                raise TimedOut(
-                    f"{title}: {steps} of {total} steps are left after a minute in which nothing moved: {held}"
-                )
+                raise TimedOut(f"{title}: {steps} of {total} steps are left, and nothing moved for a minute: {held}")
             total = max(total, steps)
             progress.update(task, completed=total - steps, total=total)
             await asyncio.sleep(_POLL_S)
