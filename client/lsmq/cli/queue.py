@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -66,7 +65,7 @@ async def list_queues(
 
 async def _matching(
     client: Client, topic: str, pattern: str, after: str | None, limit: int | None
-) -> Sequence[NamedQueue]:
+) -> list[NamedQueue]:
     """Up to so many queues whose names match, in order of names. Raises ``InvalidQueueName``."""
     matches, found = compile_pattern(pattern), list[NamedQueue]()
     while limit is None or len(found) < limit:
