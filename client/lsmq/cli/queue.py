@@ -63,9 +63,7 @@ async def list_queues(
         click.echo(f"there may be more: go on with --after {found[-1].name!r}, or give --all", err=True)
 
 
-async def _matching(
-    client: Client, topic: str, pattern: str, after: str | None, limit: int | None
-) -> list[NamedQueue]:
+async def _matching(client: Client, topic: str, pattern: str, after: str | None, limit: int | None) -> list[NamedQueue]:
     """Up to so many queues whose names match, in order of names. Raises ``InvalidQueueName``."""
     matches, found = compile_pattern(pattern), list[NamedQueue]()
     while limit is None or len(found) < limit:
