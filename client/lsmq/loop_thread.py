@@ -49,15 +49,17 @@ class LoopThread:
 
     def call_to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
         """The same; where an interrupt cancels it, its end is waited for. Another interrupt waits for nothing."""
-        started: list[asyncio.Future[T]] = []
+        begun: list[asyncio.Task[Any]] = []
 
         async def whole() -> T:
-            started.append(asyncio.ensure_future(work))
-            return await started[0]
+            task = asyncio.current_task()
+            assert task is not None
+            begun.append(task)
+            return await work
 
         async def its_end() -> None:
-            if started:
-                await asyncio.wait(started)
+            if begun:
+                await asyncio.wait(begun)
 
         try:
             return self.call(whole())

@@ -174,7 +174,8 @@ class WorkQueue(Iterated[Task]):
         self._ahead: deque[Task] = deque()
         self._kept: dict[Task, None] = {}  # tasks whose visibility is extended here
         self._asking = 0
-        self._hands: int | None = None  # of run: tasks that may be here at a time
+        self._hands = 0  # of those who run it: tasks that may be here at a time
+        self._polled = False  # somebody takes tasks, and nobody runs it
         self._changed = Waiting()
         self._pulling: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -201,7 +202,8 @@ class WorkQueue(Iterated[Task]):
             await self._settler.close()
 
     async def _put_back(self) -> None:
-        """Ask for nothing more, and give back what nobody took."""
+        """Ask for nothing more until somebody takes tasks again, and give back what nobody took."""
+        self._polled = False
         if self._pulling is not None:
             self._background.drop(self._pulling)
             await asyncio.gather(self._pulling, return_exceptions=True)
@@ -211,6 +213,7 @@ class WorkQueue(Iterated[Task]):
         for task in ahead:
             self._kept.pop(task, None)
         await self._release(ahead)
+        self._changed.wake()
 
     async def poll(self, max_messages: int = DEFAULT_MAX_MESSAGES, timeout_ms: float | None = None) -> list[Task]:
         """Up to ``max_messages`` tasks, waiting for the first; none after ``timeout_ms``."""
@@ -242,24 +245,27 @@ class WorkQueue(Iterated[Task]):
             raise InvalidRequest(f"concurrency is {concurrency}; it must be at least 1")
         if (tracing := self._client._tracing) is not None:
             handler = tracing.handling(handler, lambda task: task.message)
-        self._hands = concurrency
-        workers, busy = BackgroundTasks(), set[asyncio.Task[None]]()
-        working = [workers.begin(self._work(handler, busy), f"lsmq worker of {self.topic}") for _ in range(concurrency)]
+        self._hands += concurrency
+        workers, busy, over = BackgroundTasks(), set[asyncio.Task[None]](), asyncio.Event()
+        name = f"lsmq worker of {self.topic}"
+        working = [workers.begin(self._work(handler, busy, over), name) for _ in range(concurrency)]
         try:
             await workers.until(asyncio.wait(working))
         finally:
-            self._hands = 0
+            over.set()
+            self._hands -= concurrency
             if not cancel:
                 for idle in set(working) - busy:
                     workers.drop(idle)
                 await asyncio.gather(*busy, return_exceptions=True)
             await workers.end()
-            await self._put_back()
+            if not self._hands:
+                await self._put_back()
 
-    async def _work(self, handler: TaskHandler, busy: set[asyncio.Task[None]]) -> None:
+    async def _work(self, handler: TaskHandler, busy: set[asyncio.Task[None]], over: asyncio.Event) -> None:
         worker = asyncio.current_task()
         assert worker is not None
-        while self._hands:
+        while not over.is_set():
             try:
                 task = await self._next()
             except ClientClosed:
@@ -391,9 +397,9 @@ class WorkQueue(Iterated[Task]):
     # Within
 
     def _wanted(self) -> int:
-        if self._hands is not None:
+        if self._hands:
             return self._hands - self._asking - len(self._ahead)
-        return self._max_messages - len(self._ahead)
+        return self._max_messages - len(self._ahead) if self._polled else 0
 
     def _found(self, topic: Topic, fields: Mapping[str, Any], asked_at: float) -> None:
         visibility_ms = int(fields["visibility_ms"])
@@ -418,11 +424,10 @@ class WorkQueue(Iterated[Task]):
         return None
 
     async def _next(self) -> Task:
-        if self._hands == 0:  # Nobody took any more; now somebody does, without hands that are counted.
-            self._hands = None
         while True:
             if self._closed:
                 raise ClientClosed("this work queue is closed; make a new one")
+            self._polled = self._polled or not self._hands
             if self._error is None and (self._pulling is None or self._pulling.done()):
                 self._pulling = self._background.begin(
                     self._puller.run(), f"lsmq work queue {self.topic}", lasting=True

@@ -40,7 +40,6 @@ AWAITED = {
     "_pop_loop.py": {"run"},
     "_router.py": {"ask_any"},
     "client.py": {"_together"},
-    "loop_thread.py": {"call_to_its_end", "whole"},
 }
 
 

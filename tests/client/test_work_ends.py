@@ -14,14 +14,14 @@ from support.python_process import PythonProcess
 from support.waiting import comes_true
 
 WORKER = """
-import sys, time
+import sys
 from lsmq.sync import Client, WorkQueue
 
-url, topic, seconds, concurrency = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
+url, topic, concurrency = sys.argv[1], sys.argv[2], int(sys.argv[3])
 with Client(url) as client:
     def handle(task):
         print("begin", task.text(), flush=True)
-        time.sleep(seconds)
+        sys.stdin.read(1)
         print("end", task.text(), flush=True)
 
     WorkQueue(client, topic, "g").run(handle, concurrency=concurrency)
@@ -57,12 +57,13 @@ async def test_ctrl_c_ends_what_is_begun_and_takes_nothing_more(
 ) -> None:
     async with Client(shared_node.url) as client:
         await filled(client, topic_name, 20)
-        arguments = ["-c", WORKER, shared_node.url, topic_name, "1", str(concurrency)]
-        with PythonProcess(arguments, stderr=subprocess.DEVNULL, text=True) as worker:
-            assert worker.stdout is not None
+        arguments = ["-c", WORKER, shared_node.url, topic_name, str(concurrency)]
+        with PythonProcess(arguments, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as worker:
+            assert worker.stdin is not None and worker.stdout is not None
             begun = [await asyncio.to_thread(worker.stdout.readline) for _ in range(concurrency)]
             assert all(line.startswith("begin ") for line in begun)
             worker.send_signal(signal.SIGINT)
+            worker.stdin.close()  # The handlers, which wait for that, end.
             said = await asyncio.to_thread(worker.stdout.readlines)
         done = {line.split()[1] for line in said if line.startswith("end ")}
         assert {line.split()[1] for line in begun} <= done, said
@@ -91,3 +92,33 @@ async def test_who_cancels_it_has_nothing_held_and_may_go_on(shared_node: NodePr
             assert task.deliveries == 1
             await task.ack()
         assert set((await all_of(client, topic_name, 19)).values()) == {1}
+
+
+async def test_who_polls_goes_on_when_somebody_else_runs_it_no_more(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client:
+        await filled(client, topic_name, 4)
+        async with WorkQueue(client, topic_name, "g") as work:
+            begun: dict[str, list[str]] = {"first": [], "second": []}
+
+            async def runs(name: str) -> None:
+                async def handle(task: Task) -> None:
+                    begun[name].append(task.text())
+                    if name == "first":
+                        await asyncio.Event().wait()
+
+                await work.run(handle)
+
+            first = asyncio.create_task(runs("first"))
+            await comes_true(lambda: len(begun["first"]) == 1, "it has one")
+            second = asyncio.create_task(runs("second"))
+            await comes_true(lambda: len(begun["second"]) == 3, "it has the rest")
+            first.cancel()
+            await comes_true(lambda: len(begun["second"]) == 4, "the other goes on, with what was given back")
+            polling = asyncio.create_task(work.poll(1))
+            second.cancel()
+            await asyncio.gather(first, second, return_exceptions=True)
+            async with Producer(client, topic_name) as producer:
+                await producer.send("later")
+            (task,) = await polling
+            assert task.text() == "later"
+            await task.ack()

@@ -44,9 +44,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         if isinstance(error, ConnectionFailed) and "tls" not in error.details:
             click.echo("is a node running there? --url or LSMQ_URL says where; lsmq serve starts one", err=True)
         if isinstance(error, Unauthenticated):
-            click.echo(
-                "here: --token-file FILE or LSMQ_TOKEN_FILE; a node's first is admin.token in its directory", err=True
-            )
+            click.echo("give --token-file, or LSMQ_TOKEN_FILE; a node's first token is DATA/admin.token", err=True)
         return 1
     except BrokenPipeError:
         # Whoever reads the output has seen enough. What is left in the buffer must not complain when Python ends.
