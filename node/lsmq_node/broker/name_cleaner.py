@@ -1,6 +1,5 @@
 """What the leader of a shard does for the names of queues by itself: it forgets queues that have been empty for long,
-writes the log of names anew when most of it is dead, and
-sees that queues of topics that are gone count for nobody.
+writes the log of names anew when most of it is dead, and sees that queues of topics that are gone count for nobody.
 
 How long a queue has been empty is counted here, from when it was first seen so: after a restart or a failover anew. So
 a queue may stay longer than ``forget_empty_ms`` says, and never less. One that has options of its own stays.
