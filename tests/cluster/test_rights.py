@@ -105,6 +105,10 @@ def test_a_request_that_is_passed_on_is_that_of_who_sent_it(urls: list[str], adm
 def test_schedules_count_for_who_makes_them_whichever_node_is_asked(urls: list[str], admin: str, topic: str) -> None:
     tenant = made(urls[0], admin, "planner", ("tenant", topic))
     assert ask(f"{urls[0]}/v1/limits/planner", "PATCH", {"schedules": 1}, admin)[0] == 204
+    for url in urls:
+        eventually(
+            lambda url=url: "planner" in str(ask(f"{url}/v1/limits", token=admin)[1]), "each node has heard of it"
+        )
     for queue in range(0, QUEUES, 2):
         document = {"cron": "0 9 * * *", "tz": "UTC", "message": {"body": "x", "queue": queue}}
         statuses = []

@@ -51,5 +51,8 @@ def _mounted(*arguments: str | Path) -> Iterator[None]:
         pytest.skip(f"mounting is not allowed: {why}")
     try:
         yield
-    finally:
-        subprocess.run(["umount", str(directory)], check=True)
+    except BaseException:
+        # Whoever uses it still is ended later: what went wrong is to be seen, not this.
+        subprocess.run(["umount", "--lazy", str(directory)], check=True)
+        raise
+    subprocess.run(["umount", str(directory)], check=True)
