@@ -8,6 +8,7 @@ from pathlib import Path
 import structlog
 
 from lsmq_coordinator.parts import Part, kept
+from lsmq_node.disks import START_AGAIN
 
 from .background import Background
 from .broker import Broker
@@ -58,7 +59,7 @@ class DiskWatch:
                 part = self._disks[disk.path] = self._broker.parts.part(f"disk {disk.path}", essential=False)
             if disk.lost is not None:
                 without = f"; without it are the shards {', '.join(map(str, shards))}" if shards else ""
-                part.stopped(f"{disk.lost}{without}")
+                part.stopped(f"{disk.lost}{without}. {START_AGAIN}")
             elif disk.failing is not None:
                 part.retrying(disk.failing)
             else:
