@@ -43,7 +43,9 @@ from .failures import AdminConnection, HttpConnection
 _log = structlog.get_logger("lsmq.node")
 
 KEEPALIVE_S = 75.0
-_PORTS = "processes listen 10, 20, ... ports above what is set for the first; those of a node of its own all follow --port"
+_PORTS = (
+    "processes listen 10, 20, ... ports above what is set for the first; those of a node of its own all follow --port"
+)
 
 
 class Beside(Protocol):
