@@ -51,3 +51,21 @@ def test_a_full_disk_is_named_until_it_has_had_room_for_a_while(
         assert await ready() == (200, [])
 
     with_node(tmp_path, test, disk)
+
+
+def test_a_replica_that_finds_no_room_is_named_though_the_file_system_shows_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a volume that is thin, and has no more blocks."""
+    monkeypatch.setattr(disk_watch, "_CALM_S", 0.0)
+
+    async def test(session: Session, broker: Broker) -> None:
+        (port,) = broker.topology.ports()
+        monkeypatch.setattr(type(port), "wants_room", "No space left on device")
+        await until(lambda: broker.parts.problems(essential=False))
+        (warning,) = broker.parts.problems(essential=False)
+        assert f"{port.store.path}: No space left on device" in warning and "go on by themselves" in warning
+        monkeypatch.setattr(type(port), "wants_room", None)
+        await until(lambda: not broker.parts.problems(essential=False))
+
+    with_node(tmp_path, test, SmallDisk())

@@ -59,7 +59,7 @@ class DiskWatch:
                 part = self._disks[disk.path] = self._broker.parts.part(f"disk {disk.path}", essential=False)
             if disk.lost is not None:
                 without = f"; without it are the shards {', '.join(map(str, shards))}" if shards else ""
-                part.stopped(f"{disk.lost}{without}. {START_AGAIN}")
+                part.stopped(f"{disk.lost.rstrip('.')}{without}. {START_AGAIN}")
             elif disk.failing is not None:
                 part.retrying(disk.failing)
             else:
@@ -76,8 +76,16 @@ class DiskWatch:
         full_at = float("-inf")
         while True:
             await asyncio.sleep(_LOOK_S)
-            full = {port.store.path.parent for port in self._broker.topology.ports() if port.store.disk_full}
-            if full:
+            ports = self._broker.topology.ports()
+            full = {port.store.path.parent for port in ports if port.store.disk_full}
+            waits = {f"{port.store.path}: {port.wants_room}" for port in ports if port.wants_room is not None}
+            if waits:
+                full_at = loop.time()
+                self._part.retrying(
+                    f"replicas stand still that find no room on their disk ({'; '.join(sorted(waits))}). Free some "
+                    "space, also below the file system where that is thin: they go on by themselves"
+                )
+            elif full:
                 full_at = loop.time()
                 # Without figures that change: what is said is said once.
                 self._part.retrying(

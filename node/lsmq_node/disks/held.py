@@ -157,7 +157,7 @@ class NodeDisks:
         """What requests for a shard are told that is on none of the disks that can be used."""
         return ShardStopped(
             f"shard {shard} lies on a disk of this node that cannot be used: "
-            f"{'; '.join(disk.problem for disk in self.unusable() if disk.problem)}. {START_AGAIN}",
+            f"{'; '.join(disk.problem.rstrip('.') for disk in self.unusable() if disk.problem)}. {START_AGAIN}",
             shard=shard,
         )
 
@@ -289,7 +289,8 @@ def _further(first: Path, paths: Sequence[Path], file: NodeFile, held: ExitStack
     there = {disk.id for disk in found}
     for id, place in known.items():
         if id not in there:
-            why = f"{place} is a disk of this node, and no directory of data: name it, or {_forgetting(place, first, known)}"
+            why = f"{place} is a disk of this node, and no directory of data: name it, or "
+            why += _forgetting(place, first, known)
             found.append(NodeDisk(Path(place), id, lost=why))
     named = known | {disk.id: str(disk.path) for disk in found if disk.id is not None and disk.lost is None}
     if named != known:

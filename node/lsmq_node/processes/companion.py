@@ -5,7 +5,8 @@
     to the supervisor   {"is": "up"}        it listens
                         {"is": "serving"}   it is ready, and all shards are led that are not on its lost disks
                         {"is": "alive"}     each second from then on that it listens: its event loop runs
-    from it             {"processes": [{"name": "p0", "url": "http://..", "pid": 17, "problem": null}]}   all, at each change
+    from it             {"processes": [{"name": "p0", "url": "http://..", "pid": 17, "problem": null}]}
+                                            all of them, at each change
 
 Its end is the supervisor's, and so the process's.
 """

@@ -80,8 +80,8 @@ class SupervisedProcess:
         if not self.hangs:
             return self.why
         return (
-            f"process {self.pid} has not answered for {SILENT_S:g} s and more, and what it leads stands still: see whether it is "
-            f"stopped, or waits for its disk. If it does not go on, `kill -9 {self.pid}`: it is started again"
+            f"process {self.pid} has not answered for {SILENT_S:g} s and more, and what it leads stands still: see "
+            f"whether it is stopped, or waits for its disk. If it does not go on, `kill -9 {self.pid}`: it begins anew"
         )
 
 
