@@ -71,6 +71,8 @@ class NodeDisks:
         self._token = token
         self._needed_bytes = needed_bytes
         self._writing = runtime.Lock()  # while node.json is replaced
+        #: The one that :meth:`check` looks at; it may wait for it.
+        self.looked_at: Path | None = None
         self.check()
 
     @property
@@ -167,7 +169,9 @@ class NodeDisks:
         """See whether each disk is still the one that it was, and how full it is. Blocking."""
         for disk in self.all:
             if disk.lost is None:
+                self.looked_at = disk.path
                 disk.failing = self._failure(disk)
+                self.looked_at = None
 
     def _failure(self, disk: NodeDisk) -> str | None:
         try:
