@@ -41,6 +41,10 @@ class LogMark:
     segments_end_lsn: int
     closed: bool = False
 
+    def is_within(self, other: LogMark) -> bool:
+        """Whether all that this says of a log is true where the other is."""
+        return self.durable_lsn <= other.durable_lsn and self.segments_end_lsn <= other.segments_end_lsn
+
 
 def store_log_mark(disk: Disk, directory: Path, mark: LogMark) -> None:
     """Replace the mark of the shard in ``directory``. Durable on return. Raises ``OSError``."""
