@@ -59,7 +59,7 @@ class SegmentFiles:
     def begin(self, lsn: int) -> None:
         """The log was read back and ends at ``lsn``, durably: from here on it is written. Raises ``OSError``.
 
-        On a full disk what was noted before stays, where it is true still: it can be read, and trimmed.
+        On a full disk what was noted before stays where it is true still, so that the store can be read and trimmed.
         """
         starts = self.start_lsns()
         self.begins_lsn = min(starts, default=0)
@@ -69,7 +69,7 @@ class SegmentFiles:
                 self._store_mark(mark)
             except OSError as error:
                 known = load_log_mark(self._disk, self._directory.parent)
-                if error.errno not in FULL or known is None or not known.is_within(mark):
+                if error.errno not in FULL or known is None or not known.is_true_of(mark, self.segment_bytes):
                     raise
                 self._mark = known
 
