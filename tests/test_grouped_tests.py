@@ -27,6 +27,7 @@ def test_b(number):
 """
 
 
+@pytest.mark.part(2)
 def test_groups_stay_together_and_all_others_are_handed_out_one_by_one(tmp_path: Path) -> None:
     log = tmp_path / "log"
     for name in ("one", "two", "three"):

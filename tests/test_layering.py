@@ -188,6 +188,7 @@ def test_nobody_but_the_client_uses_its_private_modules() -> None:
     assert wrong == []
 
 
+@pytest.mark.part(2)
 def test_nobody_but_the_client_reaches_into_a_client() -> None:
     wrong = [
         f"{name}:{node.lineno} uses {ast.unparse(node)}"

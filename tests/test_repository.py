@@ -174,6 +174,7 @@ def ambiguous(found: dict[str, dict[str, str]]) -> dict[str, list[str]]:
     return {name: sorted(meanings.values()) for name, meanings in found.items() if len(meanings) > 1}
 
 
+@pytest.mark.part(2)
 def test_a_name_of_a_type_means_one_thing() -> None:
     found = names_of_types(ROOT)
     assert {"Client", "Consumer", "ShardStore", "RangePairs"} <= set(found)
@@ -260,6 +261,7 @@ def sleeps(text: str) -> int:
     )
 
 
+@pytest.mark.part(2)
 def test_tests_wait_for_conditions_and_do_not_sleep() -> None:
     found = {
         path.relative_to(ROOT).as_posix(): sleeps(path.read_text())

@@ -6,6 +6,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from lsmq.sync import Client, Producer
 from support.node_process import NodeProcess
 from support.waiting import clock_passes
@@ -73,6 +75,7 @@ def test_places_between_two_moments_cut_a_queue(api: Api, topic_name: str) -> No
     assert arrived(api, topic_name, since=cut, until=place(end)) == {second: (3, 4), third: (0, 4)}
 
 
+@pytest.mark.part(2)
 def test_moments_hold_over_restarts_and_for_names_that_come_and_go(make_node: Callable[..., NodeProcess]) -> None:
     """Against a list of what was sent: found by reading after a restart, and kept without one."""
     chance = random.Random(14)

@@ -203,7 +203,7 @@ def test_who_signs_out_is_out_at_once_and_elsewhere_still_in(realm: Realm) -> No
     elsewhere.get("/v1/whoami"), somebody.get("/v1/whoami")
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_a_session_goes_on_when_it_is_renewed_and_the_cookie_before_does_not(
     make_node: Callable[..., NodeProcess],
 ) -> None:
@@ -225,6 +225,7 @@ def test_a_session_goes_on_when_it_is_renewed_and_the_cookie_before_does_not(
     eventually(lambda: latest[-1].get("/v1/whoami", None).status == 401, "whoever does nothing is out")
 
 
+@pytest.mark.part(2)
 def test_a_session_ends_when_it_was_to_and_with_its_token(make_node: Callable[..., NodeProcess]) -> None:
     node = make_node(auth="token", browser_session_ms=8_000).start()
     eventually((node.data / "admin.token").exists, "the first token is written")

@@ -184,6 +184,7 @@ def test_a_delay_that_cannot_be_is_refused_by_its_name(
     assert delayed(api, topic_name).json()["messages"] == []
 
 
+@pytest.mark.part(2)
 def test_many_that_are_due_at_one_moment_come_in_the_order_of_their_arrival(api: Api, topic_name: str) -> None:
     api.create(topic_name, 1)
     due_ms = wall_ms() + 1500

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from lsmq import runtime
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.broker import Broker
@@ -26,6 +28,7 @@ async def check_come(client: Session, topic: str) -> None:
     assert [int(body.split()[0]) for body in found] == list(range(MESSAGES))
 
 
+@pytest.mark.part(2)
 def test_more_than_a_batch_may_have_is_due_at_one_moment_and_comes(tmp_path: Path) -> None:
     assert 2 * SMALL.memtable_bytes < MESSAGES * BODY_BYTES, "in several tables, and a memtable"
 

@@ -196,6 +196,7 @@ def test_all_that_a_filter_picks_is_found_queue_after_queue(api: Api, topic: str
     assert sum(work["looked_at"] for work in explained) == 19, "a deleted one is passed over"
 
 
+@pytest.mark.part(2)
 def test_a_search_by_filter_that_finds_little_is_bounded_and_goes_on(
     make_node: Callable[..., NodeProcess], topic_name: str
 ) -> None:

@@ -60,6 +60,7 @@ def send_with_the_command(node: NodeProcess, topic: str, queue: int | str, flush
 WAYS = (send_over_http, send_with_a_producer, send_with_a_group, send_with_the_command)
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("send", WAYS)
 def test_every_way_to_send_obeys(node: NodeProcess, send: Callable[..., None]) -> None:
     api = Api(node.url)

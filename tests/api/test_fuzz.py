@@ -164,6 +164,7 @@ def test_nothing_that_is_sent_makes_the_node_fail(tmp_path: Path, seed: int) -> 
     with_node(tmp_path, test)
 
 
+@pytest.mark.part(2)
 def test_nothing_that_is_sent_does_more_than_its_sender_may(tmp_path: Path) -> None:
     """The same, where the node asks who that is: an administrator, somebody with half of the rights, one with none."""
 

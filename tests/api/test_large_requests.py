@@ -87,6 +87,7 @@ def count(value: Any) -> int:
     return 1 + sum(map(count, value)) if isinstance(value, list) else 1
 
 
+@pytest.mark.part(2)
 @profile(200)
 @given(values, st.integers(0, 40))
 def test_no_more_values_pass_than_may_and_few_are_never_refused(value: Any, limit: int) -> None:
@@ -223,6 +224,7 @@ def compressed(body: bytes, coding: str) -> bytes:
     return gzip.compress(body) if coding == "gzip" else zlib.compress(body)
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 def test_a_compressed_body_is_taken_and_what_it_becomes_is_bounded(api: Api, topic_name: str, coding: str) -> None:
     api.create(topic_name, 1)

@@ -101,6 +101,7 @@ def test_everybody_who_waits_for_a_queue_is_answered(own_api: Api, pool: ThreadP
     assert all(len(one.result().json()["messages"]) == 1 for one in waiting)
 
 
+@pytest.mark.part(2)
 def test_no_message_is_missed_however_polls_and_sends_fall(own_api: Api, pool: ThreadPoolExecutor) -> None:
     own_api.create("t", 3)
     count = 300

@@ -82,7 +82,7 @@ def test_a_method_that_is_not_possible_says_which_are(api: Api, method: str, pat
     assert isinstance(errors.from_dict(answer.error), errors.MethodNotAllowed)
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_who_waits_to_be_told_to_send_the_body_is_told_and_anything_else_is_expected_in_vain(
     api: Api, topic_name: str
 ) -> None:

@@ -139,6 +139,7 @@ def test_a_circle_over_both_options_is_refused_and_dropping_what_is_new_as_well(
     assert "dropped_to" in api.call("PUT", f"/v1/topics/{topic}.b", document, status=400).error["message"]
 
 
+@pytest.mark.part(2)
 def test_none_is_lost_when_the_node_is_killed_while_they_are_moved(make_node: Callable[..., NodeProcess]) -> None:
     node = make_node(segment_bytes=256 * 1024, memtable_bytes=4 * 1024 * 1024).start()
     api, count = Api(node.url), 6_000
@@ -158,7 +159,7 @@ def test_none_is_lost_when_the_node_is_killed_while_they_are_moved(make_node: Ca
     assert api.get("/v1/topics/t/usage").json()["messages"] == 0
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_none_of_what_is_dropped_is_lost_when_the_node_is_killed(make_node: Callable[..., NodeProcess]) -> None:
     node = make_node(segment_bytes=256 * 1024, memtable_bytes=4 * 1024 * 1024).start()
     api, count = Api(node.url), 6_000

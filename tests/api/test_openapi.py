@@ -37,6 +37,7 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
             yield method, path, operation
 
 
+@pytest.mark.part(2)
 def test_the_document_is_valid_openapi(document: dict[str, Any]) -> None:
     import openapi_spec_validator  # It takes a second, of each process that collects tests.
 

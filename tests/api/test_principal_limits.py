@@ -207,6 +207,7 @@ def test_who_comes_to_a_limit_again_and_again_is_noted_once(realm: Realm) -> Non
     assert [note["setting"] for note in notes()] == ["principal_requests_per_s"]
 
 
+@pytest.mark.part(2)
 def test_a_client_comes_again_when_it_is_told_to(realm: Realm) -> None:
     """Every request is answered in the end, and the node has little to refuse meanwhile."""
     _, somebody = limited(realm, requests_per_s=5)

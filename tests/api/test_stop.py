@@ -28,6 +28,7 @@ def test_a_signal_ends_an_idle_node_with_0(make_node: Callable[..., NodeProcess]
     assert "Traceback" not in node.log()
 
 
+@pytest.mark.part(2)
 def test_a_node_that_is_to_outlive_its_terminal_does(make_node: Callable[..., NodeProcess]) -> None:
     node = make_node().start(prefix=("nohup",))
     node.signal(signal.SIGHUP)

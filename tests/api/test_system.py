@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from support.node_process import NodeProcess
@@ -52,6 +53,7 @@ def test_metrics_are_valid_and_count(api: Api, topic_name: str) -> None:
     assert len(declared) == len(set(declared))
 
 
+@pytest.mark.part(2)
 def test_many_writers_share_few_commits(make_node: Callable[..., NodeProcess]) -> None:
     node = make_node().start()
     api = Api(node.url)

@@ -95,6 +95,7 @@ def test_what_is_new_is_dropped_and_said_to_be(api: Api, topic_name: str) -> Non
     assert (usage["messages"], usage["refused"], usage["dropped"]["overflow"]) == (2, 0, 1)
 
 
+@pytest.mark.part(2)
 def test_a_limit_is_the_topics_over_all_shards(tmp_path: Path) -> None:
     async def run() -> None:
         async with running_node(config(tmp_path)) as node:

@@ -138,7 +138,7 @@ def test_damage_in_a_backup_is_named_refused_and_mended_by_the_next_one(node: No
     assert "not empty" in lsmq(node.url, "backup", "create", "--to", data, code=1)
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_a_killed_backup_is_gone_on_with_also_after_a_restart_of_the_node(
     make_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:
@@ -182,6 +182,7 @@ def flush(api: Api) -> None:
         api.call("DELETE", f"/v1/shards/{shard}/snapshots/{held['id']}", status=204)
 
 
+@pytest.mark.part(2)
 def test_a_full_disk_is_said_and_what_was_fetched_is_kept(
     make_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:

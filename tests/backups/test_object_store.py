@@ -86,7 +86,7 @@ def node(make_node: Callable[..., NodeProcess]) -> NodeProcess:
     return make_node(**SMALL).start()
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_backups_are_made_listed_verified_restored_and_removed(
     node: NodeProcess, make_node: Callable[..., NodeProcess], place: str, bucket: Any, tmp_path: Path
 ) -> None:
@@ -139,7 +139,7 @@ def test_damage_there_is_found_and_nothing_of_it_restored(
     assert "nothing is damaged" in lsmq("", "verify", place)
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_a_backup_that_is_killed_is_none_and_the_next_one_goes_on_when_its_lock_has_died(
     make_node: Callable[..., NodeProcess], place: str, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -311,6 +311,7 @@ def test_failures_are_exit_code_1_with_code_and_message(lsmq: Run) -> None:
     assert lsmq("message", "get", "nonsense", code=1).stderr.startswith(b"error: unknown_message: ")
 
 
+@pytest.mark.part(2)
 def test_a_terminal_gets_a_progress_bar_and_a_pipe_does_not(
     shared_node: NodeProcess, topic: str, tmp_path: Path
 ) -> None:
@@ -319,7 +320,7 @@ def test_a_terminal_gets_a_progress_bar_and_a_pipe_does_not(
     assert b"sending" in shown and b"100000 messages" in shown
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_consuming_shows_how_far_it_is_on_a_terminal_and_prints_messages_elsewhere(
     shared_node: NodeProcess, topic: str, tmp_path: Path
 ) -> None:

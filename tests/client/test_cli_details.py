@@ -207,7 +207,7 @@ def test_who_reads_the_output_may_have_seen_enough(shared_node: NodeProcess, top
     assert first_line("consume", topic_name, "--url", shared_node.url) == b"x\n"
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_who_reads_a_table_may_have_seen_enough(shared_node: NodeProcess, topic_name: str, tmp_path: Path) -> None:
     log = Appender(0, 1 << 20)
     for number in range(3_000):

@@ -47,6 +47,7 @@ def test_options_are_changed_and_taken_away(run: Run, topic_name: str) -> None:
     assert "unknown_topic" in run("topic", "alter", f"{topic_name}x", "--ack", "leader", code=1).stderr.decode()
 
 
+@pytest.mark.part(2)
 def test_where_messages_are_moved_to_is_set_shown_and_taken_away(
     run: Run, shared_node: NodeProcess, topic_name: str
 ) -> None:

@@ -251,7 +251,7 @@ def blocking(client: sync.Client) -> None:
 """
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_both_faces_are_typed(tmp_path: Path) -> None:
     """An ``ignore`` that is not needed is an error, too."""
     program = tmp_path / "program.py"

@@ -134,7 +134,7 @@ async def test_a_handler_may_close_its_consumer(shared_node: NodeProcess, topic_
 # Giving up
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 async def test_a_queue_changes_hands_after_its_handler_and_its_commit(
     shared_node: NodeProcess, topic_name: str
 ) -> None:

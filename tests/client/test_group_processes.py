@@ -170,7 +170,7 @@ async def test_a_member_may_die_in_any_phase(shared_node: NodeProcess, topic_nam
             tasks.create_task(die(client, phase))
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 async def test_a_clean_end_repeats_nothing_and_keeps_each_queue_in_order(work: Callable[[], Any]) -> None:
     async with work() as at:
         sending = asyncio.create_task(at.send(1_200))

@@ -356,7 +356,7 @@ async def test_a_named_topic_is_trimmed_and_purged_as_a_whole(shared_node: NodeP
             await client.purge_topic(topic_name, queues=[1])
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 async def test_limits_of_queues_hold_for_names_that_are_new(shared_node: NodeProcess, topic_name: str) -> None:
     async with Client(shared_node.url) as client:
         await client.create_topic(topic_name, queues="named", queue_max_messages=2)

@@ -121,6 +121,7 @@ def recrc(packed: bytearray) -> bytes:
     return bytes(packed)
 
 
+@pytest.mark.part(2)
 @settings(max_examples=part_in_number(300, 3))
 @given(records, st.sampled_from(Codec), st.data())
 def test_wrong_fields_under_a_right_checksum_never_break_the_reader(

@@ -36,7 +36,7 @@ def run_lsmq(node: NodeProcess) -> Run:
     return run
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_the_command_line_makes_exchanges_and_revokes_tokens(run_lsmq: Run, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     made = run_lsmq(
@@ -60,7 +60,7 @@ def test_the_command_line_makes_exchanges_and_revokes_tokens(run_lsmq: Run, tmp_
     assert exposed.returncode == 2 and "chmod 600" in exposed.stderr
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_the_command_line_grants_and_takes_back(run_lsmq: Run) -> None:
     assert run_lsmq("role", "put", "clerk", "--allow", "write", "topic", "bills.*").returncode == 0
     assert run_lsmq("acl", "grant", "bob", "--role", "clerk").returncode == 0
@@ -81,7 +81,7 @@ def test_the_command_line_grants_and_takes_back(run_lsmq: Run) -> None:
     assert run_lsmq("acl", "grant", "bob", "--allow", "reads", "topic", "x").returncode == 1
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_the_command_line_and_python_set_limits_list_them_and_take_them_away(node: NodeProcess, run_lsmq: Run) -> None:
     assert run_lsmq("limit", "set", "eve", "--requests-per-s", "200", "--bytes-per-s", "10M").returncode == 0
     assert run_lsmq("limit", "set", "eve", "--connections", "0", "--requests-per-s", "default").returncode == 0
@@ -103,7 +103,7 @@ def test_the_command_line_and_python_set_limits_list_them_and_take_them_away(nod
     assert run_lsmq("limit", "set", "eve", "--connections", "-1").returncode == 2
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_a_grant_to_a_name_that_is_seen_for_the_first_time_is_made_and_says_how_principals_are_called(
     run_lsmq: Run,
 ) -> None:

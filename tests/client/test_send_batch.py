@@ -399,6 +399,7 @@ async def test_what_is_dropped_or_fails_is_told_by_row(shared_node: NodeProcess,
             assert receipt.failed_rows().tolist() == [0]
 
 
+@pytest.mark.part(2)
 async def test_rows_survive_a_killed_node_once(node: NodeProcess, topic_name: str) -> None:
     count = 60_000
     async with Client(node.url) as client:

@@ -44,6 +44,7 @@ def nodes_start_at_once() -> Iterator[None]:
         yield
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_node_keeps_its_address_and_its_messages_when_it_is_started_again(
     kind: type[NodeProcess | NodeThread], tmp_path: Path
@@ -59,6 +60,7 @@ def test_a_node_keeps_its_address_and_its_messages_when_it_is_started_again(
     assert (tmp_path / "n" / "data").is_dir(), "a directory that was given stays"
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_node_without_a_directory_leaves_nothing(kind: type[NodeProcess | NodeThread]) -> None:
     node = kind()
@@ -67,6 +69,7 @@ def test_a_node_without_a_directory_leaves_nothing(kind: type[NodeProcess | Node
     assert not node.directory.exists()
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_nodes_run_beside_each_other_and_beside_an_event_loop(kind: type[NodeProcess | NodeThread]) -> None:
     async def main() -> None:
@@ -78,6 +81,7 @@ def test_nodes_run_beside_each_other_and_beside_an_event_loop(kind: type[NodePro
     asyncio.run(main())
 
 
+@pytest.mark.part(2)
 def test_what_was_acknowledged_survives_kill() -> None:
     with NodeProcess() as node:
         send(node.url, "t", "one")
@@ -94,7 +98,7 @@ def test_a_setting_that_does_not_exist_is_named(kind: type[NodeProcess | NodeThr
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_a_node_that_cannot_start_says_why(kind: type[NodeProcess | NodeThread]) -> None:
     with NodeProcess() as node, pytest.raises(NodeNotStarted, match=r"(?i)in use"):
         kind(port=int(node.url.rpartition(":")[2])).start()
@@ -111,6 +115,7 @@ def test_without_the_node_it_is_said_what_to_install() -> None:
     assert 'pip install "lsmq[node]"' in ran.stdout, ran.stderr
 
 
+@pytest.mark.part(2)
 def test_a_node_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     program = (
         "import sys\nfrom lsmq.testing import *\n"
@@ -135,7 +140,7 @@ def is_there(pid: int) -> bool:
     return status.rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_the_fixtures_give_a_node_a_session_and_a_topic_a_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

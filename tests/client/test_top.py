@@ -178,7 +178,7 @@ def test_json_has_what_a_node_does_now(shared_node: NodeProcess, topic_name: str
         assert (process.returncode, complaints) == (0, b"")
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_busy_topics_and_groups_that_are_behind_are_shown(
     make_node: Callable[..., NodeProcess], open_terminal: Callable[[str], Terminal]
 ) -> None:
@@ -236,6 +236,7 @@ def test_topics_are_sorted_as_asked() -> None:
     assert list(choices.choices) == list(ORDERS)  # type: ignore[attr-defined]
 
 
+@pytest.mark.part(2)
 def test_a_node_that_goes_away_is_silent_until_it_comes_back(make_node: Callable[..., NodeProcess]) -> None:
     node = make_node().start()
     with watching(node.url) as (process, until):
@@ -325,6 +326,7 @@ def test_a_screen_fits_its_terminal(width: int) -> None:
     assert ("50.0 MiB" in text) == (width >= 120), "what matters less goes first"
 
 
+@pytest.mark.part(2)
 def test_a_cluster_says_which_node_is_gone_and_what_is_behind(cluster: LocalCluster) -> None:
     urls = ",".join(node.url for node in cluster.plan.nodes)
 

@@ -230,6 +230,7 @@ async def test_a_node_begins_traces_where_it_is_told_to(make_node: MakeNode, col
     assert stored.parent_id == ""
 
 
+@pytest.mark.part(2)
 async def test_a_collector_that_does_not_answer_costs_spans_and_is_told_of(
     make_node: MakeNode, collector: Collector
 ) -> None:
@@ -253,7 +254,7 @@ async def test_a_collector_that_does_not_answer_costs_spans_and_is_told_of(
             assert answer.status == 200, "it does its work without"
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_replication_has_a_span_of_its_own(tmp_path: Path, collector: Collector) -> None:
     settings = {
         "segment_bytes": 4 << 20,

@@ -46,7 +46,7 @@ async def test_tasks_are_handed_out_acknowledged_and_do_not_come_again(shared_no
         assert set(seen.values()) == {1}
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 async def test_a_work_queue_says_how_far_it_is(shared_node: NodeProcess) -> None:
     async with a_topic(shared_node, "wq-state", 10) as client, WorkQueue(client, "wq-state", "wq-state") as work:
         with pytest.raises(UnknownGroup):

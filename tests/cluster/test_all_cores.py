@@ -104,6 +104,7 @@ class Writer:
         await comes_true(lambda: len(self.acknowledged) > seen + 5, f"queue {self._queue} is written to")
 
 
+@pytest.mark.part(2)
 async def test_shards_come_to_the_processes_that_hold_fewest_and_are_there_after_a_restart(node: NodeProcess) -> None:
     async with Client(node.url, deadline_ms=60_000) as client:
         await client.create_topic(TOPIC, queues=QUEUES)
@@ -254,7 +255,7 @@ def test_where_the_system_has_no_room_for_a_process_the_others_go_on_until_it_ha
     assert node.stop() == 0
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 async def test_more_processes_get_shards_and_fewer_must_have_given_them_away(tmp_path: Path) -> None:
     node = NodeProcess(tmp_path / "data", processes=2, shards=3)
     try:

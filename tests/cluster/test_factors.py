@@ -78,6 +78,7 @@ def test_of_five_replicas_two_leaders_may_die_one_after_the_other_and_writes_go_
         in_sync(cluster, 5)
 
 
+@pytest.mark.part(2)
 def test_a_replica_that_is_made_under_another_size_of_segments_takes_that_of_the_others(tmp_path: Path) -> None:
     """The setting was changed, which is said to do nothing, and later a disk was lost."""
     with running(tmp_path, 3, 3) as cluster, client(cluster) as asked:
@@ -130,6 +131,7 @@ def test_with_two_replicas_and_one_in_sync_a_dead_follower_costs_nothing(tmp_pat
         assert read(asked, 1) == ["0"]
 
 
+@pytest.mark.part(2)
 def test_with_one_replica_a_dead_leader_is_waited_for_and_other_shards_go_on(tmp_path: Path) -> None:
     with running_cluster(__name__, tmp_path / "c", replicas=1, settings=SMALL) as cluster, client(cluster) as asked:
         routes = asked.create_topic(TOPIC, queues=3).routes

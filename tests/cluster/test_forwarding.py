@@ -171,6 +171,7 @@ def test_a_repeat_through_another_node_is_stored_once(urls: list[str], topic: st
     assert ask(f"{urls[0]}/v1/topics/{topic}/messages", "POST", body)[1]["error"]["code"] == "sequence_reused"
 
 
+@pytest.mark.part(2)
 def test_who_wants_to_be_redirected_is_sent_to_the_leader_and_not_passed_on(urls: list[str], topic: str) -> None:
     for queue, leader in leaders(urls[0], topic).items():
         for url in urls:

@@ -177,6 +177,7 @@ def test_leadership_is_handed_over_and_back(cluster: LocalCluster) -> None:
     settled(cluster)
 
 
+@pytest.mark.part(2)
 def test_too_few_replicas_are_said_so_and_lose_nothing(cluster: LocalCluster) -> None:
     settled(cluster)
     ask(f"{cluster.plan.nodes[0].url}/v1/topics/few", "PUT", {"queues": 3})

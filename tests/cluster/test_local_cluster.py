@@ -195,7 +195,7 @@ def test_a_node_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> No
         cluster.down(delete=True)
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_a_cluster_in_tls_with_its_own_zookeeper_that_grows(tmp_path: Path) -> None:
     directory = tmp_path / "c"
     one = ("--nodes", "1", "--replicas", "1", "--shards", "2", "--zookeeper", "local")
@@ -226,7 +226,7 @@ def test_a_cluster_in_tls_with_its_own_zookeeper_that_grows(tmp_path: Path) -> N
     assert not directory.exists()
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_a_node_that_was_removed_is_said_to_be_and_can_be_forgotten(tmp_path: Path) -> None:
     directory = tmp_path / "c"
     one = ("--nodes", "1", "--replicas", "1", "--shards", "1", "--zookeeper", "none")
@@ -260,7 +260,7 @@ def shard(url: str, *arguments: str) -> str:
     return output.getvalue()
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_a_node_that_is_added_gets_its_share_by_itself_once_moves_are_not_paused(tmp_path: Path) -> None:
     directory = tmp_path / "c"
     command("up", "--dir", directory, "--nodes", "1", "--replicas", "1", "--shards", "4", "--zookeeper", "none")

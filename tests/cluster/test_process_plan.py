@@ -39,6 +39,7 @@ def member(node: str, processes: int, **settings: Any) -> NodeConfig:
     )
 
 
+@pytest.mark.part(2)
 @given(st.integers(2, 64), st.integers(0, 64))
 def test_each_process_has_ports_a_directory_and_a_name_of_its_own(founded: int, more: int) -> None:
     count = min(founded + more, 64)

@@ -95,6 +95,7 @@ def test_want_of_space_or_descriptors_at_the_leader_drops_a_write_and_takes_the_
     run(test)
 
 
+@pytest.mark.part(2)
 def test_a_full_disk_of_a_follower_makes_it_wait_and_come_back(tmp_path: Path) -> None:
     async def test() -> None:
         async with group(tmp_path, start=False) as nodes:
@@ -131,6 +132,7 @@ def test_an_emptied_disk_is_another_member_and_is_filled_again(tmp_path: Path) -
     run(test)
 
 
+@pytest.mark.part(2)
 def test_a_follower_that_was_away_for_long_gets_table_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lsmq_node.cluster.shell.KEEP_BYTES", 0)
 
@@ -276,6 +278,7 @@ def test_bytes_that_were_damaged_on_their_way_are_asked_for_again(tmp_path: Path
     run(test)
 
 
+@pytest.mark.part(2)
 def test_a_full_disk_does_not_keep_a_replica_from_promising(tmp_path: Path) -> None:
     async def test() -> None:
         async with group(tmp_path, start=False) as nodes:
@@ -301,6 +304,7 @@ def test_a_full_disk_does_not_keep_a_replica_from_promising(tmp_path: Path) -> N
     run(test)
 
 
+@pytest.mark.part(2)
 def test_a_log_found_damaged_while_it_is_shipped_ends_the_leader_which_is_filled_again(tmp_path: Path) -> None:
     async def test() -> None:
         options = small(segment_bytes=4 * MEGABYTE, memtable_bytes=4 * MEGABYTE)
@@ -383,6 +387,7 @@ class NoRoom:
         patch.setattr(Directory, "open_store", opened)
 
 
+@pytest.mark.part(2)
 def test_a_snapshot_that_took_the_last_space_is_opened_when_there_is_some(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -178,7 +178,7 @@ def files(nodes: Group, name: str, pattern: str) -> int:
     return len(list(nodes.sites[name].path.glob(pattern)))
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_what_expires_goes_on_followers_too_and_after_a_failover(tmp_path: Path) -> None:
     async def test() -> None:
         options = tiny(retention_interval_ms=50, wal_keep_bytes=64 * KIB, cache_bytes=0)

@@ -27,6 +27,7 @@ async def _waits(node: NodeProcess, *command: str) -> str:
     return found.output + found.exception.message
 
 
+@pytest.mark.part(2)
 async def test_draining_the_last_node_says_that_nobody_can_take_what_it_has(
     node: NodeProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,7 +48,7 @@ async def test_draining_the_last_node_says_that_nobody_can_take_what_it_has(
     assert "nothing moved for a minute: 2 replicas cannot go" in gave_up.exception.message
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 async def test_a_move_says_that_moves_are_paused_or_that_somebody_else_moved_it_elsewhere(node: NodeProcess) -> None:
     async with Client(node.url) as client:
         admin = ClusterAdmin(client)

@@ -138,6 +138,7 @@ def client(site: Site) -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.part(2)
 def test_a_partition_from_zookeeper_longer_than_its_sessions(site: Site, client: Client) -> None:
     before = site.owners()
     assert set(before) == {"n1", "n2", "n3"}
@@ -164,6 +165,7 @@ def test_a_partition_from_zookeeper_longer_than_its_sessions(site: Site, client:
         site.work(stranger)
 
 
+@pytest.mark.part(2)
 def test_clients_alone_are_cut_off_from_zookeeper(site: Site, client: Client) -> None:
     site.clients.cut()
     try:
@@ -179,7 +181,7 @@ def test_clients_alone_are_cut_off_from_zookeeper(site: Site, client: Client) ->
 
 
 @pytest.mark.parametrize("data", ["kept", "lost"])
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_zookeeper_ends_and_starts_again(site: Site, client: Client, data: str) -> None:
     server = site.ensemble.servers[0]
     server.stop(signal.SIGKILL)

@@ -56,6 +56,7 @@ def test_without_anything_the_message_says_what_to_install(monkeypatch: pytest.M
         find_zookeeper({"PATH": ""})
 
 
+@pytest.mark.part(2)
 def test_a_server_is_found_again_by_its_directory_and_keeps_its_data(tmp_path: Path) -> None:
     peer = EnsembleMember(1, *free_ports(3))
     server = ZooKeeperServer(tmp_path, peer)
@@ -88,6 +89,7 @@ def certificate(server: ZooKeeperServer) -> bytes:
         return connection.getpeercert(binary_form=True) or b""
 
 
+@pytest.mark.part(2)
 def test_a_server_in_tls_shows_another_certificate_as_it_runs(tmp_path: Path, in_tls: ZooKeeperTls) -> None:
     server = ZooKeeperServer(tmp_path / "server", EnsembleMember(1, *free_ports(3)), tls=in_tls)
     server.start()

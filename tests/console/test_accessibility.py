@@ -78,7 +78,7 @@ async def _said(page: Page) -> bool:
     return bool(await page.evaluate("window.said !== undefined"))
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 async def test_the_pages_break_no_rule_of_accessibility(make_node: Callable[..., NodeProcess], axe: str) -> None:
     assert EXECUTABLE is not None
     node = make_node().start()

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrom
 BAR = "document.querySelector('progress[aria-label=Backup]')"
 
 
+@pytest.mark.part(2)
 async def test_a_backup_is_begun_watched_stopped_and_made(
     make_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:

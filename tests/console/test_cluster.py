@@ -39,7 +39,7 @@ def pressed(label: str) -> str:
     return f"(() => {{ const button = {button}; button.click(); button.click(); return true; }})()"
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 async def test_a_shard_is_handed_over_and_moved_with_its_progress_shown(cluster: LocalCluster) -> None:
     assert EXECUTABLE is not None
     url = cluster.plan.nodes[0].url

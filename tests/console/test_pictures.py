@@ -114,6 +114,7 @@ async def busy(url: str) -> None:
                 await consumer.poll(2_000, timeout_ms=200)
 
 
+@pytest.mark.part(2)
 @pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
 async def test_each_page_is_taken_and_fits_a_telephone(node: NodeProcess, tmp_path: Path) -> None:
     assert EXECUTABLE is not None

@@ -31,6 +31,7 @@ async def realm_of(make_node: Callable[..., NodeProcess], token: str = "admin.to
     return Realm(node, token)
 
 
+@pytest.mark.part(2)
 async def test_somebody_signs_in_stays_so_and_signs_out(make_node: Callable[..., NodeProcess]) -> None:
     assert EXECUTABLE is not None
     realm = await realm_of(make_node)
@@ -86,6 +87,7 @@ async def test_a_tab_goes_on_where_somebody_signed_in_anew_in_another(make_node:
         await shows(first, "document.getElementById('who').textContent.includes('somebody-1')", "it says as whom")
 
 
+@pytest.mark.part(2)
 async def test_whose_token_is_revoked_is_shown_nothing_more(make_node: Callable[..., NodeProcess]) -> None:
     assert EXECUTABLE is not None
     realm = await realm_of(make_node)
@@ -124,7 +126,7 @@ async def test_a_tenant_sees_what_is_its_own_and_is_told_what_is_not(make_node: 
             assert not await page.evaluate(f"{TEXT}.includes('of bank')")
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 async def test_who_uses_the_page_stays_in_and_a_page_that_only_asks_by_itself_does_not(
     make_node: Callable[..., NodeProcess],
 ) -> None:

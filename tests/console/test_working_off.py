@@ -107,6 +107,7 @@ async def test_dead_letters_are_edited_sent_back_and_deleted_one_by_one_and_all_
         assert left == ["typo", "said", "other"]
 
 
+@pytest.mark.part(2)
 async def test_how_far_a_group_is_behind_is_drawn_while_somebody_looks(make_node: Callable[..., NodeProcess]) -> None:
     assert EXECUTABLE is not None
     node = make_node().start()
@@ -141,6 +142,7 @@ async def test_keys_are_told_and_close_again(make_node: Callable[..., NodeProces
         await shows(page, "location.hash === '#/groups'", "a key leads to a page")
 
 
+@pytest.mark.part(2)
 async def test_what_a_queue_keeps_of_its_own_is_seen_and_changed(make_node: Callable[..., NodeProcess]) -> None:
     assert EXECUTABLE is not None
     node = make_node().start()

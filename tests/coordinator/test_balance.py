@@ -115,6 +115,7 @@ def test_bytes_and_load_are_evened_without_making_counts_uneven_and_it_ends(
     assert list(plan(after, situation)) == []
 
 
+@pytest.mark.part(2)
 @settings(max_examples=part_in_number(150, 3))
 @given(layouts(), st.data())
 def test_what_was_at_a_node_that_is_gone_is_made_again_elsewhere(state: ClusterState, data: st.DataObject) -> None:
@@ -134,6 +135,7 @@ def test_what_was_at_a_node_that_is_gone_is_made_again_elsewhere(state: ClusterS
     assert MoveReason.REBUILD not in {move.why for move in flat(list(plan(after, situation)))}
 
 
+@pytest.mark.part(2)
 @settings(max_examples=part_in_number(150, 3))
 @given(layouts(), st.integers(1, 5), st.integers(0, 7), weights)
 def test_carried_out_a_few_at_a_time_every_plan_ends_in_an_even_layout(

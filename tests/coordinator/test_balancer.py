@@ -124,6 +124,7 @@ def test_a_node_that_is_lost_for_good_has_its_replicas_made_again_elsewhere() ->
     house(5, test)
 
 
+@pytest.mark.part(2)
 def test_a_node_that_comes_back_in_time_keeps_all_that_nobody_has_begun_to_make_again() -> None:
     async def test(house: House) -> None:
         house.filling = False

@@ -67,6 +67,7 @@ def assert_kept(places: Mapping[str, NodePlace], replicas: Sequence[str]) -> Non
         assert held[full] - held[other] <= 1 or not has_room, f"{replicas} leave room in {other}: {held}"
 
 
+@pytest.mark.part(2)
 def test_every_layout_is_founded_on_different_hosts_and_even_racks() -> None:
     for places in layouts():
         nodes = sorted(places)

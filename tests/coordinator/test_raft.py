@@ -227,6 +227,7 @@ class Voters:
         return str(await until(found, timeout))
 
 
+@pytest.mark.part(2)
 def test_with_200_ms_a_sync_a_new_leader_is_there_within_five_seconds(tmp_path: Path) -> None:
     async def run() -> list[float]:
         gaps = []
@@ -321,6 +322,7 @@ class Flapping:
         self.failure = error
 
 
+@pytest.mark.part(2)
 def test_a_hundred_thousand_commands_leave_a_small_journal_that_is_opened_quickly(tmp_path: Path) -> None:
     (address,) = config(tmp_path).voters.values()
 
@@ -471,6 +473,7 @@ def receive(connection: socket.socket) -> bytes:
     return header + connection.recv(struct.unpack("<I", header)[0], socket.MSG_WAITALL)
 
 
+@pytest.mark.part(2)
 def test_connections_that_say_nothing_do_not_pile_up_or_keep_others_out(tmp_path: Path) -> None:
     async def run() -> None:
         settings = config(tmp_path)

@@ -122,6 +122,7 @@ def test_voters_whose_threads_come_late_keep_their_leader(work_s: float) -> None
         assert gap_after_kill(group) < 5.0
 
 
+@pytest.mark.part(2)
 def test_a_voter_that_comes_and_goes_costs_no_election() -> None:
     for seed in range(10):
         group = Group(seed)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -162,6 +163,7 @@ def happen(cluster: Cluster, event: tuple[Any, ...]) -> None:
             cluster.overseer(limit)
 
 
+@pytest.mark.part(2)
 @settings(max_examples=part_in_number(400, 3))
 @given(st.lists(events, max_size=40))
 def test_whatever_happens_on_the_way_the_target_is_reached(sequence: list[tuple[Any, ...]]) -> None:

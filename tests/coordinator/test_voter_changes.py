@@ -111,7 +111,7 @@ def test_a_newcomer_that_is_gone_too_is_replaced_by_another_one() -> None:
     st.sampled_from([1, 3, 5]),
     st.data(),
 )
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_whoever_comes_and_goes_each_step_is_of_one_voter_and_the_end_is_what_was_asked_for(
     voters: int, data: st.DataObject
 ) -> None:

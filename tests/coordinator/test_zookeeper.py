@@ -369,6 +369,7 @@ def test_a_registration_of_an_earlier_life_is_replaced(client: Any, make: Any) -
     assert stat.ephemeralOwner != client.client_id[0]
 
 
+@pytest.mark.part(2)
 def test_without_zookeeper_nothing_blocks_and_everything_catches_up(tmp_path: Path) -> None:
     ensemble = ZooKeeperEnsemble(tmp_path)
     config = ZooKeeperConfig(
@@ -409,6 +410,7 @@ def version_of(client: Any) -> int:
         return -2
 
 
+@pytest.mark.part(2)
 def test_a_partition_longer_than_the_session_heals(tmp_path: Path) -> None:
     ensemble = ZooKeeperEnsemble(tmp_path).start()
     config = ZooKeeperConfig(
@@ -443,6 +445,7 @@ def test_a_partition_longer_than_the_session_heals(tmp_path: Path) -> None:
         ensemble.stop()
 
 
+@pytest.mark.part(2)
 def test_an_ensemble_survives_the_loss_of_its_leader(tmp_path: Path) -> None:
     ensemble = ZooKeeperEnsemble(tmp_path, 3).start()
     config = ZooKeeperConfig(

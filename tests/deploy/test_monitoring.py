@@ -232,7 +232,7 @@ def test_prometheus_takes_the_configuration_in_the_docs(tmp_path: Path) -> None:
 
 
 @needs_promtool
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_alerts_fire_when_they_should_and_not_before() -> None:
     promtool("test", "rules", Path(__file__).with_name("alerts_test.yml"))
 

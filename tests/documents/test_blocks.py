@@ -48,6 +48,7 @@ def test_blocks_are_found_and_few_are_not_run() -> None:
     assert all(len(block.why or "") > 10 for block in not_run), "the reason is told"
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("block", PIECES, ids=lambda block: block.place)
 def test_a_piece_of_python_runs(
     block: Block, make_node: Callable[..., NodeProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -79,6 +80,7 @@ def test_a_piece_of_python_runs(
     asyncio.run(run())
 
 
+@pytest.mark.part(2)
 def test_tests_on_the_pages_pass(tmp_path: Path) -> None:
     blocks = [block for block in PYTHON if "def test_" in block.code or "@pytest" in block.code]
     assert len(blocks) >= 3
@@ -92,6 +94,7 @@ def test_tests_on_the_pages_pass(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("page", FOLLOWED)
 def test_a_page_is_followed_from_top_to_bottom(page: str, tmp_path: Path) -> None:
     blocks = [block for block in ALL if block.page == page and block.why is None]

@@ -14,7 +14,7 @@ from support.waiting import eventually
 from .test_series import commit
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_topics_are_busy_while_messages_come_or_go(node: NodeProcess) -> None:
     api = Api(node.url)
     for name in ("quiet", "busy", "idle"):
@@ -35,6 +35,7 @@ def test_topics_are_busy_while_messages_come_or_go(node: NodeProcess) -> None:
     assert api.get("/v1/busiest?limit=0", 400).code == "invalid_request"
 
 
+@pytest.mark.part(2)
 def test_groups_that_are_behind_are_listed_by_how_far(make_node: Callable[..., NodeProcess]) -> None:
     api = Api(make_node().start().url)
     api.create("t", 2)

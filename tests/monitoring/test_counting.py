@@ -34,20 +34,28 @@ def test_lags_are_counted_a_little_at_a_time_and_again_only_where_something_chan
         assert (lags.age_s, lags.series()) == (None, [])
         counting = mock.patch.object(store, "group_lag", wraps=store.group_lag)
         hops = mock.patch.object(broker, "in_readers", wraps=broker.in_readers)
-        with counting as counted, hops as hopped, mock.patch("lsmq_node.monitoring.lags._AT_ONCE_S", 0.0):
+        looking = mock.patch.object(store, "group_marks", wraps=store.group_marks)
+        with (
+            counting as counted,
+            hops as hopped,
+            looking as looked,
+            mock.patch("lsmq_node.monitoring.lags._AT_ONCE_S", 0.0),
+        ):
             await lags.count()
             wanted = {(f"g{number}", "t"): 10 - number for number in range(GROUPS)}
             assert dict(lags.series()) == wanted
             assert counted.call_count == hopped.call_count == GROUPS
             await lags.count()
-            assert counted.call_count == GROUPS, "nothing changed"
+            assert counted.call_count == GROUPS and looked.call_count == 1, "nothing changed, nothing was looked at"
+            assert dict(lags.series()) == wanted
             await commit(client, "g0", 3)
             await lags.count()
             assert counted.call_count == GROUPS + 1
             assert dict(lags.series()) == {**wanted, ("g0", "t"): 7}
             await send(client, 1)
-            await lags.count()
-            assert counted.call_count == 2 * GROUPS + 1
+            await lags.count([("new", "t")])
+            assert counted.call_count == 2 * GROUPS + 2 and lags.by_shard()[0].known(("new", "t")) == 11
+            assert looked.call_count == 3
             assert sum(lag for _, lag in lags.series()) == sum(wanted.values()) - 3 + GROUPS
         assert lags.age_s is not None and lags.age_s >= 0
 

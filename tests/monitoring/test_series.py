@@ -59,6 +59,7 @@ def test_a_node_says_what_it_is(api: Api) -> None:
     assert list(samples(api, "lsmq_build_info", **labels).values()) == [1]
 
 
+@pytest.mark.part(2)
 def test_what_is_written_and_read_is_counted_by_topic(api: Api, topic_name: str) -> None:
     api.create(topic_name, 2)
     become(api, "lsmq_topic_written_messages_total", {(topic_name,): 0}, topic=topic_name)
@@ -79,12 +80,14 @@ def test_work_that_is_handed_out_is_read(api: Api, topic_name: str) -> None:
     become(api, "lsmq_topic_read_messages_total", {(topic_name,): 3}, topic=topic_name)
 
 
+@pytest.mark.part(2)
 def test_what_comes_later_counts_once_it_is_there(api: Api, topic_name: str) -> None:
     api.create(topic_name, 1)
     api.send(topic_name, {"body": "now"}, {"body": "never", "delay_ms": 10**9}, {"body": "soon", "delay_ms": 1_000})
     become(api, "lsmq_topic_written_messages_total", {(topic_name,): 2}, topic=topic_name)
 
 
+@pytest.mark.part(2)
 def test_what_a_producer_repeats_is_not_counted_again(shared_node: NodeProcess, api: Api, topic_name: str) -> None:
     api.create(topic_name, 1, dedupe_window_ms=60_000)
     for _ in range(3):
@@ -183,6 +186,7 @@ def test_metrics_do_not_grow_with_queues_topics_and_groups(make_node: Callable[.
         assert b't1"' not in api.get("/metrics").body, "no name of a topic is told"
 
 
+@pytest.mark.part(2)
 def test_counters_begin_anew_with_the_node_and_lags_are_there_again(tmp_path: Path, node: NodeProcess) -> None:
     api = Api(node.url)
     api.create("t", 1)

@@ -72,6 +72,7 @@ def table(messages: list[Any]) -> Any:
     )
 
 
+@pytest.mark.part(2)
 @settings(max_examples=part_in_number(150, 3))
 @given(MESSAGES, st.booleans())
 def test_rows_are_packed_to_the_bytes_that_a_producer_packs(messages: list[Any], binary: bool) -> None:
@@ -170,6 +171,7 @@ def test_what_is_no_time_or_id_is_refused_by_its_column(columns: dict[str, list[
         to_rows(pa.record_batch({"body": pa.array(["x"]), **arrays}), max_message_bytes=100)
 
 
+@pytest.mark.part(2)
 @settings(max_examples=part_in_number(150, 3))
 @given(MESSAGES, st.booleans(), st.booleans())
 def test_a_batch_becomes_the_rows_that_a_consumer_gets(messages: list[Any], compressed: bool, binary: bool) -> None:

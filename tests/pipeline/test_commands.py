@@ -42,6 +42,7 @@ def test_every_job_is_listed_and_says_what_it_does() -> None:
     assert "Missing option '--to'" in command("archive", "orders", code=2)
 
 
+@pytest.mark.part(2)
 def test_lag_is_reported_as_a_table_and_as_json(shared_node: NodeProcess, topic_name: str) -> None:
     with Client(shared_node.url) as client:
         client.create_topic(topic_name, queues=2)

@@ -34,7 +34,7 @@ def in_sync(cluster: LocalCluster) -> None:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_a_stream_has_each_message_once_while_leaders_die(
     cluster: LocalCluster, topic_name: str, restarts: bool
 ) -> None:

@@ -24,6 +24,7 @@ def sender(client: Client, topic_name: str) -> NamedSender:
     return NamedSender(client, topic_name)
 
 
+@pytest.mark.part(2)
 def test_queues_that_come_later_are_read_and_offsets_stay_small(shared_node: NodeProcess, sender: NamedSender) -> None:
     query = PlayedQuery(shared_node.url, topic=sender.topic, startingOffsets="earliest")
     sizes = []
@@ -142,6 +143,7 @@ def test_names_that_are_deleted_and_made_anew_are_read_once(shared_node: NodePro
     assert sorted(query.read(query.ended[-2], query.ended[-1])) == sorted([*kept, sender.sent[-1]])
 
 
+@pytest.mark.part(2)
 def test_a_stream_goes_on_over_restarts_of_the_node_and_notices_what_has_gone(
     make_node: Callable[..., NodeProcess],
 ) -> None:

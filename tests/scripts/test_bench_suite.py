@@ -126,6 +126,7 @@ def test_a_node_is_measured_beside_redis(name: str, tmp_path: Path) -> None:
     assert [target["value"] for target in row["targets"] if "Redis" in target["text"]] != [None]
 
 
+@pytest.mark.part(2)
 def test_a_peer_that_is_missing_is_a_gap_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     said = run_suite(only="thesis", peers="redis", report=str(tmp_path), sizes="in_flight=1000")
@@ -240,6 +241,7 @@ def test_the_limits_of_this_machine_are_measured(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.part(2)
 def test_a_report_keeps_its_rows_until_they_run_again(tmp_path: Path) -> None:
     run_suite(only="group-commit", peers="none", report=str(tmp_path), sizes="most_writers=1,messages=10")
     said = run_suite(only="cold-read", peers="none", report=str(tmp_path), sizes="most_flushes=1,queues=20")

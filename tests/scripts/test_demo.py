@@ -93,6 +93,7 @@ def test_a_table_that_is_not_there_is_an_error_not_a_traceback(tmp_path: Path) -
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.part(2)
 def test_wrong_usage_exits_with_2() -> None:
     assert run_demo("--rows", "0").returncode == 2
     assert run_demo("--rows", "many").returncode == 2

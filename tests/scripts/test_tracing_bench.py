@@ -37,7 +37,7 @@ def test_conditions_on_tracing_are_decided_and_others_stay(source: str, left: st
     assert ast.unparse(without_tracing(source)[0]) == left
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_nothing_that_is_traced_is_left_in_any_module() -> None:
     places = 0
     for package in PACKAGES:
@@ -58,7 +58,7 @@ def test_nothing_that_is_traced_is_left_in_any_module() -> None:
     assert places >= 20
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_code_without_it_is_imported_and_code_with_it_is_not_changed() -> None:
     program = (
         "import sys; from lsmq_lab.benchmarks.without_tracing import WithoutTracing; finder = WithoutTracing(); "

@@ -62,7 +62,7 @@ def profile(examples: int) -> settings:
 
 @profile(part_in_number(4, 2))
 @given(st.integers(0, 999), st.lists(steps, min_size=20, max_size=40))
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_a_cluster_means_what_the_model_says(seed: int, plan: list[Step]) -> None:
     play(seed, plan)
 

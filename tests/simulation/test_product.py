@@ -128,7 +128,7 @@ def test_a_node_and_its_client_over_http_and_again_the_same(capsys: pytest.Captu
     assert _used(6)[1] != fingerprint
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_a_node_that_idles_takes_no_more_memory(capsys: pytest.CaptureFixture[str]) -> None:
     """Whatever it does by itself, a thousand times over, leaves nothing."""
     with world(3) as made:

@@ -22,7 +22,7 @@ def test_clusters_keep_their_promises(seeds: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_the_same_seed_is_the_same_run_in_another_process() -> None:
     first, again = (played("--seeds", "2", "--fingerprints", "--trace") for _ in range(2))
     assert first.returncode == 0, first.stdout

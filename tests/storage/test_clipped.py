@@ -131,7 +131,7 @@ def filled(tmp_path: Path) -> Iterator[Filled]:
         abandon(filled.store)
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_whatever_part_of_a_merge_is_done_every_way_to_read_finds_each_message_once(filled: Filled) -> None:
     filled.check()
     most = 0

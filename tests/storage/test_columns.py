@@ -138,6 +138,7 @@ def records(draw: st.DrawFn) -> Records:
     return Records(columns, draw(st.binary(min_size=sum(sizes), max_size=sum(sizes))))
 
 
+@pytest.mark.part(2)
 @profile(150)
 @given(records=records(), codec=st.sampled_from(Codec), pieces=st.integers(1, 5))
 @example(
@@ -263,6 +264,7 @@ def test_what_was_used_since_outlives_what_was_not() -> None:
 # -- memtable --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.part(2)
 @profile(60)
 @given(
     batches=st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), min_size=1, max_size=12), max_size=12),

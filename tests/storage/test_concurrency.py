@@ -42,6 +42,7 @@ def content(writer: int, queue: int, number: int) -> bytes:
     return b"%d/%d/%d/" % (writer, queue, number) + bytes(200)
 
 
+@pytest.mark.part(2)
 def test_queues_stay_dense_and_ordered_under_writers_readers_flush_and_merge(tmp_path: Path) -> None:
     store = QueueStore(tmp_path / "q", **{**BUSY, "flush_mode": "async"})
     queues, writers = 40, 3
@@ -97,6 +98,7 @@ def test_queues_stay_dense_and_ordered_under_writers_readers_flush_and_merge(tmp
         reopened.close()
 
 
+@pytest.mark.part(2)
 def test_readers_never_see_a_gap_while_tables_are_merged_and_dropped(tmp_path: Path) -> None:
     store = ShardStore.open(tmp_path / "s", tiny(level0_merge=2))
     topic = store.create_topic("t", 4)

@@ -87,6 +87,7 @@ def final_view(work: Workload, disk: Drive) -> View:
         abandon(store)
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_a_crash_at_any_operation_loses_nothing_acknowledged(tmp_path: Path, group: int) -> None:
     log = dry_run(tmp_path)

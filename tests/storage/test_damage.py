@@ -112,6 +112,7 @@ def test_any_flipped_byte_of_manifest_and_checkpoint_is_refused(store: Store, pa
             assert_named(outcome, path)
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_any_flipped_byte_of_a_block_is_refused_by_its_place(tmp_path: Path, compression: str) -> None:
     store = Store(tmp_path, tiny(compression=compression))
@@ -128,6 +129,7 @@ def test_any_flipped_byte_of_a_block_is_refused_by_its_place(tmp_path: Path, com
         assert assert_named(outcome, path).details["position"] == block
 
 
+@pytest.mark.part(2)
 def test_any_flipped_byte_of_the_index_is_made_good_from_the_blocks(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -140,6 +142,7 @@ def test_any_flipped_byte_of_the_index_is_made_good_from_the_blocks(
         assert "made again in memory from" in line
 
 
+@pytest.mark.part(2)
 def test_any_flipped_byte_of_properties_or_footer_is_named_and_does_no_harm(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -151,6 +154,7 @@ def test_any_flipped_byte_of_properties_or_footer_is_named_and_does_no_harm(
         assert any(path.name in line for line in caplog.messages), at
 
 
+@pytest.mark.part(2)
 def test_any_flipped_byte_of_the_log_of_a_closed_store_is_refused(store: Store) -> None:
     path = store.path / "wal" / "0000000000000000.wal"
     used = len(store.disk.content(path).rstrip(b"\0"))

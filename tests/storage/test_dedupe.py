@@ -519,6 +519,7 @@ def test_ids_of_a_batch_that_was_refused_are_not_taken_for_repeats(tmp_path: Pat
     abandon(store)
 
 
+@pytest.mark.part(2)
 def test_a_damaged_file_of_ids_is_named_kept_and_repaired_as_far_as_it_goes(tmp_path: Path) -> None:
     path = tmp_path / "s"
     store = open_stepped(path, small())
@@ -550,7 +551,7 @@ def test_a_damaged_file_of_ids_is_named_kept_and_repaired_as_far_as_it_goes(tmp_
         assert places(repaired.append(topic.id, named("in the log"))) == ([1_000], [True])
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_ids_are_known_while_flushes_and_merges_move_them(tmp_path: Path) -> None:
     """One thread sends and repeats, the store's own flush and merge; no repeat is ever missed."""
     with ShardStore.open(tmp_path / "s", small(memtable_bytes=256 << 10)) as store:

@@ -158,7 +158,7 @@ class World:
 
 @given(seed=st.integers(0, 1 << 32))
 @profile(examples=12)
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_what_is_pending_is_found_in_the_order_in_which_it_is_due(
     tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:

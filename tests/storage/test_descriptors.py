@@ -235,6 +235,7 @@ print("well")
 """
 
 
+@pytest.mark.part(2)
 def test_sockets_that_take_all_descriptors_stop_neither_writes_nor_flushes_nor_reads(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
     command = [sys.executable, "-c", SOCKETS, str(tmp_path / "q")]

@@ -193,6 +193,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.part(2)
 @profile(60)
 @given(steps=steps)
 def test_a_store_agrees_with_a_list_of_messages_and_moments(tmp_path_factory: pytest.TempPathFactory, steps) -> None:  # type: ignore[no-untyped-def]

@@ -62,6 +62,7 @@ def recovered(work: Workload, disk: Drive) -> None:
         abandon(store)
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("lasting", [False, True], ids=["once", "until space returns"])
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_a_full_disk_at_any_operation_is_survived(tmp_path: Path, group: int, lasting: bool) -> None:
@@ -105,6 +106,7 @@ def run_through_full_disk(work: Workload) -> None:
     assert_no_orphans(work.store, work.disk, work.path)
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_a_failing_operation_stops_the_shard_and_loses_nothing(tmp_path: Path, group: int) -> None:
     count = len(dry_log(tmp_path))
@@ -353,6 +355,7 @@ def queues(tmp_path: Path) -> Iterator[tuple[QueueStore, Drive]]:
     abandon(store)
 
 
+@pytest.mark.part(2)
 def test_names_of_queues_stay_right_through_a_full_disk_at_any_operation(tmp_path: Path) -> None:
     for nth in range(1, 60):
         disk, path = Drive(tmp_path, seed=nth), tmp_path / str(nth)

@@ -71,6 +71,7 @@ def test_one_group_commit_of_both_is_synced(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("mode", FlushMode)
 def test_power_loss_takes_nothing_that_was_synced_and_only_the_end(tmp_path: Path, mode: FlushMode) -> None:
     lost = 0

@@ -159,6 +159,7 @@ def test_a_put_that_is_struck_at_any_instruction_is_stored_whole_or_not_at_all(
     queues.reopen()
 
 
+@pytest.mark.part(2)
 def test_a_get_that_is_struck_at_any_instruction_leaves_all_there_is_to_be_found(queues: Queues) -> None:
     """A reader sorts what has come since the last one: here something has, each time."""
     sent: list[bytes] = []
@@ -186,7 +187,7 @@ def test_a_flush_that_is_struck_at_any_instruction_happens_all_the_same_or_not(q
     queues.reopen()
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_opening_and_closing_can_be_struck_at_any_line_and_tried_again(tmp_path: Path) -> None:
     nth = 1
     opened = closed = False

@@ -89,6 +89,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.part(2)
 @profile(100)
 @given(steps, st.sampled_from([2, 5, 1000]))
 def test_the_last_message_of_each_key_stays_and_no_other(

@@ -120,7 +120,7 @@ steps = st.lists(
     st.sampled_from([None, 2]),
     st.data(),
 )
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_a_search_finds_what_looking_at_everything_would_newest_first(
     tmp_path_factory: pytest.TempPathFactory,
     done: list[tuple[str, Any]],
@@ -251,6 +251,7 @@ def test_another_key_with_the_same_hash_is_not_given(tmp_path: Path) -> None:
     abandon(shard.store)
 
 
+@pytest.mark.part(2)
 def test_every_damaged_byte_of_the_keys_is_found_and_the_messages_with_it(tmp_path: Path) -> None:
     shard = Shard(tmp_path, cache_bytes=0)
     filled(shard, 2, 400)

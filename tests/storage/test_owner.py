@@ -106,6 +106,7 @@ def test_a_store_that_cannot_be_opened_leaves_no_lock_and_no_threads(tmp_path: P
     assert own_threads() == []
 
 
+@pytest.mark.part(2)
 def test_a_store_that_nobody_refers_to_any_more_is_closed(tmp_path: Path) -> None:
     store = QueueStore(tmp_path / "q", **TINY)
     store.put("q", b"x")

@@ -143,6 +143,7 @@ def test_a_repeat_is_the_same_batch_however_it_is_compressed(tmp_path: Path, dis
 # -- nobody is forgotten ---------------------------------------------------------------------------------
 
 
+@pytest.mark.part(2)
 def test_the_first_of_many_producers_is_still_known(tmp_path: Path, disk: Drive) -> None:
     store = open_stepped(tmp_path / "s", small(memtable_bytes=4 << 20), disk)
     topic = store.create_topic("t", 1)
@@ -400,6 +401,7 @@ def test_a_damaged_file_of_producers_is_named_and_the_store_goes_on(tmp_path: Pa
 # -- threads ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.part(2)
 def test_producers_are_known_while_flushes_and_merges_move_them(tmp_path: Path) -> None:
     """One thread sends and repeats, the store's own flush and merge; no answer is ever missed."""
     options = small(memtable_bytes=256 << 10, cache_bytes=0)
@@ -421,7 +423,7 @@ def test_producers_are_known_while_flushes_and_merges_move_them(tmp_path: Path) 
         assert again.duplicate and again.offsets.tolist() == answers[1]
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_twenty_thousand_producers_are_all_remembered_after_a_restart(tmp_path: Path, disk: Drive) -> None:
     """None makes room for another: the first one's retry is answered as then, and so is the last one's."""
     count = 20_000

@@ -67,6 +67,7 @@ def test_names_are_a_dict(batches: list[list[str]], forget: int) -> None:
     check_names(batches, forget)
 
 
+@pytest.mark.part(2)
 @profile(80)
 @given(batches=batches_drawn, forget=st.integers(0, 30), hash_bits=st.sampled_from((0, 1, 3)))
 def test_names_are_a_dict_when_hashes_collide(batches: list[list[str]], forget: int, hash_bits: int) -> None:

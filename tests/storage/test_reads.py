@@ -75,6 +75,7 @@ def check_many(store: ShardStore, topic_id: int, contents: Contents, chance: ran
         assert all(end == len(contents[queue]) for queue, end in zip(moved, found.next_offsets.tolist(), strict=True))
 
 
+@pytest.mark.part(2)
 @profile(12)
 @given(seed=st.integers(0, 1 << 32), compression=st.sampled_from(("none", "zstd")), parts=st.booleans())
 def test_many_queues_are_read_as_each_by_itself(
@@ -97,6 +98,7 @@ def test_many_queues_are_read_as_each_by_itself(
             stack.__exit__(None, None, None)
 
 
+@pytest.mark.part(2)
 @profile(12)
 @given(seed=st.integers(0, 1 << 32), compression=st.sampled_from(("none", "zstd")))
 def test_get_is_a_slice(tmp_path_factory: pytest.TempPathFactory, seed: int, compression: str) -> None:

@@ -110,7 +110,7 @@ def damages(path: Path) -> Iterator[tuple[str, int, Change | None]]:
 
 
 @pytest.mark.parametrize("pattern", ["tables/*.tbl", "tables/*.ckp", "MANIFEST", "LOG_MARK", "wal/*.wal"])
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_whatever_is_damaged_the_rest_is_saved_and_the_loss_is_named(
     filled: Filled, tmp_path: Path, pattern: str
 ) -> None:
@@ -170,6 +170,7 @@ def test_without_manifest_checkpoint_and_mark_the_messages_are_saved(filled: Fil
     )
 
 
+@pytest.mark.part(2)
 def test_many_files_damaged_at_once(filled: Filled, tmp_path: Path) -> None:
     files = filled.files("tables/*", "MANIFEST", "LOG_MARK", "wal/*.wal")
     for seed in range(part_in_number(40)):

@@ -241,6 +241,7 @@ def test_epochs_survive_flushes(stores: tuple[ShardStore, ShardStore], tmp_path:
             store.replica.begin_epoch(9, *LIFE)
 
 
+@pytest.mark.part(2)
 def test_epochs_before_the_beginning_of_the_log_are_forgotten(
     stores: tuple[ShardStore, ShardStore], tmp_path: Path
 ) -> None:

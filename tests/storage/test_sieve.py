@@ -155,7 +155,7 @@ def test_what_columns_cannot_say_is_asked_of_the_header_and_of_no_others(shard: 
     assert [int(message.body) for message in shard.read(0, wanted)[0]] == [50, 60, 70, 80, 90]
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_a_long_condition_over_what_columns_do_not_say_ends_a_read_sooner(shard: Shard) -> None:
     for first in range(0, 4_000, 1_000):
         shard.send(*(Sent(0, b"%d" % number, properties={"n": str(number)}) for number in range(first, first + 1_000)))
@@ -311,6 +311,7 @@ def _takes(wanted: MessageFilter, message: Sent) -> bool:
     return wanted.expression is None or wanted.expression.matches(fields)
 
 
+@pytest.mark.part(2)
 @profile(80)
 @given(batches=st.lists(st.lists(sent, min_size=1, max_size=30), min_size=1, max_size=6), data=st.data())
 def test_what_comes_through_is_what_a_look_at_each_message_gives(

@@ -3,6 +3,7 @@
 import gc
 
 import numpy as np
+import pytest
 
 from lsmq_node.storage.memtable import Memtable, slabs_for
 from lsmq_node.storage.slabs import Slabs
@@ -12,6 +13,7 @@ def address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
 
+@pytest.mark.part(2)
 def test_a_slab_comes_back_when_its_last_view_is_gone() -> None:
     slabs = Slabs(1 << 16)
     slab = slabs.take()

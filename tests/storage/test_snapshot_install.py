@@ -281,7 +281,7 @@ class Scene:
             return shown(store)
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_a_crash_at_any_operation_of_an_installation_leaves_the_old_store_or_the_new(tmp_path: Path) -> None:
     dry = Scene(tmp_path / "dry", 0)
     install(dry.path, disk=dry.disk)

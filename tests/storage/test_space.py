@@ -127,7 +127,7 @@ STEPS = ("write", "write", "write", "trim", "delete", "drop", "age", "work", "re
 
 @profile(25)
 @given(seed=st.integers(0, 1 << 20))
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_used_space_stays_within_half_more_of_what_can_be_read(
     tmp_path_factory: pytest.TempPathFactory, seed: int
 ) -> None:
@@ -275,7 +275,7 @@ def test_merges_of_generations_need_the_space_of_a_piece_and_not_of_all(tmp_path
     abandon(store)
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_a_crash_between_two_pieces_of_a_merge_loses_and_doubles_nothing(tmp_path: Path) -> None:
     for stop in (1, 2, 4, 6, 99):
         root = tmp_path / str(stop)
@@ -318,6 +318,7 @@ def test_a_crash_between_two_pieces_of_a_merge_loses_and_doubles_nothing(tmp_pat
         assert finished == (stop == 99), "the merge has several pieces"
 
 
+@pytest.mark.part(2)
 def test_no_more_is_written_anew_at_once_than_a_piece(tmp_path: Path) -> None:
     """However long the run: what is deleted all over it makes every table of it a neighbour with garbage."""
     options = tiny(memtable_bytes=64 << 20, level0_merge=20, generation_bytes=64 << 20)

@@ -144,6 +144,7 @@ def test_a_segment_cut_off_where_the_log_reaches_is_named(log: Log) -> None:
     assert log.recovered(log.damaged(cut(log.ends[-1] + FRAGMENT_BYTES))) == log.sent
 
 
+@pytest.mark.part(2)
 def test_any_flipped_bit_of_the_last_entry_drops_that_entry_alone(log: Log) -> None:
     log.write(20, 30, 12)
     for at in range(log.ends[-2], log.ends[-1]):
@@ -196,6 +197,7 @@ def test_a_missing_segment_in_the_middle_is_refused(log: Log) -> None:
         log.recovered(disk)
 
 
+@pytest.mark.part(2)
 def test_a_torn_write_whose_later_pages_arrived_is_dropped_as_a_whole(log: Log) -> None:
     """One commit of several entries over many pages, of which any may be missing: a prefix of them remains."""
     log.write(100, 100)

@@ -21,7 +21,7 @@ SOAK = os.environ.get("TEST_SOAK") == "1"
 #: Whether a run leaves out some tests that say ``pytest.mark.part``, or are slow: the suite does. Who asks gets all.
 LEAVES_OUT = "TEST_PART" in os.environ and not SOAK and os.environ.get("TEST_WHOLE") != "1"
 #: Of slow tests that say nothing else a run has one of so many.
-SLOW_SHARE = 3
+SLOW_SHARE = 4
 _PART = os.environ.get("TEST_PART") or str(random.SystemRandom().randrange(1 << 30))
 
 

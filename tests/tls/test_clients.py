@@ -116,6 +116,7 @@ async def test_a_client_that_is_closed_has_closed_its_connections(
     assert len(watched) == before, "the loop may end now: nothing is left for it to close"
 
 
+@pytest.mark.part(2)
 def test_the_blocking_client_and_the_command_line_speak_it(
     secure: NodeProcess, authority: Authority, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

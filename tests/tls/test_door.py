@@ -171,7 +171,7 @@ def test_files_that_come_as_a_link_to_others_are_seen_to_change(authority: Autho
     assert used.look() and used.problem() is None and not used.look()
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_a_certificate_with_any_byte_changed_is_used_or_named_and_stops_nothing(
     authority: Authority, tmp_path: Path
 ) -> None:

@@ -154,6 +154,7 @@ def test_what_is_decided_is_delivered_after_a_crash(tmp_path: Path, reached: int
     on(crashed(tmp_path / "data", first), second)
 
 
+@pytest.mark.part(2)
 @pytest.mark.parametrize("failure", [TimedOut("no answer"), Unavailable("taken over"), NotLeader("not any more")])
 def test_an_answer_that_was_lost_costs_no_copy(tmp_path: Path, failure: LsmqError) -> None:
     """Whatever comes in its place: a shard may have stored it, and lose its leader a moment later."""

@@ -274,7 +274,7 @@ WorkQueueMachine.TestCase.settings = settings(max_examples=part_in_number(40, 3)
 TestWorkQueue = WorkQueueMachine.TestCase
 
 
-@pytest.mark.part(2)
+@pytest.mark.part(3)
 def test_a_stubborn_message_costs_nothing_as_others_pass_it() -> None:
     ends = [100_000]
     ledger = WorkLedger(SETTINGS, 1, lambda queue: 0, lambda queue: ends[0])

@@ -170,6 +170,7 @@ def test_tenants_of_one_queue_take_turns_and_a_backlog_delays_nobody() -> None:
     assert (ledger.open_count, ledger.lined) == (6, 9_997)
 
 
+@pytest.mark.part(2)
 def test_a_flood_of_tenants_is_bounded_and_goes_on_when_some_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_messages, "MAX_BLOCKED", 30_000)
     keys = list(range(1, 20_000))

@@ -1,13 +1,14 @@
 """How far groups are behind, by group and topic, in the shards that this node leads.
 
-Counting looks at all queues of a topic, so it is done now and then, a little at a time in a thread of the readers, and
-nothing is counted again whose topic and offsets are as they were.
+Counting looks at all queues of a topic, so it is done now and then, a little at a time in a thread of the readers.
+Nothing is counted again whose topic and offsets are as they were, and a shard that has applied nothing is not looked
+at: groups that sleep cost nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Final
 
@@ -35,16 +36,20 @@ class ShardLags:
         self.uncommitted: dict[Pair, int] = {}  # those that were asked for though the group has committed nothing here
         self.counted_at: float | None = None  # when the last round began that ended
         self._marks: dict[Pair, object] = {}
+        self._seen: object = None  # what all of that followed from
 
     def known(self, pair: Pair) -> int | None:
         """What was counted of it."""
         return self.lags.get(pair, self.uncommitted.get(pair))
 
-    async def count(self, broker: Broker, also: Collection[Pair]) -> None:
-        """Go round once: count what may have changed."""
-        topics = broker.topology.topics
-        wanted = [(group, topic.id) for group, name in also if (topic := topics.find(name)) is not None]
-        began, marks = runtime.monotonic(), self.store.group_marks(wanted)
+    async def count(self, broker: Broker, also: Set[tuple[str, int]]) -> bool:
+        """Go round once: count what may have changed, ``also`` of these groups and topics' ids, which may have
+        committed nothing. Returns whether anything may have changed."""
+        began, seen = runtime.monotonic(), (self.store.applied_lsn(), also)
+        if self.counted_at is not None and seen == self._seen:
+            self.counted_at = began
+            return False
+        marks = self.store.group_marks(also)
         lags: dict[Pair, int] = {}
         uncommitted: dict[Pair, int] = {}
 
@@ -70,6 +75,8 @@ class ShardLags:
             if marks:
                 await asyncio.sleep(took_s / _SHARE - took_s)
         self.lags, self.uncommitted, self._marks, self.counted_at = lags, uncommitted, known, began
+        self._seen = seen
+        return True
 
 
 class GroupLags:
@@ -116,8 +123,15 @@ class GroupLags:
             store, known = self._broker.topology.port(number).store, self._shards.get(number)
             shards[number] = known if known is not None and known.store is store else ShardLags(store)
         self._shards = shards
+        topics = {name: self._broker.topology.topics.find(name) for name in {name for _, name in also}}
+        wanted = {(group, topic.id) for group, name in also if (topic := topics[name]) is not None}
+        changed = self._summed != self._counted()
         for shard in sorted(shards.values(), key=lambda shard: shard.counted_at or 0.0):
-            await shard.count(self._broker, also)
+            is_new = shard.counted_at is None
+            changed = await shard.count(self._broker, wanted) or changed
+            if is_new:
+                self._sum()
+        if changed:
             self._sum()
 
     def _led(self) -> list[int]:

@@ -375,6 +375,10 @@ class Queries:
         rows = self.rows(state, queues)
         return np.full(len(rows), -1) if values is None else values.at(rows) - 1
 
+    def applied_lsn(self) -> int:
+        """Entries of the log that end here or before have had their effect. While it stays, nothing here changes."""
+        return self._tables.applied_lsn
+
     def group_marks(
         self, also: Iterable[tuple[str, int]] = ()
     ) -> list[tuple[str, StoredTopic, tuple[int, int | None]]]:

@@ -108,10 +108,10 @@ class ShardStore:
         #: The store as one replica of its shard.
         self.replica = ReplicaLog(path, options, disk, writer, self._segments, self._tables, self._exports.log_from)
         self.replica.damage = replay.damage
-        self._queries = Queries(self._state, self._tables, self._counters, self._time.expired)
+        queries = self._queries = Queries(self._state, self._tables, self._counters, self._time.expired)
         self.find_key = self._queries.find_key  # messages by key, newest first
         self.search = partial(search, self._queries)  # messages that a filter picks
-        self.group_marks, self.group_lag = self._queries.group_marks, self._queries.group_lag
+        self.group_marks, self.group_lag, self.applied_lsn = queries.group_marks, queries.group_lag, queries.applied_lsn
         self.check_open = writer.check_open  # raises what stopped the store, or ``ClientClosed``
         #: Messages that come later.
         self.delayed = DelayedRecords(self._state, self._queries, self._line, self._time)
