@@ -20,7 +20,6 @@ from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.segments import SegmentFiles
 from support.mounts import ext4, tmpfs
 
-
 KIB, MIB = 1 << 10, 1 << 20
 
 
