@@ -79,6 +79,38 @@ def test_a_principal_makes_so_many_queues_with_names_of_whichever_topics(realm: 
     assert put(maker, "names-a", "z").status == 200
 
 
+def test_queues_with_names_that_a_transaction_makes_are_those_of_who_began_it(realm: Realm) -> None:
+    _, maker = limited(realm, queues=3)
+    _, neighbour = limited(realm)
+    assert create(neighbour, "names-t", "named").status == 201
+    beat = {"member": "m", "session_ms": 60_000, "join": True}
+    group = "/v1/producer-groups/names-t"
+    assert maker.call("POST", f"{group}/heartbeat", beat).status == 200
+
+    def messages(*names: str) -> list[dict[str, str]]:
+        return [{"topic": "names-t", "queue": name, "body": "x"} for name in names]
+
+    def begin(number: int, *names: str) -> Answer:
+        document = {"member": "m", "number": number, "messages": messages(*names)}
+        return maker.call("POST", f"{group}/transactions", document)
+
+    def put(who: Asking, *names: str) -> Answer:
+        content = [{"queue": name, "body": "x"} for name in names]
+        return who.call("POST", "/v1/topics/names-t/messages", {"messages": content})
+
+    refused(begin(1, "a", "b", "c", "d"), "too_many_queues", "principal_queues", 3)
+    assert begin(1, "a", "b").status == 200, "nothing was begun before"
+    more = {"part": 1, "messages": messages("c", "d", "e", "f")}
+    refused(maker.call("POST", f"{group}/transactions/m-1/messages", more), "too_many_queues", "principal_queues", 3)
+    assert put(maker, "c").status == 200
+    maker.call("POST", f"{group}/transactions/m-1/commit", {"wait_ms": 10_000}, status=200)
+    refused(put(maker, "d"), "too_many_queues", "principal_queues", 3)
+    refused(begin(2, "d"), "too_many_queues", "principal_queues", 3)
+    assert put(neighbour, "d").status == 200
+    assert begin(2, "d").status == 200, "it is there by now, though it is another's"
+    assert begin(2, "d").status == 200, "what was begun is not refused when it comes again"
+
+
 def test_a_principal_makes_so_many_groups_however_they_begin(realm: Realm) -> None:
     _, maker = limited(realm, groups=2)
     _, neighbour = limited(realm)

@@ -118,6 +118,33 @@ def test_schedules_count_for_who_makes_them_whichever_node_is_asked(urls: list[s
         assert statuses == [201, 429, 429]
 
 
+def test_names_that_transactions_bring_are_refused_and_counted_by_whoever_leads_their_shard(
+    urls: list[str], admin: str, cluster: LocalCluster
+) -> None:
+    assert ask(f"{urls[0]}/v1/topics/named", "PUT", {"queues": "named"}, admin)[0] == 201
+    tenant = made(urls[0], admin, "namer", ("tenant", "named"), ("tenant", "group-"))
+    assert ask(f"{urls[0]}/v1/limits/namer", "PATCH", {"queues": 2}, admin)[0] == 204
+    for url in urls:
+        eventually(lambda url=url: "namer" in str(ask(f"{url}/v1/limits", token=admin)[1]), "each node has heard of it")
+    names = [f"n{number}" for number in range(12 * len(cluster.plan.nodes))]
+
+    def begin(group: str, number: int, *names: str) -> tuple[int, Any]:
+        path = f"{urls[0]}/v1/producer-groups/{group}"
+        messages = [{"topic": "named", "queue": name, "body": "x"} for name in names]
+        return ask(f"{path}/transactions", "POST", {"member": "m", "number": number, "messages": messages}, tenant)
+
+    for group in ("group-1", "group-2", "group-3"):
+        beat = {"member": "m", "session_ms": 60_000, "join": True}
+        assert ask(f"{urls[0]}/v1/producer-groups/{group}/heartbeat", "POST", beat, tenant)[0] == 200
+        status, answer = begin(group, 1, *names)
+        assert (status, answer["error"]["code"], answer["error"]["setting"]) == (
+            429,
+            "too_many_queues",
+            "principal_queues",
+        )
+        assert begin(group, 1, names[0])[0] == 200
+
+
 def test_what_opens_the_inside_opens_nothing_outside_and_the_other_way_round(
     cluster: LocalCluster, urls: list[str], admin: str
 ) -> None:

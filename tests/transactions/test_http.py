@@ -279,7 +279,7 @@ def test_the_client_lists_more_transactions_than_a_page_has(
             group = ProducerGroup(client, topic_name)
 
             async def begin(member: str) -> None:
-                await group.heartbeat(member, join=True)
+                await group.heartbeat(member, join=True, session_ms=60_000)
                 for number in range(1, each + 1):
                     await group.begin(member, number, [message(topic_name)])
 

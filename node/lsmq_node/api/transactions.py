@@ -13,6 +13,7 @@ from lsmq.errors import (
     MessageTooLarge,
     SequenceTakenOver,
     TooManyMembers,
+    TooManyQueues,
     TooManyTransactions,
     TransactionDecided,
     TransactionTooLarge,
@@ -28,7 +29,7 @@ from lsmq_node.storage import StoredTopic
 from lsmq_node.transactions import TransactionPart, TransactionRecord, TransactionState
 from lsmq_node.transactions.coordinator import ShardTransactions
 from lsmq_node.transactions.delivery import pack_named
-from lsmq_node.transactions.records import encode_part
+from lsmq_node.transactions.records import PartNames, encode_part
 from lsmq_node.workers import LoopTurns
 
 from . import transaction_schemas as schemas
@@ -59,7 +60,7 @@ _PAGE = (
 _DECIDED = Content("Decided, durably; `delivered` says whether consumers see all of it.", schemas.TRANSACTION)
 _STORED = Content("Stored, durably, and not to be seen.", schemas.TRANSACTION)
 _KNOWN = Content("As its coordinator knows it.", schemas.TRANSACTION)
-_MESSAGE_ERRORS = (UnknownTopic, UnknownQueue, MessageTooLarge, TransactionTooLarge, DocumentsFull)
+_MESSAGE_ERRORS = (UnknownTopic, UnknownQueue, TooManyQueues, MessageTooLarge, TransactionTooLarge, DocumentsFull)
 
 
 async def _coordinator(call: Call) -> tuple[ShardTransactions, str]:
@@ -205,15 +206,17 @@ async def _part(call: Call) -> tuple[dict[str, Any], TransactionPart]:
         await turns.after(values_of(rest))
     batches: list[tuple[int, int, str, bytes]] = []
     by_shard: dict[int, int] = {}
+    names: list[PartNames] = []
     for name, packer in packers.items():
         for shard, packed in packer.parts.items():
             batch = packed.builder.build()
             call.broker.admission.message_sizes(topics[name], RecordBatch(batch, verify=False))
             if topics[name].named:
                 batch = pack_named(packed.joined_names, batch)
+                names.append(PartNames(shard, topics[name].id, packed.joined_names))
             batches.append((shard, topics[name].id, name, batch))
             by_shard[shard] = by_shard.get(shard, 0) + 1
-    return {**call.route.defaults, **document}, TransactionPart(encode_part(batches), counts, by_shard)
+    return {**call.route.defaults, **document}, TransactionPart(encode_part(batches), counts, by_shard, names)
 
 
 def _check_fits(shard: ShardTransactions, part: TransactionPart) -> None:

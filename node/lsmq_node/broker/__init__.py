@@ -4,7 +4,7 @@ from lsmq_node.storage.producers import BROKER_PRODUCERS
 
 from .address_limits import SETTING as SHARE_SETTING
 from .address_limits import AddressShare, SharedThing, asked_from
-from .allowances import Allowances, Limited, Made, Maker, Own, Seat, asking
+from .allowances import NOBODY, Allowances, Limited, Made, Maker, Own, Seat, asking
 from .background import Background, StartTask
 from .broker import Broker
 from .budget import ByteBudget, Hold, client_of
@@ -19,6 +19,7 @@ from .trims import TrimRequest, Trims
 from .waiters import WaiterTable
 
 __all__ = [
+    "NOBODY",
     "BROKER_PRODUCERS",
     "Ack",
     "AddressShare",

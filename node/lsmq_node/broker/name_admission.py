@@ -1,8 +1,8 @@
 """How many queues with names there may be in a shard, of all its topics, and how many of these one who asks may make.
 
 Only what somebody asks for is refused: what was accepted before, a transaction or a message that comes later, makes the
-queues that it is for, and they count in all. Whose queues are whose is known of those that were made since this node
-opened the shard's store; what goes by itself, or is deleted, counts no longer.
+queues that it is for, and they count. Whose queues are whose is known of those that were made since this node opened
+the shard's store; what goes by itself, or is deleted, counts no longer.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class NameAdmission:
         self._allowances = allowances
         self._share = allowances.addresses.share(self._limit, _SHARED)
 
-    def of(self, store: ShardStore) -> AdmitNames:
-        """What whoever asks now may make in a shard. What is returned raises ``TooManyQueues``."""
-        maker = Maker.asking()
+    def of(self, store: ShardStore, maker: Maker | None = None) -> AdmitNames:
+        """What ``maker``, or whoever asks now, may make in a shard. What is returned raises ``TooManyQueues``."""
+        who = maker or Maker.asking()
 
         def admit(count: int) -> Accounts:
             there = store.named.count()
@@ -43,18 +43,34 @@ class NameAdmission:
                     limit=self._limit,
                     sent=False,
                 )
-            return self._accounts(maker, store.named.makers.count, count)
+            self._check(who, store.named.makers.count, count)
+            return self.accounts(who)
 
         return admit
 
-    def _accounts(self, maker: Maker, had: Callable[[str], int], count: int) -> Accounts:
-        accounts = []
-        if maker.address is not None:
-            accounts.append(account := f"address {maker.address}")
-            if (made := had(account)) + count > self._share.limit:
-                raise self._share.refusal(made)
-        if maker.principal is not None and (limit := self._allowances.limit(Limited.QUEUES, maker.principal)):
-            accounts.append(account := f"principal {maker.principal}")
-            if (made := had(account)) + count > limit:
-                raise self._allowances.refusal(Limited.QUEUES, maker.principal, made, limit)
-        return tuple(accounts)
+    def accounts(self, maker: Maker) -> Accounts:
+        """Whom the queues count for that he makes."""
+        address, principal = maker.address, maker.principal
+        return (
+            *(() if address is None else (_of_address(address),)),
+            *(() if principal is None or not self._limit_of(principal) else (_of_principal(principal),)),
+        )
+
+    def _check(self, maker: Maker, had: Callable[[str], int], count: int) -> None:
+        if maker.address is not None and (made := had(_of_address(maker.address))) + count > self._share.limit:
+            raise self._share.refusal(made)
+        if maker.principal is None or not (limit := self._limit_of(maker.principal)):
+            return
+        if (made := had(_of_principal(maker.principal))) + count > limit:
+            raise self._allowances.refusal(Limited.QUEUES, maker.principal, made, limit)
+
+    def _limit_of(self, principal: str) -> int:
+        return self._allowances.limit(Limited.QUEUES, principal)
+
+
+def _of_address(address: str) -> str:
+    return f"address {address}"
+
+
+def _of_principal(principal: str) -> str:
+    return f"principal {principal}"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lsmq.errors import UnknownQueue
 from lsmq.queue_names import SEPARATOR, queue_slot
-from lsmq_node.storage import NamesBehind, Slots, StoredTopic, TopicNames
+from lsmq_node.storage import Accounts, NamesBehind, Slots, StoredTopic, TopicNames
 
 from .placement import shard_of, shard_of_slot, slots_of, split_by_shard
 from .read_redirects import ReadFrom
@@ -70,12 +70,15 @@ class BrokerNames:
         except NamesBehind:
             return None
 
-    async def declare(self, port: ShardPort, topic: StoredTopic, names: Sequence[str]) -> None:
-        """The queues are there, durably, where no other write came between. Raises what a write raises."""
+    async def declare(self, port: ShardPort, topic: StoredTopic, names: Sequence[str], accounts: Accounts = ()) -> None:
+        """The queues are there, durably, where no other write came between. Raises what a write raises.
+
+        ``accounts``: whom those count for that were not there.
+        """
         known = await self.current(port, topic)
         port.check_writable(Ack.QUORUM)
         try:
-            appended = known.declare(names, self.slots(topic, port.number))
+            appended = known.declare(names, self.slots(topic, port.number), lambda count: accounts)
         except NamesBehind:
             return
         if appended is not None:

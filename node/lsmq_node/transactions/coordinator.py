@@ -16,7 +16,7 @@ import structlog
 
 from lsmq import runtime
 from lsmq.errors import DeliveriesAhead, LsmqError, Unavailable
-from lsmq_node.broker import Limited, Made, ShardPort, asked_from
+from lsmq_node.broker import NOBODY, Limited, Made, Maker, ShardPort, asked_from
 from lsmq_node.machines import HOUR_S, IdleNames, ShardMachine, Step
 
 from .book import BROKER, MAX_UNFINISHED, TransactionBook
@@ -90,6 +90,7 @@ class ShardTransactions(ShardMachine):
         self.counts = service.counts
         self._coordinators = service.broker.topology.home_shards
         self._send = service.send
+        self._names_to_come = service.names_to_come
         self._sending: dict[int, asyncio.Task[Any]] = {}
 
     async def load(self, left: Any) -> None:
@@ -168,8 +169,14 @@ class ShardTransactions(ShardMachine):
     async def begin(
         self, transaction: TransactionRecord, number: int, part: TransactionPart, sequence_epoch: int, client: str
     ) -> TransactionRecord:
-        """See :meth:`TransactionBook.begin` and :class:`AddressShares`; it is ``client``'s. Durable on return."""
+        """See :meth:`TransactionBook.begin` and :class:`AddressShares`; it is ``client``'s. Durable on return.
+
+        Raises ``TooManyQueues`` as well, as :meth:`add` does.
+        """
         self.check()
+        if part.names and transaction.key not in self.book.transactions:
+            await self._names_to_come.check(part.names)
+            self.check()
         plan = self.book.begin(transaction, number, part, sequence_epoch)
         if plan:
             self.shares.check(transaction.key, client, len(part.body))
@@ -185,6 +192,9 @@ class ShardTransactions(ShardMachine):
     async def add(self, key: RecordKey, number: int, part: TransactionPart, client: str) -> TransactionRecord:
         """See :meth:`TransactionBook.add` and :class:`AddressShares`. Durable on return."""
         self.check()
+        if part.names and self.book.add(key, number, part):
+            await self._names_to_come.check(part.names)
+            self.check()
         plan = self.book.add(key, number, part)
         if plan:
             self.shares.check(key, client, len(part.body))
@@ -313,9 +323,15 @@ class ShardTransactions(ShardMachine):
         work = self.book.to_deliver(shard, _DELIVERED_BATCHES, min(_DELIVERED_BYTES, self.book.max_bytes))
         await self.barrier()  # What is decided in memory only must not be seen.
         self.check()
-        batches = [batch for first, transaction in work for batch in self._batches(shard, first, transaction)]
+        batches: list[tuple[int, int, str, bytes]] = []
+        makers: dict[int, Maker] = {}
+        for first, transaction in work:
+            found = self._batches(shard, first, transaction)
+            batches += found
+            if (maker := self.shares.maker(transaction.key)) != NOBODY:
+                makers |= dict.fromkeys((number for number, *_ in found), maker)
         try:
-            dropped = await self._send(shard, TransactionDelivery(self.port.number, lane.limit, batches))
+            dropped = await self._send(shard, TransactionDelivery(self.port.number, lane.limit, batches, makers))
         except BaseException as error:
             if not isinstance(error, LsmqError) or may_be_stored(error):
                 lane.limit = max(lane.limit, batches[-1][0])

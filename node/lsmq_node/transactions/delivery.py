@@ -6,11 +6,13 @@ Between nodes this goes over the internal port, signed (:class:`lsmq_node.broker
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from lsmq.errors import DeliveriesAhead, InvalidBatch, InvalidRequest, LsmqError
 from lsmq.record_batch import HEADER, HEADER_BYTES, Codec, RecordBatch
+from lsmq_node.broker import Maker
 
 OPERATION = "deliver"
 TIMEOUT_S = 3.0
@@ -27,14 +29,17 @@ class TransactionDelivery:
     limit: it has sent no batch above this number before.
     batches: number, topic's id, topic, and the packed batch; at least one. Numbers follow one another, and the first is
         at most one above ``limit``.
+    makers: whose the batches are, by number, as far as that is known.
     """
 
     coordinator: int
     limit: int
     batches: list[tuple[int, int, str, bytes]]
+    makers: Mapping[int, Maker] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"coordinator": self.coordinator, "limit": self.limit, "batches": self.batches}
+        makers = [(number, *astuple(maker)) for number, maker in self.makers.items()]
+        return {"coordinator": self.coordinator, "limit": self.limit, "batches": self.batches, "makers": makers}
 
     @classmethod
     def from_dict(cls, found: dict[str, Any], coordinators: int) -> TransactionDelivery:
@@ -56,7 +61,9 @@ class TransactionDelivery:
             batches.append((number, topic_id, topic, batch))
         for *_, batch in batches:
             _check_batch(batch)
-        return cls(coordinator, limit, batches)
+        # Nodes of a release before say nothing of these.
+        makers = {int(number): Maker(principal, address) for number, principal, address in found.get("makers", ())}
+        return cls(coordinator, limit, batches, makers)
 
 
 #: In place of a batch's checksum and length, which is never 0: names come first, and the batch counts them.

@@ -13,10 +13,10 @@ Each is msgpack; a record is a list of its fields with a format number before th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import msgpack
 
@@ -134,13 +134,22 @@ class TransactionRecord(_Record):
         return not self.is_open and not self.waiting
 
 
+class PartNames(NamedTuple):
+    """The names of queues of a topic on a shard, joined by NUL."""
+
+    shard: int
+    topic_id: int
+    joined: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class TransactionPart:
-    """Messages of a transaction that came in one request. ``body`` is the document."""
+    """Messages of a transaction that came in one request. ``body`` is the document; ``names`` are in it, too."""
 
     body: bytes
     messages: Mapping[str, int]
     batches: Mapping[int, int]
+    names: Sequence[PartNames] = ()
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from lsmq.errors import UnknownTopic
 from lsmq.messages import key_hash
 from lsmq.queue_names import SEPARATOR
 from lsmq.record_batch import RecordBatch
-from lsmq_node.broker import Broker, ShardPort, asked_shard
+from lsmq_node.broker import NOBODY, Broker, ShardPort, asked_shard
 from lsmq_node.machines import MachineService, Step, with_producer
 from lsmq_node.storage import StoredTopic
 from lsmq_node.storage.later_names import numbered
@@ -18,13 +18,15 @@ from lsmq_node.storage.later_names import numbered
 from .coordinator import ShardTransactions, TransactionCounts
 from .delivery import OPERATION, TIMEOUT_S, TransactionDelivery, split_named
 from .lanes import fresh_batches, lane_key, producer_of
+from .names_to_come import NamesToCome
 
 
 class _NamesMissing(Exception):
     """Queues of a delivery are not there yet."""
 
-    def __init__(self, topic_id: int, names: list[str]) -> None:
+    def __init__(self, number: int, topic_id: int, names: list[str]) -> None:
         super().__init__(topic_id)
+        self.number = number  # of the batch
         self.topic_id = topic_id
         self.names = names
 
@@ -37,6 +39,7 @@ class TransactionService(MachineService[ShardTransactions]):
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker, partial(ShardTransactions, self))
         self.counts = TransactionCounts()
+        self.names_to_come = NamesToCome(broker)
         broker.topology.peers.answer(OPERATION, self._answer)
 
     # Shards
@@ -65,16 +68,16 @@ class TransactionService(MachineService[ShardTransactions]):
         delivery = await asyncio.to_thread(TransactionDelivery.from_dict, asked, self.broker.topology.home_shards)
         return {"dropped": await self.receive(shard, delivery)}
 
-    def _batch(self, port: ShardPort, topic_id: int, packed: bytes, *producer: int) -> RecordBatch:
+    def _batch(self, port: ShardPort, coordinator: int, number: int, topic_id: int, packed: bytes) -> RecordBatch:
         """A batch as the store takes it now. Raises ``_NamesMissing``: then queues are to be declared before."""
         joined, batch = split_named(packed)
-        found = RecordBatch(with_producer(batch, *producer), verify=False)
+        found = RecordBatch(with_producer(batch, *producer_of(coordinator, number)), verify=False)
         if joined is None:
             return found
         names = joined.decode().split(SEPARATOR)
         numbers = self.broker.names.lasting(port, topic_id, names)
         if numbers is None:
-            raise _NamesMissing(topic_id, names)
+            raise _NamesMissing(number, topic_id, names)
         return numbered(found, names, numbers)
 
     async def receive(self, number: int, delivery: TransactionDelivery) -> int:
@@ -97,12 +100,14 @@ class TransactionService(MachineService[ShardTransactions]):
             fresh = fresh_batches(number, shard.last.get(coordinator, 0), delivery)
             try:
                 items = [
-                    (topic_id, self._batch(shard.port, topic_id, packed, *producer_of(coordinator, at)))
+                    (topic_id, self._batch(shard.port, coordinator, at, topic_id, packed))
                     for at, topic_id, _, packed in fresh
                     if topic_id not in gone
                 ]
             except _NamesMissing as missing:
-                await self.broker.names.declare(shard.port, topics[missing.topic_id], missing.names)
+                maker = delivery.makers.get(missing.number, NOBODY)
+                accounts = self.broker.name_admission.accounts(maker)
+                await self.broker.names.declare(shard.port, topics[missing.topic_id], missing.names, accounts)
             else:
                 break
         if fresh:

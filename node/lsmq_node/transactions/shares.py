@@ -6,7 +6,7 @@ Counted by whoever leads the coordinator's shard, from when it began to: what wa
 from __future__ import annotations
 
 from lsmq.errors import DocumentsFull, TooManyGroups, TooManyTransactions
-from lsmq_node.broker import AddressShare, Made, SharedThing
+from lsmq_node.broker import NOBODY, AddressShare, Made, Maker, SharedThing
 
 from .book import MAX_UNFINISHED
 from .records import BookChange, RecordKey
@@ -55,6 +55,7 @@ class AddressShares:
         self._share = share
         self._made = made
         self._owner: dict[RecordKey, tuple[str, int]] = {}  # client and bytes, of what is not finished
+        self._makers: dict[RecordKey, Maker] = {}
         self._bytes: dict[str, int] = {}
 
     def check(self, key: RecordKey, client: str, more_bytes: int) -> None:
@@ -77,7 +78,12 @@ class AddressShares:
             if self._made is not None:
                 self._made.make(key)
             self._owner[key] = client, 0
+            self._makers[key] = Maker.asking()
             self._share.add(client or None)
+
+    def maker(self, key: RecordKey) -> Maker:
+        """Who began it, and has not had it finished; nobody where that is not known."""
+        return self._makers.get(key, NOBODY)
 
     def follow(self, plan: BookChange) -> None:
         """What a plan changes is in line."""
@@ -87,7 +93,7 @@ class AddressShares:
                 continue
             client, size = known
             if transaction is None or transaction.is_finished:
-                del self._owner[key]
+                del self._owner[key], self._makers[key]
                 if self._made is not None:
                     self._made.gone(key)
                 self._share.remove(client or None)
