@@ -176,8 +176,8 @@ async def _check_are_letters(letters: DeadLetters) -> None:
     async for letter in letters.read():
         if not letter.topic:
             raise InvalidRequest(
-                f"topic {letters.name!r} has messages that are no dead letters, such as {letter.message.id}; nothing was "
-                f"deleted. lsmq topic purge {letters.name} deletes all that a topic has"
+                f"topic {letters.name!r} has messages that are no dead letters, such as {letter.message.id}; nothing "
+                f"was deleted. lsmq topic purge {letters.name} deletes all that a topic has"
             )
         return
 
