@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("lsmq")
 
+#: Nodes answer a pop within this time, or have nothing and hold it.
+_AT_ONCE_S = 0.5
+
 TopicsFound = Callable[[Topic, Mapping[str, Any], float], None]
 
 
@@ -57,6 +60,7 @@ class PopLoop:
         self._attempts = Attempts(client._router.outages, f"taking work of topic {topic!r}")
         self._failing: Deadline | None = None
         self._backoffs: dict[str | None, Backoff] = {}
+        self._asked: dict[asyncio.Task[Any], float] = {}  # pops that wait for their answers, and since when
 
     def look(self) -> None:
         """More may be wanted now."""
@@ -85,12 +89,25 @@ class PopLoop:
                 for url in [url for url, pop in pops.items() if pop in done]:
                     pops.pop(url).result()
         finally:
-            left = [*pops.values(), *([] if room is None else [room])]
-            for task in left:
-                task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
-            self._attempts.end()
-            router.unfollow(self._topic)
+            try:
+                await self._last_answers()
+            finally:
+                left = [*pops.values(), *([] if room is None else [room])]
+                for task in left:
+                    task.cancel()
+                await asyncio.gather(*left, return_exceptions=True)
+                self._attempts.end()
+                router.unfollow(self._topic)
+
+    async def _last_answers(self) -> None:
+        """Let come what may be on its way, so that it is given back: a pop is answered at once, or held.
+
+        What an answer brings to whom does not read it any more stays hidden until its visibility ends. To whom is
+        gone when there is something a node gives nothing.
+        """
+        if self._asked:
+            over = max(self._asked.values()) + _AT_ONCE_S
+            await asyncio.wait(self._asked, timeout=max(0.0, over - asyncio.get_running_loop().time()))
 
     async def _pop(self, topic: Topic, url: str | None, shards: tuple[int, ...]) -> None:
         router = self._client._router
@@ -113,17 +130,23 @@ class PopLoop:
             tracing = self._client._tracing
             span = None if tracing is None else tracing.receiving(topic.name)
             timeout_s = router.request_timeout_s + self._wait_ms / 1000
-            answer = await router.attempt(
-                topic,
-                url,
-                shards,
-                "POST",
-                self._path,
-                timeout_s=timeout_s,
-                silence_s=POLL_SILENCE_S,
-                value=value,
-                trace=None if tracing is None or span is None else tracing.carried(span),
-            )
+            pop = asyncio.current_task()
+            assert pop is not None
+            self._asked[pop] = asked_at
+            try:
+                answer = await router.attempt(
+                    topic,
+                    url,
+                    shards,
+                    "POST",
+                    self._path,
+                    timeout_s=timeout_s,
+                    silence_s=POLL_SILENCE_S,
+                    value=value,
+                    trace=None if tracing is None or span is None else tracing.carried(span),
+                )
+            finally:
+                del self._asked[pop]
         except LsmqError as error:
             if not router.worth_retrying(error):
                 raise

@@ -105,6 +105,20 @@ def test_a_topic_without_dead_letters_says_so(shared_node: NodeProcess) -> None:
     assert result.exit_code == 1 and "nothing-died" in str(result.exception), "a topic that is not there at all"
 
 
+def test_a_topic_of_other_messages_is_not_purged_as_one_of_dead_letters(shared_node: NodeProcess) -> None:
+    node, topic = shared_node, "dlq-mistaken"
+    with sync.Client(node.url) as client:
+        client.create_topic(topic)
+        with sync.Producer(client, topic) as producer:
+            producer.send("an order").result()
+        arguments = ["dlq", "purge", topic, "--dead-letter", topic, "--yes", "--url", node.url]
+        result = CliRunner().invoke(root, arguments)
+        assert result.exit_code == 1
+        assert isinstance(result.exception, InvalidRequest) and f"lsmq topic purge {topic}" in result.exception.message
+        with sync.Consumer(client, topic) as consumer:
+            assert [message.text() for message in consumer.poll(10)] == ["an order"]
+
+
 def test_a_letter_that_somebody_made_up_is_sent_nowhere_else_than_was_said(shared_node: NodeProcess) -> None:
     """Whoever may write to a topic of dead letters would write anywhere, by the rights of who replays them."""
     node, topic, other = shared_node, "dlq-forged", "dlq-forged-other"

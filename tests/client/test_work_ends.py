@@ -9,9 +9,10 @@ import subprocess
 import pytest
 
 from lsmq import Client, Producer, Task, WorkQueue
+from support.fault_proxy import FaultProxy
 from support.node_process import NodeProcess
 from support.python_process import PythonProcess
-from support.waiting import comes_true
+from support.waiting import PATIENCE_S, comes_true
 
 WORKER = """
 import sys
@@ -122,3 +123,29 @@ async def test_who_polls_goes_on_when_somebody_else_runs_it_no_more(shared_node:
             (task,) = await polling
             assert task.text() == "later"
             await task.ack()
+
+
+@pytest.mark.parametrize("how", ["closed", "cancelled"])
+async def test_what_is_on_its_way_to_a_worker_that_ends_is_given_back(
+    shared_node: NodeProcess, topic_name: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lsmq._pop_loop._AT_ONCE_S", PATIENCE_S)
+    async with FaultProxy(shared_node.url) as proxy, Client(proxy.url) as client, Client(shared_node.url) as direct:
+        await filled(client, topic_name, 4)
+        proxy.delay("pop", 0.5)
+        async with WorkQueue(client, topic_name, "g", visibility_ms=600_000) as work:
+            await work.configure()
+
+            async def handle(task: Task) -> None:
+                raise AssertionError("there is nothing for it")
+
+            taking = asyncio.create_task(work.run(handle) if how == "cancelled" else work.poll(1))
+            while not await is_held(direct, topic_name):
+                pass
+            if how == "cancelled":
+                taking.cancel()
+            else:
+                await work.close()
+            await asyncio.gather(taking, return_exceptions=True)
+            assert await is_held(direct, topic_name) == []
+        assert set((await all_of(direct, topic_name, 4)).values()) == {1}

@@ -312,8 +312,8 @@ def assert_no_orphans(store: ShardStore, disk: Disk, path: Path) -> None:
     assert all(name.endswith((".wal", ".spare")) for name in disk.list(path / "wal"))
 
 
-def background(store: ShardStore, work: Callable[[], object]) -> None:
+def background(store: ShardStore, work: Callable[[], object], kind: str = "test") -> None:
     """Do background work as the store's own threads do it: a full disk is waited out, anything else stops it."""
     house = store._maintenance
     with mock.patch("lsmq_node.storage.maintenance._TICK_SECONDS", 0.0):
-        house._guard(lambda: (house._retry_in_want(work, "test"), None)[1])
+        house._guard(lambda: (house._retry_in_want(work, kind), None)[1])

@@ -25,6 +25,7 @@ from .harness import (
     body,
     contents,
     flush,
+    freeze,
     keep_house,
     no_threads,
     open_stepped,
@@ -257,6 +258,26 @@ def test_a_flush_on_a_full_disk_says_so_and_the_next_one_succeeds_when_there_is_
         assert bodies(store, topic.id, 0) == sent
 
 
+def test_who_would_wait_for_a_flush_that_finds_no_space_is_told_so_at_once(tmp_path: Path) -> None:
+    disk = Drive(tmp_path)
+    store = open_stepped(tmp_path / "shard", tiny(slow_memtables=2, max_memtables=2), disk)
+    topic = store.create_topic("t", 1)
+    for number in range(2):
+        put(store, topic.id, *[(0, body(at, 1000)) for at in range(20 * number, 20 * number + 20)])
+        freeze(store)
+    keep_house(store)
+    disk.capacity_bytes = disk.used_bytes + 15_000
+    background(store, store._tables.flush_oldest, "flush")
+    keep_house(store)
+    assert not store._maintenance.disk_full, "there is more than is to be kept"
+    with pytest.raises(DiskFull, match="flush found no space"):
+        append(store, topic.id, (0, b"refused"))
+    disk.capacity_bytes = 1 << 40
+    background(store, store._tables.flush_oldest, "flush")
+    assert put(store, topic.id, (0, b"taken")) == [40]
+    abandon(store)
+
+
 def test_writes_are_refused_below_the_free_space_that_is_kept(tmp_path: Path) -> None:
     disk, path = Drive(tmp_path, capacity_bytes=10 << 20), tmp_path / "shard"
     store = open_stepped(path, tiny(min_free_bytes=8 << 20), disk)
@@ -265,7 +286,7 @@ def test_writes_are_refused_below_the_free_space_that_is_kept(tmp_path: Path) ->
     put(store, topic.id, (0, b"taken"))
     disk.capacity_bytes = 6 << 20
     keep_house(store)
-    with pytest.raises(DiskFull, match="8 MiB are kept free"):
+    with pytest.raises(DiskFull, match="8192 KiB are kept free"):
         append(store, topic.id, (0, b"refused"))
     store.wait(store.trim(topic.id, 0, 1))  # what gives space back is taken
     disk.capacity_bytes = 10 << 20

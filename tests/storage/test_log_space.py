@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +16,7 @@ import pytest
 from lsmq.errors import DiskFull
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import QueueStore
+from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.segments import SegmentFiles
 from support.mounts import ext4, tmpfs
 
@@ -96,3 +100,52 @@ def test_a_full_disk_takes_what_makes_room_again_and_nothing_acknowledged_is_los
         store.put("kept", b"again")
         assert store.get("kept", len(bodies), 2) == [b"again"]
         store.close()
+
+
+_KILLED = """
+import os, sys
+from lsmq_node.storage import QueueStore
+store = QueueStore(sys.argv[1], min_free_bytes=0, segment_bytes=1 << 20, memtable_bytes=4 << 20)
+for number in range(20):
+    store.put("kept", number.to_bytes(4, "big") * 16 * 1024)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_a_store_that_was_killed_opens_on_a_disk_without_a_byte_left(tmp_path: Path, kind: str) -> None:
+    bodies = [number.to_bytes(4, "big") * 16 * KIB for number in range(20)]
+    with small_disk(kind, tmp_path) as directory:
+        subprocess.run([sys.executable, "-c", _KILLED, directory / "s"], check=True)
+        fill_up(directory)
+        for _ in range(2):  # killed, and closed when its end could not be noted
+            with QueueStore(directory / "s", min_free_bytes=0) as store:
+                assert store.get("kept", 0, 1_000) == bodies
+        (directory / "filler").unlink()
+        with QueueStore(directory / "s", min_free_bytes=0) as store:
+            store.put("kept", b"again")
+        with QueueStore(directory / "s", min_free_bytes=0) as store:
+            assert store.get("kept", 0, 1_000) == [*bodies, b"again"]
+
+
+def test_a_torn_end_is_erased_on_a_disk_without_a_byte_left(tmp_path: Path) -> None:
+    begin = 100 * 64 * MIB  # the log is old: a share of all that was ever written is more than the disk
+    with small_disk("tmpfs", tmp_path) as directory:
+        (wal := directory / "s" / "wal").mkdir(parents=True)
+        segments = SegmentFiles(OsDisk(), wal, 64 * MIB)
+        segments.begins_lsn = begin
+        segments.write(begin, b"x" * 8 * MIB)
+        segments.close()
+        fill_up(directory)
+        segments = SegmentFiles(OsDisk(), wal, 64 * MIB)
+        segments.open_for_append(begin + 5 * MIB)
+        segments.erase_rest(begin + 5 * MIB)
+        assert segments.read(begin + 5 * MIB - 1, 4 * MIB) == b"x" + bytes(4 * MIB - 1)
+        segments.close()
+
+
+def fill_up(directory: Path) -> None:
+    """Leave no byte free."""
+    with (directory / "filler").open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4 * KIB))

@@ -12,7 +12,7 @@ from lsmq import Client
 from lsmq.cli.options import TOPIC, asks_a_node, asks_first, json_option
 from lsmq.cli.render import counted, print_json, print_table
 from lsmq.dead_letters import SUFFIX, Choice, DeadLetter, DeadLetters, choice
-from lsmq.errors import UnknownMessage, UnknownTopic
+from lsmq.errors import InvalidRequest, UnknownMessage, UnknownTopic
 
 _BATCH = 500
 _SHOWN_BODY = 60
@@ -162,11 +162,24 @@ async def purge(client: Client, topic: str, dead_letter: str | None, group: str 
         _check_found(letters, ids, count)
     else:
         try:
+            if letters.name != topic + SUFFIX:
+                await _check_are_letters(letters)
             count = await letters.purge()
         except UnknownTopic:
             await client.topic(topic if dead_letter is None else letters.name)
             count = 0
     click.echo(f"{counted(count, 'dead letter')} of {letters.name} deleted", err=True)
+
+
+async def _check_are_letters(letters: DeadLetters) -> None:
+    """Raises ``InvalidRequest`` where the topic begins with another message: then it is not for dead letters."""
+    async for letter in letters.read():
+        if not letter.topic:
+            raise InvalidRequest(
+                f"topic {letters.name!r} has messages that are no dead letters, such as {letter.message.id}; nothing "
+                f"was deleted. lsmq topic purge {letters.name} deletes all that a topic has"
+            )
+        return
 
 
 async def _batched(

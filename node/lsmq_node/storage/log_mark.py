@@ -41,6 +41,14 @@ class LogMark:
     segments_end_lsn: int
     closed: bool = False
 
+    def is_true_of(self, now: LogMark, segment_bytes: int) -> bool:
+        """Whether a log of which all of ``now`` is true is whole by this, too.
+
+        A segment that was there ahead of the log, and is not, is missed where the log ends right before it.
+        """
+        between = now.durable_lsn % segment_bytes != 0
+        return self.durable_lsn <= now.durable_lsn and (between or self.segments_end_lsn <= now.segments_end_lsn)
+
 
 def store_log_mark(disk: Disk, directory: Path, mark: LogMark) -> None:
     """Replace the mark of the shard in ``directory``. Durable on return. Raises ``OSError``."""

@@ -126,13 +126,15 @@ class Maintenance:
         """Raises ``DiskFull`` or ``StoreBusy`` when a write of ``size`` bytes must not be taken."""
         if self.disk_full:
             raise DiskFull(
-                f"the disk of {self._path} has {self.disk_free_bytes >> 20} MiB left, and "
-                f"{self._options.min_free_bytes >> 20} MiB are kept free for flushing (min_free_bytes). Free some "
+                f"the disk of {self._path} has {_size_text(self.disk_free_bytes)} left, and "
+                f"{_size_text(self._options.min_free_bytes)} are kept free for flushing (min_free_bytes). Free some "
                 "space; reads go on, and writes are taken again then.",
                 path=str(self._path),
                 free_bytes=self.disk_free_bytes,
             )
         if self.pressure() == "refuse":
+            if (kind := self._starved()) is not None:
+                raise self._no_room_for(kind)
             raise StoreBusy(
                 f"{len(self._tables.frozen)} memtables wait for their flush, {len(self._tables.version.level0)} "
                 f"tables and {len(self._tables.checkpoint.files)} files of the checkpoint for their merge (limits "
@@ -141,6 +143,25 @@ class Maintenance:
                 frozen_memtables=len(self._tables.frozen),
                 level0_tables=len(self._tables.version.level0),
             )
+
+    def _starved(self) -> str | None:
+        """The kind of work that writers wait for, where it waits for space itself."""
+        frozen, level0 = len(self._tables.frozen), len(self._tables.version.level0)
+        behind = {
+            "flush": frozen >= self._options.max_memtables,
+            "merge": level0 >= self._options.max_level0,
+            "state": len(self._tables.checkpoint.files) >= MAX_INCREMENTS,
+        }
+        starved = (kind for kind, is_behind in behind.items() if is_behind and kind in self._pauses)
+        return next((kind for kind in starved if self._last_want[kind] in FULL), None)
+
+    def _no_room_for(self, kind: str) -> DiskFull:
+        return DiskFull(
+            f"the disk of {self._path} is full, and a {'merge' if kind in _MERGES else kind} found no space. It is "
+            "tried again until there is some: free it, or add a disk. Reads go on.",
+            path=str(self._path),
+            frozen_memtables=len(self._tables.frozen),
+        )
 
     def disk_shortage(self) -> int:
         """Bytes that should go so that the disk does not fill: what is garbage by now does not count any more.
@@ -323,10 +344,10 @@ class Maintenance:
         return done
 
     def _wait_in_want(self, kind: str, pause: int, wanted: int) -> None:
-        self._pauses[kind] = pause
         with self._tables.changed:
             self._wants[kind] += 1
             self._last_want[kind] = wanted
+        self._pauses[kind] = pause
         self.progressed()
         with self._tables.changed:
             self._tables.changed.wait_for(lambda: self._tables.closing, pause * _TICK_SECONDS)
@@ -407,12 +428,7 @@ class Maintenance:
         if self._wants[kind] >= limit:
             if self._last_want[kind] in SHORTAGE:
                 raise no_descriptor(self._path)
-            raise DiskFull(
-                f"the disk of {self._path} is full, and a {'merge' if kind in _MERGES else kind} found no space. It is "
-                "tried again until there is some: free it, or add a disk. Reads go on.",
-                path=str(self._path),
-                frozen_memtables=len(self._tables.frozen),
-            )
+            raise self._no_room_for(kind)
         return False
 
     def _over(self) -> bool:
@@ -426,3 +442,7 @@ class Maintenance:
         self._syncer.close()
         for thread in self._threads:
             thread.join()
+
+
+def _size_text(size_bytes: int) -> str:
+    return f"{size_bytes >> 20} MiB" if size_bytes >= 10 << 20 else f"{size_bytes >> 10} KiB"

@@ -13,8 +13,8 @@ from pathlib import Path
 from lsmq import runtime
 
 from .disk import Buffer, Disk, File, replace_file
-from .failures import WANT
-from .log_mark import LogMark, store_log_mark
+from .failures import FULL, WANT
+from .log_mark import LogMark, load_log_mark, store_log_mark
 from .wal import segment_name
 
 _PIECE_BYTES = 1 << 20  # read or erased at a time
@@ -57,11 +57,21 @@ class SegmentFiles:
         self.begins_lsn = 0
 
     def begin(self, lsn: int) -> None:
-        """The log was read back and ends at ``lsn``, durably: from here on it is written. Raises ``OSError``."""
+        """The log was read back and ends at ``lsn``, durably: from here on it is written. Raises ``OSError``.
+
+        On a full disk what was noted before stays where it is true still, so that the store can be read and trimmed.
+        """
         starts = self.start_lsns()
         self.begins_lsn = min(starts, default=0)
+        mark = LogMark(lsn, max(starts, default=-self.segment_bytes) + self.segment_bytes)
         with self._mark_lock:
-            self._store_mark(LogMark(lsn, max(starts, default=-self.segment_bytes) + self.segment_bytes))
+            try:
+                self._store_mark(mark)
+            except OSError as error:
+                known = load_log_mark(self._disk, self._directory.parent)
+                if error.errno not in FULL or known is None or not known.is_true_of(mark, self.segment_bytes):
+                    raise
+                self._mark = known
 
     def note(self, durable_lsn: int | None = None, segments_end_lsn: int = 0, *, closed: bool = False) -> None:
         """Note how far the log is durable, :attr:`final_lsn` unless said, and where its segments end.
@@ -105,7 +115,13 @@ class SegmentFiles:
             room = self._room[start]
             if room < needed:
                 wanted = self._wanted_room(start, needed)
-                self._open[start].preallocate(room, wanted)
+                try:
+                    self._open[start].preallocate(room, wanted)
+                except OSError as error:
+                    if error.errno not in FULL or wanted == needed:
+                        raise
+                    wanted = needed
+                    self._open[start].preallocate(room, wanted)
                 self._room[start] = wanted
 
     def _begin_segment(self, start: int, needed: int) -> None:
