@@ -44,7 +44,7 @@ def test_lags_are_counted_a_little_at_a_time_and_again_only_where_something_chan
             await lags.count()
             wanted = {(f"g{number}", "t"): 10 - number for number in range(GROUPS)}
             assert dict(lags.series()) == wanted
-            assert counted.call_count == hopped.call_count == GROUPS
+            assert counted.call_count == GROUPS <= hopped.call_count, "others hop as well"
             await lags.count()
             assert counted.call_count == GROUPS and looked.call_count == 1, "nothing changed, nothing was looked at"
             assert dict(lags.series()) == wanted
