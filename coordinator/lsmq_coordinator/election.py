@@ -119,6 +119,11 @@ def why_leaderless(shard: Shard, alive: Set[str], progress: Mapping[str, Replica
             reasons.append(f"{node} runs, but its replica does not work")
         else:
             reasons.append(f"the replica at {node} is starting")
+    if len(shard.replicas) == 1 and not any("came back" in reason for reason in reasons):
+        return (
+            f"nobody that has all acknowledged messages can lead: {'; '.join(reasons)}. It has no other replica: it is "
+            "led again once this one works; warnings of `lsmq status` and its log say what it lacks"
+        )
     return (
         f"nobody that has all acknowledged messages can lead: {'; '.join(reasons)}. Bring one of these back as it was; "
         f"if none ever can be, `lsmq shard revive {shard.id} --from NODE --accept-loss` goes on with what another has"

@@ -10,6 +10,7 @@ from .state import ClusterState, Shard
 
 #: An ordinary election is over long before.
 PATIENCE_S = 2.0
+UNDER_WAY = "an election is under way"
 
 _log = logging.getLogger("lsmq.cluster")
 
@@ -20,6 +21,9 @@ class LeaderlessShards:
     def __init__(self) -> None:
         self.reasons: dict[int, str] = {}
         self._since: dict[int, float] = {}
+        self._elected: dict[
+            int, tuple[int, float]
+        ] = {}  # the epoch of a leader that does not serve yet, and since when
 
     def look(
         self, state: ClusterState, alive: Set[str], reports: Mapping[str, Mapping[int, ReplicaProgress]], now: float
@@ -27,10 +31,20 @@ class LeaderlessShards:
         """To be called now and then. What changes is logged."""
         found = {}
         for id, shard in state.shards.items():
-            reason = _why(shard, alive, {node: held[id] for node, held in reports.items() if id in held})
+            progress = {node: held[id] for node, held in reports.items() if id in held}
+            reason = _why(shard, alive, progress)
             if reason is None:
                 self._since.pop(id, None)
-            elif now - self._since.setdefault(id, now) >= PATIENCE_S:
+                self._elected.pop(id, None)
+                continue
+            if _is_elected(shard, alive, progress):
+                epoch, since = self._elected.get(id, (None, now))
+                if epoch != shard.epoch:
+                    since = now
+                self._elected[id] = shard.epoch, since
+                if now - since < PATIENCE_S:  # However long there was none before: it is about to serve.
+                    reason = UNDER_WAY
+            if now - self._since.setdefault(id, now) >= PATIENCE_S:
                 found[id] = reason
         for id, reason in found.items():
             if self.reasons.get(id) != reason:
@@ -40,12 +54,19 @@ class LeaderlessShards:
         self.reasons = found
 
 
+def _is_elected(shard: Shard, alive: Set[str], progress: Mapping[str, ReplicaProgress]) -> bool:
+    """Whether its leader is there, as it was elected; it may not serve yet."""
+    report = progress.get(shard.leader or "")
+    return shard.leader in alive and report is not None and (report.incarnation, report.start) == shard.leading
+
+
 def _why(shard: Shard, alive: Set[str], progress: Mapping[str, ReplicaProgress]) -> str | None:
     leader = shard.leader
-    report = progress.get(leader or "")
-    if leader in alive and report is not None and (report.incarnation, report.start) == shard.leading:
-        if report.epoch >= shard.epoch:
+    if _is_elected(shard, alive, progress):
+        if progress[leader or ""].epoch >= shard.epoch:
             return None
+        if len(shard.replicas) == 1:
+            return f"{leader} was elected and does not serve yet; its log says why, where it does not in a moment"
         doubted = f"; the promises of {', '.join(shard.distrusted)} do not count" if shard.distrusted else ""
         return (
             f"{leader} was elected and hears of too few replicas that hold what was acknowledged{doubted}. Bring the "
@@ -53,5 +74,5 @@ def _why(shard: Shard, alive: Set[str], progress: Mapping[str, ReplicaProgress])
             "with what one of them has"
         )
     if any(node in alive and may_lead(shard, node, progress.get(node)) for node in shard.replicas):
-        return "an election is under way"
+        return UNDER_WAY
     return why_leaderless(shard, alive, progress)

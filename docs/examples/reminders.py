@@ -5,7 +5,7 @@ import time
 
 from lsmq import Client, Consumer, DelayedMessages, Producer
 
-BILLS = {"rent": 600, "power": 300, "water": 900, "phone": 450}
+BILLS = {"rent": 600, "power": 300, "water": 60_000, "phone": 30_000}
 
 
 async def main() -> None:

@@ -88,7 +88,7 @@ class NodeHistory:
             quantile_ms(served, 0.5),
             quantile_ms(served, 0.99),
             sum(each.table_bytes for each in stats),
-            min((each.disk_free_bytes for each in stats), default=0),
+            min((disk.free_bytes for disk in self._broker.topology.disks.all if disk.problem is None), default=0),
             _resident_bytes(),
             sum(each.get("serving") is True and each.get("enough_in_sync") is False for each in figures),
             len(self._broker.parts.problems(essential=True)) + len(self._broker.parts.problems(essential=False)),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from lsmq_coordinator.parts import Parts
@@ -50,6 +51,19 @@ if TYPE_CHECKING:
     from lsmq_node.tracing import NodeTracing
 
 
+@dataclass(frozen=True, slots=True)
+class FellowProcess:
+    """A process of a node of several, as their supervisor told of it last.
+
+    ``pid`` is None while it does not run; ``problem`` says why, or that it hangs, and what helps.
+    """
+
+    name: str
+    url: str
+    pid: int | None
+    problem: str | None
+
+
 class _Service(Protocol):
     """What runs in a node beside the broker."""
 
@@ -67,6 +81,8 @@ class Node:
     def __init__(self, broker: Broker) -> None:
         """``broker`` outlives it."""
         self.broker = broker
+        #: Of a node of several processes: all of them, this one among them, in the order of their ports.
+        self.processes: tuple[FellowProcess, ...] = ()
         self.rights = RightsService(broker)
         self.audit = Audit(broker, on=self.rights.on)
         self.groups = GroupService(broker)

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from lsmq_coordinator.auth import ClusterSecret
 from lsmq_node.processes.plan import PORTS_PER_PROCESS
 from lsmq_node.processes.ports import free_block
 from support.node_process import NodeProcess, StartFailed
+from support.python_process import run_python
 from support.waiting import comes_true, eventually
 
 from .two_processes import two_processes
@@ -149,6 +151,45 @@ async def test_one_status_tells_of_all_processes(node: NodeProcess) -> None:
             return any(problem.where == "node p1" and "does not answer" in problem.what for problem in found)
 
         await comes_true(told, "a process that hangs is told of")
+
+
+def status(node: NodeProcess, *options: str, code: int = 0) -> str:
+    result = run_python("-m", "lsmq", "status", *options, env={**os.environ, "LSMQ_URL": node.url}, text=True)
+    assert result.returncode == code, (result.stdout, result.stderr)
+    return str(result.stdout)
+
+
+def test_a_process_that_hangs_is_told_by_the_others_with_what_helps_until_it_goes_on(node: NodeProcess) -> None:
+    pid = pid_at(urls(node)["p1"])
+    os.kill(pid, signal.SIGSTOP)
+    warnings: list[str] = []
+
+    def told() -> bool:
+        warnings[:] = ask(node.url, "/readyz").get("warnings", [])
+        return any(warning.startswith("process p1: ") for warning in warnings)
+
+    eventually(told, "the hanging process is told of")
+    assert f"kill -9 {pid}" in warnings[0]
+    found = json.loads(status(node, "--json", code=1))
+    assert [(each["name"], each["status"] is None) for each in found["processes"]] == [
+        ("p0", False),
+        ("p1", True),
+        ("control", False),
+    ]
+    assert f"kill -9 {pid}" in found["processes"][1]["problem"]
+    os.kill(pid, signal.SIGCONT)
+    eventually(lambda: "warnings" not in ask(node.url, "/readyz"), "it answers again, and nothing is told any more")
+    assert pid_at(urls(node)["p1"]) == pid
+
+
+def test_a_supervisor_that_was_held_up_takes_nobody_for_hanging(node: NodeProcess) -> None:
+    before = node.log()
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        os.kill(node.pid, number)
+        ask(node.url, "/readyz")
+    os.kill(pid_at(urls(node)["p1"]), signal.SIGKILL)
+    eventually(lambda: "process_ended" in node.log()[len(before) :], "it goes on")
+    assert "process_hangs" not in node.log()
 
 
 @pytest.mark.parametrize("victim", ["p0", "p1", "control"])
@@ -382,6 +423,32 @@ async def test_replicas_are_never_two_processes_of_one_machine(machines: list[No
     assert [stored(machines[0].url, queue) for queue in range(QUEUES)] == [["before", "after"]] * QUEUES
 
 
+def test_status_shows_the_disks_and_shards_of_all_processes_whichever_is_asked(tmp_path: Path) -> None:
+    first, second = tmp_path / "d1", tmp_path / "d2"
+    node = NodeProcess(Path(f"{first},{second}"), processes=2, shards=4)
+    node.start()
+    try:
+        shown = status(node)
+        for name in ("p0", "p1"):
+            assert str(first / name) in shown and str(second / name) in shown
+        found = json.loads(status(node, "--url", urls(node)["p1"], "--json"))
+        assert [each["name"] for each in found["processes"]] == ["p0", "p1", "control"]
+        assert found["pid"] == found["processes"][1]["pid"] == found["processes"][1]["status"]["pid"]
+        shards = [shard["shard"] for each in found["processes"] for shard in each["status"]["shards"]]
+        assert sorted(shards) == [0, 1, 2, 3]
+    finally:
+        node.stop()
+
+
+def test_a_port_that_is_taken_is_told_with_the_setting_that_moves_it(tmp_path: Path) -> None:
+    port = free_block("127.0.0.1", 3 * PORTS_PER_PROCESS)
+    node = NodeProcess(tmp_path / "data", processes=2)
+    node.port = port
+    with socket.create_server(("127.0.0.1", port + PORTS_PER_PROCESS + 1)), pytest.raises(StartFailed) as failed:
+        node.start()
+    assert f"port {port + PORTS_PER_PROCESS + 1}" in str(failed.value) and "all follow --port" in str(failed.value)
+
+
 def test_a_disk_that_is_away_takes_its_shards_of_each_process_and_no_others(tmp_path: Path) -> None:
     first, second = tmp_path / "d1", tmp_path / "d2"
     node = NodeProcess(Path(f"{first},{second}"), processes=2, shards=4)
@@ -400,7 +467,10 @@ def test_a_disk_that_is_away_takes_its_shards_of_each_process_and_no_others(tmp_
         node.stop()
         away.rename(second)
         node.start()
-        assert all(shard.problem is None and shard.leader for shard in overview(node).shards)
+        eventually(
+            lambda: all(shard.problem is None and shard.leader for shard in overview(node).shards),
+            "all shards are led again",
+        )
         node.stop()
         first.rename(tmp_path / "kept")
         with pytest.raises(StartFailed, match="bring the node's own first directory back"):

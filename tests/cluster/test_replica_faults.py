@@ -408,9 +408,10 @@ def test_a_snapshot_that_took_the_last_space_is_opened_when_there_is_some(
                 await nodes.start("b")
                 await until(lambda: disk.refused > 2, "it is tried again and again")
                 assert [line["event"] for line in logs].count("replica_waits_for_room") == 1
-            assert nodes["b"].failure is None
+            assert nodes["b"].failure is None and "No space left" in str(nodes["b"].wants_room)
             disk.full = False
             await nodes.all_in_sync()
+            assert nodes["b"].wants_room is None
             await fill(nodes, "a", 5)
             await nodes.equal()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lsmq_coordinator.commands import apply
 from lsmq_coordinator.election import ReplicaProgress
 from lsmq_coordinator.election_pace import FIRST_S, LONGEST_S, ElectionPace
-from lsmq_coordinator.leaderless import PATIENCE_S, LeaderlessShards
+from lsmq_coordinator.leaderless import PATIENCE_S, UNDER_WAY, LeaderlessShards
 from lsmq_coordinator.overseer import failovers, restored_trust
 from lsmq_coordinator.state import MAX_REVIVALS, ClusterState, Shard
 from lsmq_coordinator.witness import NOTE_S, Witness
@@ -384,6 +384,32 @@ def test_a_shard_that_nobody_leads_is_named_with_the_reason_and_what_helps() -> 
     assert "hears of too few" in str(why({first}, leads, 30.0))
     looked.look(cluster.state, {first}, {first: {0: ReplicaProgress(2, 9, 10, 1)}}, 40.0)
     assert looked.reasons == {}
+
+
+def test_a_leader_that_was_elected_just_now_is_not_said_to_lack_replicas() -> None:
+    cluster, _ = running()
+    first = cluster.shard.replicas[0]
+    looked = LeaderlessShards()
+    elected = {first: {0: ReplicaProgress(1, 9, 10, 1)}}
+    for at in (0.0, 60.0):
+        looked.look(cluster.state, {first}, {}, at)
+    assert "does not work" in looked.reasons[0]
+    cluster.elect(first)
+    for at in (61.0, 61.0 + PATIENCE_S / 2):
+        looked.look(cluster.state, {first}, elected, at)
+        assert looked.reasons == {0: UNDER_WAY}
+    looked.look(cluster.state, {first}, elected, 61.0 + PATIENCE_S)
+    assert "hears of too few" in looked.reasons[0]
+
+
+def test_where_a_shard_has_one_replica_no_other_one_is_proposed() -> None:
+    state = founded(shards=1, replicas=1, min_in_sync=1)
+    (only,) = state.shards[0].replicas
+    looked = LeaderlessShards()
+    for alive, reports in ((set[str](), dict[str, dict[int, ReplicaProgress]]()), ({only}, {only: {}})):
+        for at in (0.0, PATIENCE_S):
+            looked.look(state, alive, reports, at)
+        assert "It has no other replica" in looked.reasons[0] and "revive" not in looked.reasons[0]
 
 
 def test_nobody_is_elected_whose_replica_does_not_work_however_alone_it_is() -> None:

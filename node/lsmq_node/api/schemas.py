@@ -309,6 +309,14 @@ _DISK: Schema = object_of(
         "shards": list_of(COUNT, "That lie there; none while that cannot be seen."),
     }
 )
+_PROCESS: Schema = object_of(
+    {
+        "name": text("Its id in the cluster."),
+        "url": text("Where it says its own status."),
+        "pid": integer(1, None, "While it runs.", null=True),
+        "problem": text("Why it does not run, or that it hangs; and what helps.", null=True),
+    }
+)
 STATUS: Schema = object_of(
     {
         "version": TEXT,
@@ -316,6 +324,7 @@ STATUS: Schema = object_of(
         "data_dir": text("The first of `disks`, which has what is the node's and not a shard's."),
         "disks": list_of(_DISK),
         "pid": COUNT,
+        "processes": list_of(_PROCESS, "Of a node of several: all of them, this one among them. Else none."),
         "shards": list_of({"type": "object"}),
         "waiters": COUNT,
         "inflight_bytes": COUNT,

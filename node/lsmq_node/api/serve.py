@@ -25,7 +25,7 @@ from aiohttp import web
 
 import lsmq
 from lsmq import runtime
-from lsmq.errors import LsmqError
+from lsmq.errors import AddressInUse, LsmqError
 from lsmq_coordinator.tls import Certificates
 from lsmq_node.config import InvalidConfig, NodeConfig
 from lsmq_node.connections import ADMIN_CONNECTIONS, INTERNAL_CONNECTIONS, Doorkeeper, Limits
@@ -43,6 +43,9 @@ from .failures import AdminConnection, HttpConnection
 _log = structlog.get_logger("lsmq.node")
 
 KEEPALIVE_S = 75.0
+_PORTS = (
+    "processes listen 10, 20, ... ports above what is set for the first; those of a node of its own all follow --port"
+)
 
 
 class Beside(Protocol):
@@ -75,7 +78,8 @@ def run(config: NodeConfig, beside: Beside | None = None) -> int:
         asyncio.run(_serve(config, beside))
     except* LsmqError as group:
         for error in _leaves(group):
-            print(f"error: {error.code}: {error.message}", file=sys.stderr, flush=True)
+            where = "" if beside is None or not isinstance(error, AddressInUse) else f" ({beside.name}: {_PORTS})"
+            print(f"error: {error.code}: {error.message}{where}", file=sys.stderr, flush=True)
         code = 1
     return code
 

@@ -75,6 +75,7 @@ async def status(call: Call) -> web.StreamResponse:
             "data_dir": str(broker.config.data.absolute()),
             "disks": _disks(broker.topology.disks),
             "pid": os.getpid(),
+            "processes": [dataclasses.asdict(process) for process in call.node.processes],
             "shards": shards,
             "waiters": broker.waiters.count,
             "inflight_bytes": broker.budget.used_bytes,

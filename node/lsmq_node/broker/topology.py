@@ -49,6 +49,10 @@ class ShardPort(Protocol):
         """Group commits that failed."""
 
     @property
+    def wants_room(self) -> str | None:
+        """Why it stands still, where its disk has no room for what it is to do: it goes on once there is some."""
+
+    @property
     def store(self) -> ShardStore:
         """Ask again after each await: a replica may replace it."""
 

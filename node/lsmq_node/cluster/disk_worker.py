@@ -197,6 +197,8 @@ class DiskWorker(DiskThread[DiskOperation]):
         self._leaves = 0
         self._passing_over = False
         self._closing = runtime.Event()
+        #: Why nothing goes on, while there is no room for what is to be done; set by its thread.
+        self.wants_room: str | None = None
 
     def close(self) -> None:
         self._closing.set()
@@ -307,15 +309,16 @@ class DiskWorker(DiskThread[DiskOperation]):
 
     def _with_room(self, work: Callable[[], T]) -> T:
         """Do it as soon as there is space, or a descriptor, for it: where there is none it leaves all as it was."""
-        told = False
         while True:
             try:
-                return work()
+                done = work()
+                self.wants_room = None
+                return done
             except (LsmqError, OSError) as error:
                 if not may_pass(error):
                     raise
-                if not told:
-                    told = True
+                if self.wants_room is None:
+                    self.wants_room = str(error)
                     _log.warning("replica_waits_for_room", shard=self._shard, reason=str(error))
                 if self._closing.wait(_WANT_RETRY_S):
                     raise

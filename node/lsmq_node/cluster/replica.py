@@ -155,6 +155,10 @@ class Replica:
         return self._shell.stopped
 
     @property
+    def wants_room(self) -> str | None:
+        return self._shell.wants_room
+
+    @property
     def failures(self) -> int:
         return self._shell.writes.failed_commits
 

@@ -512,6 +512,10 @@ class Shell:
         return self.store is not None and self.store.disk_full
 
     @property
+    def wants_room(self) -> str | None:
+        return None if self._life is None else self._life.disk.wants_room
+
+    @property
     def role(self) -> ReplicaRole:
         if self.core is None:
             return ReplicaRole.STARTING if self.failure is None else ReplicaRole.HALTED

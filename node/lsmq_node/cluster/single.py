@@ -74,6 +74,10 @@ class LocalShard:
     def failures(self) -> int:
         return self._writes.failed_commits
 
+    @property
+    def wants_room(self) -> None:
+        """It does nothing that cannot be refused."""
+
     def check_writable(self, ack: Ack) -> None:
         """Everything is writable; a store that stopped says so itself."""
 

@@ -18,7 +18,7 @@ one's says so, and neither is taken for a disk that has lost its shards; nor is 
 Not supported: a disk that hangs (its shards wait as long as it does), and moving shards while the node runs.
 """
 
-from .held import NodeDisk, NodeDisks, held_disks
+from .held import START_AGAIN, NodeDisk, NodeDisks, held_disks
 from .looking import shard_directory
 from .node_file import FORMAT, NODE_FILE, RESTORING, NodeFile
 
@@ -26,6 +26,7 @@ __all__ = [
     "FORMAT",
     "NODE_FILE",
     "RESTORING",
+    "START_AGAIN",
     "NodeDisk",
     "NodeDisks",
     "NodeFile",

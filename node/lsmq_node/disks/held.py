@@ -12,7 +12,7 @@ What is asked of a disk at the start:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,6 +58,10 @@ class NodeDisk:
         self.free_bytes = usage.f_bavail * usage.f_frsize
 
 
+#: What stopped does not begin by itself.
+START_AGAIN = "Once it can be used, start the node again"
+
+
 class NodeDisks:
     """Made by :func:`held_disks`, which holds them. Shards are found and placed by the loop thread, or before it runs;
     :meth:`check` may run in another one."""
@@ -67,6 +71,8 @@ class NodeDisks:
         self._token = token
         self._needed_bytes = needed_bytes
         self._writing = runtime.Lock()  # while node.json is replaced
+        #: The one that :meth:`check` looks at; it may wait for it.
+        self.looked_at: Path | None = None
         self.check()
 
     @property
@@ -153,8 +159,7 @@ class NodeDisks:
         """What requests for a shard are told that is on none of the disks that can be used."""
         return ShardStopped(
             f"shard {shard} lies on a disk of this node that cannot be used: "
-            f"{'; '.join(disk.problem for disk in self.unusable() if disk.problem)}. Bring the disk back and start the "
-            "node again",
+            f"{'; '.join(disk.problem.rstrip('.') for disk in self.unusable() if disk.problem)}. {START_AGAIN}",
             shard=shard,
         )
 
@@ -164,7 +169,9 @@ class NodeDisks:
         """See whether each disk is still the one that it was, and how full it is. Blocking."""
         for disk in self.all:
             if disk.lost is None:
+                self.looked_at = disk.path
                 disk.failing = self._failure(disk)
+                self.looked_at = None
 
     def _failure(self, disk: NodeDisk) -> str | None:
         try:
@@ -279,14 +286,15 @@ def _further(first: Path, paths: Sequence[Path], file: NodeFile, held: ExitStack
         elif mark is None and id is None:
             found.append(NodeDisk(path, _adopted(path, token)))
         else:
-            found.append(NodeDisk(path, id, lost=_why_lost(path, mark, file)))
+            found.append(NodeDisk(path, id, lost=_why_lost(path, mark, file, _forgetting(str(path), first, known))))
             if id is None:
                 raise InvalidConfig(f"{found[-1].lost}; it never was a disk of this node", setting="data")
     _lock(found, held)
     there = {disk.id for disk in found}
     for id, place in known.items():
         if id not in there:
-            why = f"{place} is a disk of this node, and no directory of data: name it, or 'lsmq disk forget {place}'"
+            why = f"{place} is a disk of this node, and no directory of data: name it, or "
+            why += _forgetting(place, first, known)
             found.append(NodeDisk(Path(place), id, lost=why))
     named = known | {disk.id: str(disk.path) for disk in found if disk.id is not None and disk.lost is None}
     if named != known:
@@ -313,13 +321,19 @@ def _mark(path: Path) -> DiskMark | str | None:
         return error.message
 
 
-def _why_lost(path: Path, mark: DiskMark | str | None, node: NodeFile) -> str:
+def _forgetting(place: str, first: Path, known: Mapping[str, str]) -> str:
+    """The command, whole, that has the node do without a disk."""
+    data = ",".join([str(first), *known.values()])
+    return f"stop the node and 'lsmq disk forget {place} --data {data}'"
+
+
+def _why_lost(path: Path, mark: DiskMark | str | None, node: NodeFile, forgetting: str) -> str:
     if isinstance(mark, str):
         return mark
     if mark is not None:
         return f"{path} is a disk of another node"
     why = f"{path} has no {MARK_FILE}: it is not mounted, or was emptied or exchanged; bring the disk back"
-    return why if node.cluster is None else f"{why}, or give up what was on it by 'lsmq disk forget {path}'"
+    return why if node.cluster is None else f"{why}; or, to give up what was on it, {forgetting}"
 
 
 def _known_disk(path: Path, id: str, is_known: bool) -> NodeDisk:

@@ -4,7 +4,9 @@
 
     to the supervisor   {"is": "up"}        it listens
                         {"is": "serving"}   it is ready, and all shards are led that are not on its lost disks
-    from it             {"ended": {"p1": "why"}, "running": ["p0"]}   of all the others, at each change
+                        {"is": "alive"}     each second from then on that it listens: its event loop runs
+    from it             {"processes": [{"name": "p0", "url": "http://..", "pid": 17, "problem": null}]}
+                                            all of them, at each change
 
 Its end is the supervisor's, and so the process's.
 """
@@ -12,17 +14,20 @@ Its end is the supervisor's, and so the process's.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
+from typing import Any
 
 import structlog
 
 from lsmq.errors import LsmqError
 from lsmq_coordinator.parts import Part
-from lsmq_node.node import Node
+from lsmq_node.node import FellowProcess, Node
 
 MAX_LINE_BYTES = 64 * 1024
 _LOOK_S = 0.05
+_ALIVE_S = 1.0
 
 _log = structlog.get_logger("lsmq.processes")
 
@@ -40,7 +45,7 @@ class Companion:
         reader, writer = await asyncio.open_connection(sock=self._channel, limit=MAX_LINE_BYTES)
         self._say(writer, "up")
         async with asyncio.TaskGroup() as tasks:
-            serving = tasks.create_task(self._tell_serving(node, writer))
+            telling = [tasks.create_task(tell) for tell in (self._tell_serving(node, writer), self._tell_alive(writer))]
             try:
                 while (line := await reader.readline()).endswith(b"\n"):
                     self._heard(node, json.loads(line))
@@ -48,20 +53,23 @@ class Companion:
             except ConnectionError as error:
                 _log.error("supervisor_gone", why=str(error))
             finally:
-                serving.cancel()
+                for task in telling:
+                    task.cancel()
                 writer.close()
         stopping.set()
 
-    def _heard(self, node: Node, told: dict[str, dict[str, str]]) -> None:
-        for name in (*told["running"], *told["ended"]):
-            if name not in self._parts and name != self.name:
-                self._parts[name] = node.broker.parts.part(f"process {name}", essential=False)
-        for name, part in self._parts.items():
-            why = told["ended"].get(name)
-            if why is None:
+    def _heard(self, node: Node, told: dict[str, list[dict[str, Any]]]) -> None:
+        node.processes = tuple(FellowProcess(**process) for process in told["processes"])
+        for process in node.processes:
+            if process.name == self.name:
+                continue
+            if process.name not in self._parts:
+                self._parts[process.name] = node.broker.parts.part(f"process {process.name}", essential=False)
+            part = self._parts[process.name]
+            if process.problem is None:
                 part.running()
             else:
-                part.retrying(why)
+                part.retrying(process.problem)
 
     async def _tell_serving(self, node: Node, writer: asyncio.StreamWriter) -> None:
         while True:
@@ -69,6 +77,13 @@ class Companion:
                 break
             await asyncio.sleep(_LOOK_S)
         self._say(writer, "serving")
+
+    async def _tell_alive(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await asyncio.sleep(_ALIVE_S)
+            self._say(writer, "alive")
+            with contextlib.suppress(ConnectionError):  # Who reads sees the end.
+                await writer.drain()  # A supervisor that is held up is not written to without end.
 
     @staticmethod
     def _say(writer: asyncio.StreamWriter, what: str) -> None:

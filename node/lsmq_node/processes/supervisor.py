@@ -45,6 +45,8 @@ LONGEST_PAUSE_S = 30.0
 STEADY_S = 60.0
 #: A process gets its own grace for stopping and this much more before it is killed.
 STOP_MARGIN_S = 5.0
+#: A process says each second that it runs; one that has not for so long hangs, and that is told.
+SILENT_S = 5.0
 _WAIT_S = 1.0
 
 
@@ -65,10 +67,22 @@ class SupervisedProcess:
         self.was_serving = False
         #: How it ended last, while it is not back; for the others.
         self.why: str | None = None
+        #: When it said last that it runs; None before it listens.
+        self.heard_at: float | None = None
+        self.hangs = False
 
     @property
     def name(self) -> str:
         return self.process.name
+
+    @property
+    def problem(self) -> str | None:
+        if not self.hangs:
+            return self.why
+        return (
+            f"process {self.pid} has not answered for {SILENT_S:g} s and more, and what it leads stands still: see "
+            f"whether it is stopped, or waits for its disk. If it does not go on, `kill -9 {self.pid}`: it begins anew"
+        )
 
 
 class Supervisor:
@@ -99,8 +113,10 @@ class Supervisor:
         _log.info("supervising", pid=os.getpid(), processes=[child.name for child in self._children])
         while self._stop_at is None or any(child.pid is not None for child in self._children):
             self._start_due()
+            began = runtime.monotonic()
             self._wait()
             self._reap()
+            self._see_silence(held_up=runtime.monotonic() - began > 2 * _WAIT_S)
             self._see_to_stop()
         _log.info("stopped", code=self._code)
         return self._code
@@ -140,6 +156,7 @@ class Supervisor:
         ours.setblocking(False)
         child.pid, child.channel, child.unread = pid, ours, b""
         child.began, child.due = runtime.monotonic(), None
+        child.heard_at, child.hangs = None, False
         _log.info("process_started", name=child.name, process_id=pid, former_ends=child.ends)
         self._tell()
 
@@ -223,11 +240,15 @@ class Supervisor:
             child.channel = None
             return
         *lines, child.unread = (child.unread + heard).split(b"\n")
-        for line in lines:
-            child.was_up = True
-            if json.loads(line)["is"] == "serving":
-                child.was_serving, child.why = True, None
-        self._tell()
+        if not lines:
+            return
+        child.heard_at = runtime.monotonic()
+        said = {json.loads(line)["is"] for line in lines}
+        child.was_up = True
+        if "serving" in said:
+            child.was_serving, child.why = True, None
+        if said != {"alive"}:
+            self._tell()
         if not self._announced and self._is_ready():
             self._announced = True
             _log.info("ready", processes=len(self._children))
@@ -240,10 +261,12 @@ class Supervisor:
         return all(child.was_serving for child in self._children)
 
     def _tell(self) -> None:
-        """Tell all how the others are."""
-        ended = {child.name: child.why for child in self._children if child.why is not None}
-        running = [child.name for child in self._children if child.why is None]
-        line = json.dumps({"running": running, "ended": ended}).encode() + b"\n"
+        """Tell all how all are."""
+        told = [
+            {"name": child.name, "url": child.process.config.public_url, "pid": child.pid, "problem": child.problem}
+            for child in self._children
+        ]
+        line = json.dumps({"processes": told}).encode() + b"\n"
         for child in self._children:
             if child.channel is None:
                 continue
@@ -254,6 +277,24 @@ class Supervisor:
             if not heard:  # What comes next would not be understood: it ends when it listens, and is started again.
                 child.channel.close()
                 child.channel = None
+
+    def _see_silence(self, *, held_up: bool) -> None:
+        """Who hangs, and who does no more. ``held_up``: this process was, and nobody could be heard meanwhile."""
+        now = runtime.monotonic()
+        for child in self._children:
+            if child.heard_at is None or self._stop_at is not None:
+                continue
+            if held_up:
+                child.heard_at = now
+            hangs = child.pid is not None and now - child.heard_at > SILENT_S
+            if hangs == child.hangs:
+                continue
+            child.hangs = hangs
+            if hangs:
+                _log.error("process_hangs", name=child.name, process_id=child.pid, silent_s=SILENT_S)
+            elif child.pid is not None:
+                _log.info("process_answers_again", name=child.name, process_id=child.pid)
+            self._tell()
 
     def _reap(self) -> None:
         while True:
@@ -269,7 +310,7 @@ class Supervisor:
 
     def _ended(self, child: SupervisedProcess, code: int) -> None:
         how = f"signal {-code}" if code < 0 else f"code {code}"
-        child.pid = None
+        child.pid, child.heard_at, child.hangs = None, None, False
         if child.channel is not None:
             child.channel.close()
             child.channel = None

@@ -65,6 +65,7 @@ class LogWriter:
         self.epochs = epochs
         self._cuts = 0
         self._closed = False
+        self._asked_disk_at: float | None = None  # when a write or sync began that has not ended
         self._stopped: LsmqError | None = None  # set once, by whoever holds a lock
         self.after_write: Callable[[int, int], None] = lambda lsn, size: None
         #: Between write and sync: from where to where, the bytes, and the end of each entry in them. Others may have
@@ -86,6 +87,20 @@ class LogWriter:
     def stopped(self) -> bool:
         """Whether a failure of the disk has ended all writing."""
         return self._stopped is not None
+
+    @property
+    def disk_busy_s(self) -> float:
+        """For how long the write or sync of the log has lasted that is under way; 0 where there is none."""
+        began = self._asked_disk_at
+        return 0.0 if began is None else runtime.monotonic() - began
+
+    @contextmanager
+    def _asking_disk(self) -> Iterator[None]:
+        self._asked_disk_at = runtime.monotonic()
+        try:
+            yield
+        finally:
+            self._asked_disk_at = None
 
     def check_open(self) -> None:
         """Raises what stopped the shard, or ``ClientClosed``."""
@@ -215,11 +230,13 @@ class LogWriter:
         """
         end_lsn = lsn + len(buffer)
         try:
-            self._segments.prepare(lsn, end_lsn)
+            with self._asking_disk():
+                self._segments.prepare(lsn, end_lsn)
         except OSError as error:
             raise self._write_failed(error, kept_lsn, survivable=True) from error
         try:
-            self._segments.write(lsn, buffer)
+            with self._asking_disk():
+                self._segments.write(lsn, buffer)
         except OSError as error:
             raise self._write_failed(error, kept_lsn, survivable=self._taken_back(error, lsn, end_lsn)) from error
 
@@ -227,7 +244,8 @@ class LogWriter:
         """Make the log durable up to ``lsn``, if anything in it counts only then."""
         if self.durable_lsn < self._sync_to_lsn:
             try:
-                self._segments.sync()
+                with self._asking_disk():
+                    self._segments.sync()
             except OSError as error:
                 raise self._write_failed(error, self.written_lsn, survivable=False) from error
             self._note_durable(lsn)

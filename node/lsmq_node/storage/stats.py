@@ -87,5 +87,6 @@ class StoreStats:
     clock_ahead_seconds: float
     disk_free_bytes: int
     disk_full: int
+    disk_busy_seconds: float
     pressure: int
     stopped: int
