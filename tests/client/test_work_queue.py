@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -302,3 +303,20 @@ async def test_what_somebody_has_is_listed_and_taken_from_him(shared_node: NodeP
         await again.ack()
     with sync.Client(shared_node.url) as blocking, sync.WorkQueue(blocking, "wq-listed", "wq-listers") as work:
         assert work.held() == []
+
+
+async def test_a_shard_that_a_topic_grows_into_behaves_as_was_said_before(
+    make_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    node = make_node(shards=3).start()
+    async with Client(node.url) as client, WorkQueue(client, "grows", "workers", order="key") as work:
+        await client.create_topic("grows", queues=1)
+        await work.configure(order="key", max_deliveries=5)
+        topic = await client.grow_topic("grows", queues=6)
+        assert len({route.shard for route in topic.routes}) == 3
+        async with Producer(client, "grows") as producer:
+            for queue in range(6):
+                await producer.send(f"{queue}", queue=queue)
+        found: set[str] = set()
+        while len(found) < 6:
+            found |= {task.text() for task in await work.poll(10)}  # refused by a shard that keeps no order

@@ -126,7 +126,8 @@ class ShardWork(ShardMachine):
                 burial = Burial.decode(body, key)
             else:
                 chunks.setdefault(int(name), {})[int(number)] = SettledChunk.decode(body, int(number), key)
-        if is_new and self.port.number >= self._broker.topology.home_shards:  # It came after the work queue, perhaps.
+        if is_new and self.port.number != self._broker.ranges(self.topic)[0].shard:
+            # The topic has come to this shard after the work queue was set up, perhaps.
             self.given = await self._given_elsewhere(self.group, self.topic)
         self.ledger = self._new_ledger()
         now = self.now_ms()
@@ -171,10 +172,7 @@ class ShardWork(ShardMachine):
         ``windows``: the ledger's.
         """
         store, topic = self.store, self.topic
-        if topic.named:
-            first = store.numbers(topic.id)[0]
-        else:
-            first = min(part.first for part in self._broker.ranges(topic) if part.shard == self.port.number)
+        first = store.numbers(topic.id)[0]
         latest, earliest = store.latest_offsets(topic.id), store.earliest_offsets(topic.id)
         size = min(len(latest), len(earliest))  # the topic may grow meanwhile
         starts = np.maximum(store.committed_offsets(self.group, topic.id)[:size], earliest[:size])
