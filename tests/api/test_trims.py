@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from lsmq_node.broker import ProduceRequest, TrimRequest, trims
 from lsmq_node.config import NodeConfig
 from lsmq_node.node import Node, running_node
 from lsmq_node.storage import TopicOptions
+from support.node_process import NodeProcess
 
 from .calls import Api
 
@@ -61,6 +63,26 @@ def test_one_queue_is_trimmed_to_an_offset(api: Api, topic_name: str) -> None:
     assert api.call("POST", path, {"offset": 1, "queues": "1"}).json()["messages"] == 0, "never back"
     refused = api.call("POST", path, {"offset": 9, "queues": "1"}, status=416)
     assert refused.code == "offset_out_of_range" and refused.error["latest"] == 3
+
+
+@pytest.mark.parametrize("queues", [1, 2, 4])
+def test_queues_that_a_topic_has_grown_into_other_shards_are_trimmed_and_no_others(
+    make_node: Callable[..., NodeProcess], queues: int
+) -> None:
+    api = Api(make_node(shards=3).start().url)
+    api.create("t", queues)
+    api.call("PUT", "/v1/topics/t/queues", {"queues": queues + 5}, status=200)
+    api.call("PUT", "/v1/topics/t/queues", {"queues": queues + 7}, status=200)
+    kept = [3] * (queues + 7)
+    send(api, "t", *range(len(kept)), *range(len(kept)), *range(len(kept)))
+    for queue in reversed(range(len(kept))):
+        operation, document = ("purge", {}) if queue % 2 else ("trim", {"offset": 2})
+        answer = api.call("POST", f"/v1/topics/t/{operation}", {**document, "queues": f"{queue}"}, status=200).json()
+        kept[queue] -= answer["messages"]
+        assert answer == {"messages": 3 if queue % 2 else 2, "next": None}
+        assert [3 - offset for offset in earliest(api, "t")] == kept
+    send(api, "t", *range(len(kept)))
+    assert api.call("POST", "/v1/topics/t/purge", {}).json()["messages"] == sum(kept) + len(kept)
 
 
 @pytest.mark.parametrize(

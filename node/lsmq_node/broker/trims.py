@@ -37,7 +37,7 @@ class TrimRequest:
 
     Attributes:
         runs: of queues ``[first, end)``, sorted and apart; empty for all queues of the topic.
-        after: where an earlier request has come to: a shard and a row of it.
+        after: where an earlier request has come to: a shard and a row of it, from its first queue on.
     """
 
     topic: StoredTopic
@@ -106,15 +106,19 @@ class Trims:
         row, stop = int(asked["row"]), int(asked["stop"])
         (port,) = await self._broker.writable(topic, [shard], Ack.QUORUM)
         store = port.store
+        first, _ = store.numbers(topic.id)
+        # The store may have had the topic when it lay elsewhere: its rows begin before the queues that are here.
+        before = 0 if topic.named else self._broker.spans(topic)[shard].first - first
+        rows = range(row + before, stop + before)
         queues, offsets, messages = await self._broker.in_readers(
-            lambda: store.starts_after(topic.id, range(row, stop), offset=asked["offset"], before_ms=asked["before_ms"])
+            lambda: store.starts_after(topic.id, rows, offset=asked["offset"], before_ms=asked["before_ms"])
         )
         if len(queues):
             self._broker.admission.write()
             port.check_writable(Ack.QUORUM)
             await port.wait(port.store.trim(topic.id, queues, offsets, LossReason.ASKED), Ack.QUORUM)
         first, end = store.numbers(topic.id)
-        return {"messages": messages, "more": stop < end - first}
+        return {"messages": messages, "more": rows.stop < end - first}
 
 
 def _rows(runs: tuple[tuple[int, int], ...], parts: Sequence[QueueRange], first: int) -> list[tuple[int, int]]:
