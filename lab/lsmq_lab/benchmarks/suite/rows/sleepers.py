@@ -23,14 +23,13 @@ _AN_ADDRESS = 20_000
 _FILES_BESIDE = 1_000
 _AT_ONCE = 200
 _COMMITS_AT_ONCE = 100
-_SETTLE_S = 3.0
 _HELD_MS = 3_600_000
 _MOST_PERCENT = 1.0
 _TIMEOUT_S = 300.0
 _ALL = "everything asleep"
 
 
-def run(place: Path, queues: int, polls: int, groups: int, seconds: int) -> dict[str, float]:
+def run(place: Path, queues: int, polls: int, groups: int, settle: int, seconds: int) -> dict[str, float]:
     """Make them, let them settle, and look at the node's processor time and memory."""
     settings = {
         "LSMQ_MAX_CONNECTIONS": str(4 * polls + 1_000),
@@ -42,10 +41,12 @@ def run(place: Path, queues: int, polls: int, groups: int, seconds: int) -> dict
         _files(2 * polls + _FILES_BESIDE),
         running(Setup(LSMQ, "sync", settings=tuple(settings.items())), place / "node") as node,
     ):
-        return asyncio.run(_sleep(node.address, node.pid, queues, polls, groups, seconds))
+        return asyncio.run(_sleep(node.address, node.pid, queues, polls, groups, settle, seconds))
 
 
-async def _sleep(address: str, pid: int, queues: int, polls: int, groups: int, seconds: int) -> dict[str, float]:
+async def _sleep(
+    address: str, pid: int, queues: int, polls: int, groups: int, settle: int, seconds: int
+) -> dict[str, float]:
     before_mib = resident_bytes(pid) / 2**20
     async with Client(address, deadline_ms=int(_TIMEOUT_S * 1000)) as client:
         await client.create_topic(_TOPIC, queues=queues)
@@ -59,7 +60,7 @@ async def _sleep(address: str, pid: int, queues: int, polls: int, groups: int, s
             if time.monotonic() > deadline:
                 raise BenchFailed(f"the node holds {held:,} of {polls:,} polls")
             await asyncio.sleep(0.2)
-    await asyncio.sleep(_SETTLE_S)
+    await asyncio.sleep(settle)
     used_s, began = cpu_seconds(pid), time.monotonic()
     await asyncio.sleep(seconds)
     percent = 100 * (cpu_seconds(pid) - used_s) / (time.monotonic() - began)
@@ -109,7 +110,7 @@ def _files(count: int) -> Iterator[None]:
 
 
 def _cases(values: Values, peers: tuple[str, ...]) -> list[Case]:
-    seconds = values["seconds"]
+    settle, seconds = values["settle"], values["seconds"]
     sizes = {
         "nothing": (1, 1, 1),
         "queues": (values["queues"], 1, 1),
@@ -117,7 +118,7 @@ def _cases(values: Values, peers: tuple[str, ...]) -> list[Case]:
         _ALL: (values["queues"], values["polls"], values["groups"]),
     }
     return [
-        Case(name, LSMQ, partial(run, queues=queues, polls=polls, groups=groups, seconds=seconds))
+        Case(name, LSMQ, partial(run, queues=queues, polls=polls, groups=groups, settle=settle, seconds=seconds))
         for name, (queues, polls, groups) in sizes.items()
     ]
 
@@ -136,6 +137,7 @@ ROW = Row(
         Option("queues", 1_000_000, "Queues.", quick=1_000),
         Option("polls", 100_000, "Held polls, each on a connection of its own.", quick=50),
         Option("groups", 10_000, "Groups.", quick=20),
+        Option("settle", 30, "Seconds between what was made and the measurement: lags are counted once.", quick=1),
         Option("seconds", 10, "Length of the measurement.", quick=1),
     ),
     cases=_cases,
