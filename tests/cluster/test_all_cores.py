@@ -141,8 +141,13 @@ def send(url: str, document: dict[str, Any], method: str) -> None:
 
 async def test_one_status_tells_of_all_processes(node: NodeProcess) -> None:
     async with Client(node.url) as client:
-        cluster, problems = await examine(client)
-        assert ([each.id for each in cluster.nodes], problems) == (["control", "p0", "p1"], [])
+
+        async def well() -> bool:
+            return not (await examine(client))[1]
+
+        await comes_true(well, "the control plane has heard of all that serves")
+        cluster, _ = await examine(client)
+        assert [each.id for each in cluster.nodes] == ["control", "p0", "p1"]
         assert [each.condition for each in cluster.nodes] == ["only votes", "active", "active"]
         os.kill(pid_at(urls(node)["p1"]), signal.SIGSTOP)
 
