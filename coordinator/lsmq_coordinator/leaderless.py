@@ -21,9 +21,8 @@ class LeaderlessShards:
     def __init__(self) -> None:
         self.reasons: dict[int, str] = {}
         self._since: dict[int, float] = {}
-        self._elected: dict[
-            int, tuple[int, float]
-        ] = {}  # the epoch of a leader that does not serve yet, and since when
+        #: The epoch of a leader that does not serve yet, and since when.
+        self._elected: dict[int, tuple[int, float]] = {}
 
     def look(
         self, state: ClusterState, alive: Set[str], reports: Mapping[str, Mapping[int, ReplicaProgress]], now: float

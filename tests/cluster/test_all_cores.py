@@ -289,11 +289,15 @@ def test_where_the_system_has_no_room_for_a_process_the_others_go_on_until_it_ha
     nodes = urls(node)
     ends, files = pid_at(nodes["p1"]), resource.prlimit(node.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (3, files[1]))
-    os.kill(ends, signal.SIGKILL)
 
     def warnings() -> str:
         return str(ask(node.url, "/readyz").get("warnings"))
 
+    os.kill(ends, signal.SIGSTOP)
+    eventually(
+        lambda: f"process {ends} has not answered" in warnings(), "all are heard with more than it may have open"
+    )
+    os.kill(ends, signal.SIGKILL)
     eventually(lambda: "process p1: cannot be started (Too many open files)" in warnings(), "p0 tells of it")
     resource.prlimit(node.pid, resource.RLIMIT_NOFILE, files)
     eventually(lambda: "process p1" not in warnings(), "p1 is back")

@@ -60,7 +60,7 @@ class DiskWatch:
             await asyncio.sleep(_CHECK_S)
             topology = self._broker.topology
             stores = [port.store for port in topology.ports()]
-            self._hanging = {each.path.parent for each in stores if each.stats().disk_busy_seconds > _HANGS_S}
+            self._hanging = {each.path.parent for each in stores if each.disk_busy_s() > _HANGS_S}
             looked_at, since = topology.disks.looked_at, self._checked_since
             if looked_at is not None and since is not None and runtime.monotonic() - since > _HANGS_S:
                 self._hanging.add(looked_at)

@@ -50,11 +50,12 @@ class NameAdmission:
 
     def accounts(self, maker: Maker) -> Accounts:
         """Whom the queues count for that he makes."""
-        address, principal = maker.address, maker.principal
-        return (
-            *(() if address is None else (_of_address(address),)),
-            *(() if principal is None or not self._limit_of(principal) else (_of_principal(principal),)),
-        )
+        found = []
+        if maker.address is not None:
+            found.append(_of_address(maker.address))
+        if maker.principal is not None and self._limit_of(maker.principal):
+            found.append(_of_principal(maker.principal))
+        return tuple(found)
 
     def _check(self, maker: Maker, had: Callable[[str], int], count: int) -> None:
         if maker.address is not None and (made := had(_of_address(maker.address))) + count > self._share.limit:

@@ -19,7 +19,7 @@ import gc
 import importlib
 import json
 import os
-import select
+import selectors
 import signal
 import socket
 import sys
@@ -96,6 +96,9 @@ class Supervisor:
         self._stop_at: float | None = None  # When those that still run are killed; None while it is to go on.
         self._code = 0
         self._woken, self._wake = -1, -1
+        #: Of the wake-up and of the channels. Kept: where all descriptors are used there is none for another, and
+        #: poll(2) refuses more of them than a process may have by now.
+        self._selector = selectors.DefaultSelector()
 
     def run(self) -> int:
         """Until told to stop by SIGTERM, SIGINT or SIGHUP (unless that is ignored), as one process is."""
@@ -105,6 +108,7 @@ class Supervisor:
         gc.collect()
         gc.freeze()
         self._woken, self._wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._woken, selectors.EVENT_READ)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -155,6 +159,7 @@ class Supervisor:
         theirs.close()
         ours.setblocking(False)
         child.pid, child.channel, child.unread = pid, ours, b""
+        self._selector.register(ours, selectors.EVENT_READ, child)
         child.began, child.due = runtime.monotonic(), None
         child.heard_at, child.hangs = None, False
         _log.info("process_started", name=child.name, process_id=pid, former_ends=child.ends)
@@ -189,6 +194,7 @@ class Supervisor:
             os.setpgid(0, 0)  # What a terminal sends is for the supervisor, which stops all in order.
             os.close(self._woken)
             os.close(self._wake)
+            self._selector.close()
             for other in self._children:
                 if other.channel is not None:
                     other.channel.close()
@@ -213,22 +219,16 @@ class Supervisor:
         if self._stop_at is not None:
             dues.append(self._stop_at)
         left_s = max(0.0, min(dues, default=now + _WAIT_S) - now)
-        polled = select.poll()
-        polled.register(self._woken, select.POLLIN)
-        by_fd = {}
-        for child in self._children:
-            if child.channel is not None:
-                by_fd[child.channel.fileno()] = child
-                polled.register(child.channel, select.POLLIN)
-        for fd, _ in polled.poll(1000 * min(left_s, _WAIT_S)):
-            if fd == self._woken:
+        for key, _ in self._selector.select(min(left_s, _WAIT_S)):
+            if key.fd == self._woken:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._woken, 4096)
             else:
-                self._hear(by_fd[fd])
+                self._hear(key.data)
 
     def _hear(self, child: SupervisedProcess) -> None:
-        assert child.channel is not None
+        if child.channel is None:  # What another said had it let go just now.
+            return
         try:
             heard = child.channel.recv(MAX_LINE_BYTES)
         except BlockingIOError:
@@ -236,8 +236,7 @@ class Supervisor:
         except OSError:
             heard = b""
         if not heard:  # It ends: how is told by its end.
-            child.channel.close()
-            child.channel = None
+            self._let_go(child)
             return
         *lines, child.unread = (child.unread + heard).split(b"\n")
         if not lines:
@@ -275,8 +274,14 @@ class Supervisor:
             except OSError:  # It ends, or has not listened for long: what comes next tells all again.
                 continue
             if not heard:  # What comes next would not be understood: it ends when it listens, and is started again.
-                child.channel.close()
-                child.channel = None
+                self._let_go(child)
+
+    def _let_go(self, child: SupervisedProcess) -> None:
+        """Hear it no more, nor tell it anything."""
+        if child.channel is not None:
+            self._selector.unregister(child.channel)
+            child.channel.close()
+            child.channel = None
 
     def _see_silence(self, *, held_up: bool) -> None:
         """Who hangs, and who does no more. ``held_up``: this process was, and nobody could be heard meanwhile."""
@@ -311,9 +316,7 @@ class Supervisor:
     def _ended(self, child: SupervisedProcess, code: int) -> None:
         how = f"signal {-code}" if code < 0 else f"code {code}"
         child.pid, child.heard_at, child.hangs = None, None, False
-        if child.channel is not None:
-            child.channel.close()
-            child.channel = None
+        self._let_go(child)
         if self._stop_at is not None:
             self._code = self._code or int(code != 0)
             _log.info("process_ended", name=child.name, how=how)

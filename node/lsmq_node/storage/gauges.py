@@ -88,7 +88,7 @@ def measure(
         clock_ahead_seconds=time.ahead_ms / 1000,
         disk_free_bytes=maintenance.disk_free_bytes,
         disk_full=int(maintenance.disk_full),
-        disk_busy_seconds=writer.disk_busy_s,
+        disk_busy_seconds=writer.disk_busy_s(),
         pressure=("ok", "slow", "refuse").index(maintenance.pressure()),
         stopped=int(writer.stopped),
     )

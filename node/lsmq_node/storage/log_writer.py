@@ -88,7 +88,6 @@ class LogWriter:
         """Whether a failure of the disk has ended all writing."""
         return self._stopped is not None
 
-    @property
     def disk_busy_s(self) -> float:
         """For how long the write or sync of the log has lasted that is under way; 0 where there is none."""
         began = self._asked_disk_at

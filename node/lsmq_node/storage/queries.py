@@ -376,7 +376,7 @@ class Queries:
         return np.full(len(rows), -1) if values is None else values.at(rows) - 1
 
     def applied_lsn(self) -> int:
-        """Entries of the log that end here or before have had their effect. While it stays, nothing here changes."""
+        """Entries of the log that end here or before have had their effect: while it stays no offset changes."""
         return self._tables.applied_lsn
 
     def group_marks(

@@ -112,7 +112,7 @@ class ShardStore:
         self.find_key = self._queries.find_key  # messages by key, newest first
         self.search = partial(search, self._queries)  # messages that a filter picks
         self.group_marks, self.group_lag, self.applied_lsn = queries.group_marks, queries.group_lag, queries.applied_lsn
-        self.check_open = writer.check_open  # raises what stopped the store, or ``ClientClosed``
+        self.check_open, self.disk_busy_s = writer.check_open, writer.disk_busy_s  # the first raises what stopped it
         #: Messages that come later.
         self.delayed = DelayedRecords(self._state, self._queries, self._line, self._time)
         self._merger = Merger(
