@@ -162,11 +162,11 @@ class Block(SortedPart):
             return bytes(self.payload[first * length : end * length])
         return bytes(self.payload[self.ends[first - 1] if first else 0 : self.ends[end - 1]])
 
-    def deltas(self, first: int, end: int) -> Iterator[tuple[int, int, int, bytes]]:
-        """Of the records ``[first, end)`` each column but topic and queue: number, width, base, deltas."""
+    def deltas(self, first: int, end: int, from_column: int) -> Iterator[tuple[int, int, int, bytes]]:
+        """Of the records ``[first, end)`` each column from a number on: number, width, base, deltas."""
         raw = self.raw
         for column, (position, width, base) in self._directory.items():
-            if column > Column.QUEUE:
+            if column >= from_column:
                 yield (
                     column,
                     width,

@@ -1,7 +1,7 @@
-"""Many small pieces of blocks, made into columns at once.
+"""Many pieces of blocks, made into columns at once.
 
-numpy takes about a microsecond for anything, however small. So of a piece of a few records only bytes are taken when
-its block is at hand, and they become arrays together with those of all other pieces.
+numpy takes about a microsecond for anything, however small. So of a piece of a few records, or of a block of a hundred,
+only bytes are taken when the block is at hand, and they become arrays together with those of all other pieces.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from lsmq.record_batch import Column
 from .block import Block
 from .columns import DTYPES, I64, U64, WIDTH_DTYPES, Columns, spread
 from .sorted_records import SortedRecords
+
+
+_OF_ALL = Column.TOPIC
+_OF_A_QUEUE = Column.QUEUE + 1  # the columns before tell the queue
 
 
 @dataclass(slots=True)
@@ -40,8 +44,16 @@ class BlockPieces:
 
     def add(self, block: Block, key: int, first: int, end: int) -> int:
         """Take a queue's records ``[first, end)`` of a block; returns how many bytes they have."""
+        self._keys.append(key)
+        return self._add(block, first, end, _OF_A_QUEUE)
+
+    def add_rows(self, block: Block, first: int, end: int) -> None:
+        """Take records ``[first, end)`` of a block, of whatever queues. Not together with :meth:`add`."""
+        self._add(block, first, end, _OF_ALL)
+
+    def _add(self, block: Block, first: int, end: int, from_column: int) -> int:
         piece = len(self._counts)
-        for column, width, base, deltas in block.deltas(first, end):
+        for column, width, base, deltas in block.deltas(first, end, from_column):
             group = self._groups.get((column, width))
             if group is None:
                 group = self._groups[column, width] = _Group()
@@ -49,7 +61,6 @@ class BlockPieces:
             group.bases.append(base)
             group.deltas.append(deltas)
         payload = block.bytes_of(first, end)
-        self._keys.append(key)
         self._counts.append(end - first)
         self._payloads.append(payload)
         return len(payload)
@@ -62,15 +73,25 @@ class BlockPieces:
     def records(self) -> SortedRecords:
         """All records as columns, piece after piece."""
         counts = self.counts
-        starts = np.cumsum(counts) - counts
-        columns: Columns = {Column.LENGTH: np.zeros(int(counts.sum()), np.uint32)}
+        starts, count = np.cumsum(counts) - counts, int(counts.sum())
+        columns: Columns = {}
         for (column, width), group in self._groups.items():
             dtype = DTYPES[column]
-            pieces = np.array(group.pieces)
-            values = np.repeat(np.array(group.bases, np.uint64).astype(dtype), counts[pieces])
+            in_all = len(group.pieces) == len(counts)
+            sizes = counts if in_all else counts[group.pieces]
+            values = np.repeat(np.array(group.bases, np.uint64).astype(dtype), sizes)
             if width:
                 values += np.frombuffer(b"".join(group.deltas), WIDTH_DTYPES[width]).astype(dtype)
-            whole = columns.setdefault(column, np.zeros(int(counts.sum()), dtype))
-            whole[spread(starts[pieces], counts[pieces])] = values
-        keys: U64 = np.repeat(np.array(self._keys, np.uint64), counts)
+            if in_all:
+                columns[column] = values
+                continue
+            whole = columns.setdefault(column, np.zeros(count, dtype))
+            whole[spread(starts[group.pieces], sizes)] = values
+        columns.setdefault(Column.LENGTH, np.zeros(count, np.uint32))
+        keys: U64
+        if self._keys:
+            keys = np.repeat(np.array(self._keys, np.uint64), counts)
+        else:
+            keys = columns.pop(Column.QUEUE).astype(np.uint64)
+            keys |= columns.pop(Column.TOPIC).astype(np.uint64) << np.uint64(32)
         return SortedRecords(keys, columns, np.frombuffer(b"".join(self._payloads), np.uint8))

@@ -69,6 +69,10 @@ WIDTH_DTYPES: dict[int, np.dtype[Any]] = {
     4: np.dtype("<u4"),
     8: np.dtype("<u8"),
 }
+#: An entry of a batch's directory, as ``COLUMN`` packs it.
+_ENTRY = np.dtype([("column", "u1"), ("width", "u1"), ("base", "<u8")])
+_WIDTHS = np.array(list(WIDTH_DTYPES), np.uint8)
+_WIDTH_LIMITS = np.array([1 << 8, 1 << 16, 1 << 32], np.uint64)  # the spans from which each but the first is wanted
 _MASK64 = (1 << 64) - 1
 _ROW_LIMIT_BYTES = 4096
 _FEW = 8
@@ -261,78 +265,102 @@ def encode_columns(record_count: int, columns: Mapping[int, NDArray[Any] | int])
     deltas: list[bytes] = []
     for column in sorted(columns):
         values = columns[column]
-        low, high = (values, values) if isinstance(values, int) else (int(values.min()), int(values.max()))
-        if low == high or isinstance(values, int):
-            directory.append(COLUMN.pack(column, 0, low))
-            continue
-        width = width_of(high - low)
-        directory.append(COLUMN.pack(column, width, low))
-        deltas.append((values - values.dtype.type(low)).astype(WIDTH_DTYPES[width]).tobytes())
+        if isinstance(values, int):
+            directory.append(COLUMN.pack(column, 0, values))
+        else:
+            _pack_column(column, values, directory, deltas)
+    return _sealed(Codec.NONE, record_count, len(directory), b"".join((*directory, *deltas)), b"", 0)
+
+
+def encode_one(columns: Mapping[int, NDArray[Any]], payload: U8, codec: Codec = Codec.NONE) -> bytes:
+    """Pack records into a single record batch: as :func:`encode_batches` does, with less to do for each column."""
+    directory: list[bytes] = []
+    deltas: list[bytes] = []
+    for column in sorted(columns):
+        values = columns[column]
+        if column not in OPTIONAL or values.any():
+            _pack_column(column, values, directory, deltas)
     rest = b"".join((*directory, *deltas))
-    total = HEADER_BYTES + len(rest)
-    head = HEADER.pack(0, total, VERSION, Codec.NONE, len(directory), record_count, 0, 0, 0, 0, 0)[4:]
-    return crc32c.crc32c(rest, crc32c.crc32c(head)).to_bytes(4, "little") + head + rest
+    return _sealed(codec, len(columns[Column.LENGTH]), len(directory), rest, memoryview(payload), len(payload))  # type: ignore[arg-type]
+
+
+def _pack_column(column: int, values: NDArray[Any], directory: list[bytes], deltas: list[bytes]) -> None:
+    low, high = int(values.min()), int(values.max())
+    if low == high and column != Column.DUE_MS:
+        directory.append(COLUMN.pack(column, 0, low & _MASK64))
+        return
+    width = width_of(high - low)
+    directory.append(COLUMN.pack(column, width, low & _MASK64))
+    deltas.append((values - values.dtype.type(low)).astype(WIDTH_DTYPES[width]).tobytes())
 
 
 def encode_batches(columns: Mapping[int, NDArray[Any]], payload: U8, cuts: I64, codec: Codec) -> list[bytes]:
     """Pack sorted records into record batches, one for each ``[cuts[i], cuts[i+1])``.
+
+    Columns are made for all batches at once, and cut by slices of bytes: a table has thousands of blocks.
 
     Args:
         columns: the records' columns, all of one length; ``LENGTH`` among them.
         payload: the records' bytes, in the same order.
         cuts: first record of each batch, and the number of records as the last item.
     """
-    firsts = cuts[:-1]
-    bounds = np.zeros(len(columns[Column.LENGTH]) + 1, np.int64)
-    np.cumsum(columns[Column.LENGTH], out=bounds[1:])
-    byte_cuts = bounds[cuts].tolist()
-    record_cuts = cuts.tolist()
-    plans = []
-    for column in sorted(columns):
+    firsts, counts = cuts[:-1], np.diff(cuts)
+    present = [column for column in sorted(columns) if column not in OPTIONAL or columns[column].any()]
+    directories = np.zeros((len(firsts), len(present)), _ENTRY)
+    packed: list[tuple[list[int], dict[int, memoryview]]] = []
+    for place, column in enumerate(present):
         values = columns[column]
         lows = np.minimum.reduceat(values, firsts)
         spans = np.maximum.reduceat(values, firsts) - lows
         if spans.dtype == np.int64:
             spans = spans.view(np.uint64)  # the whole range of int64 is wider than int64
-        bases = lows.astype(np.uint64).tolist()
-        if not any(bases) and not spans.any() and column in OPTIONAL:
-            continue
-        plans.append((column, values, lows, bases, spans.tolist()))
-    head_bytes = HEADER_BYTES + COLUMN_BYTES * len(plans)
+        widths = _WIDTHS[_WIDTH_LIMITS.searchsorted(spans, "right")]
+        if column != Column.DUE_MS:
+            widths[spans == 0] = 0
+        entries = directories[:, place]
+        entries["column"], entries["width"], entries["base"] = column, widths, lows.astype(np.uint64)
+        if widths.any():
+            packed.append((widths.tolist(), _deltas_by_width(values - np.repeat(lows, counts), widths)))
+    bounds = np.zeros(int(cuts[-1]) + 1, np.int64)
+    np.cumsum(columns[Column.LENGTH], out=bounds[1:])
+    byte_cuts, record_cuts = bounds[cuts].tolist(), cuts.tolist()
+    directory, directory_bytes = directories.tobytes(), len(present) * COLUMN_BYTES
     whole = memoryview(payload)  # type: ignore[arg-type]  # numpy arrays have the buffer protocol
     batches: list[bytes] = []
-    for index in range(len(firsts)):
-        first, end = record_cuts[index], record_cuts[index + 1]
-        directory: list[bytes] = []
-        deltas: list[bytes] = []
-        for column, values, lows, bases, spans in plans:
-            span = spans[index]
-            if span == 0 and column != Column.DUE_MS:
-                directory.append(COLUMN.pack(column, 0, bases[index]))
-                continue
-            width = width_of(span)
-            directory.append(COLUMN.pack(column, width, bases[index]))
-            deltas.append((values[first:end] - lows[index]).astype(WIDTH_DTYPES[width]).tobytes())
-        raw_from, raw_to = byte_cuts[index], byte_cuts[index + 1]
-        body: bytes | memoryview = whole[raw_from:raw_to]
-        used = Codec.NONE
-        if codec is Codec.ZSTD and raw_to > raw_from:
-            packed = zstandard.compress(body, 1)
-            if len(packed) < raw_to - raw_from:
-                body, used = packed, Codec.ZSTD
-        total = head_bytes + sum(map(len, deltas)) + len(body)
-        sizes = len(body), raw_to - raw_from
-        head = HEADER.pack(0, total, VERSION, used, len(plans), end - first, *sizes, 0, 0, 0)[4:]
-        parts = (head, *directory, *deltas)
-        crc = crc32c.crc32c(body, crc32c.crc32c(b"".join(parts)))
-        batches.append(b"".join((crc.to_bytes(4, "little"), *parts, body)))
+    for index, first in enumerate(record_cuts[:-1]):
+        end = record_cuts[index + 1]
+        parts: list[bytes | memoryview] = [directory[index * directory_bytes : (index + 1) * directory_bytes]]
+        for each_width, deltas in packed:
+            width = each_width[index]
+            if width:
+                parts.append(deltas[width][first * width : end * width])
+        body = whole[byte_cuts[index] : byte_cuts[index + 1]]
+        batches.append(_sealed(codec, end - first, len(present), b"".join(parts), body, len(body)))
     return batches
 
 
-def encode_one(columns: Mapping[int, NDArray[Any]], payload: U8, codec: Codec = Codec.NONE) -> bytes:
-    """Pack records into a single record batch."""
-    count = len(columns[Column.LENGTH])
-    return encode_batches(columns, payload, np.array((0, count), np.int64), codec)[0]
+def _deltas_by_width(values: NDArray[Any], widths: NDArray[np.uint8]) -> dict[int, memoryview]:
+    """The bytes of values in each width that a batch needs; those of batches that need another say nothing."""
+    return {
+        width: memoryview(values.astype(WIDTH_DTYPES[width])).cast("B")  # type: ignore[arg-type]
+        for width in WIDTH_DTYPES
+        if (widths == width).any()
+    }
+
+
+def _sealed(
+    codec: Codec, record_count: int, column_count: int, rest: bytes, body: bytes | memoryview, body_bytes: int
+) -> bytes:
+    """A record batch: its header, directory and deltas (``rest``), and the payload, compressed where that helps."""
+    used = Codec.NONE
+    if codec is Codec.ZSTD and body_bytes:
+        packed = zstandard.compress(body, 1)
+        if len(packed) < body_bytes:
+            body, used = packed, Codec.ZSTD
+    total = HEADER_BYTES + len(rest) + len(body)
+    head = HEADER.pack(0, total, VERSION, used, column_count, record_count, len(body), body_bytes, 0, 0, 0)[4:]
+    crc = crc32c.crc32c(body, crc32c.crc32c(rest, crc32c.crc32c(head)))
+    return b"".join((crc.to_bytes(4, "little"), head, rest, body))
 
 
 def block_cuts(weights: I64, starts: I64, block_bytes: int) -> I64:

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from lsmq.record_batch import Column
 
+from .block import Block
+from .block_pieces import BlockPieces
 from .columns import I64, U64, group_starts, stable_sort
 from .sieve import Expired
-from .sorted_records import SHADOW, TOMBSTONE_TOPIC, SortedRecords, concatenate, select
+from .sorted_records import SHADOW, TOMBSTONE_TOPIC, SortedRecords, select
 from .table import Table
 from .version import TableRun
 
@@ -76,12 +78,13 @@ def merge(runs: Sequence[TableRun], unreadable: Unreadable) -> Iterator[tuple[Ke
     """
     after = (0, -1)
     for cut in _cuts(runs):
-        parts = [part for run in runs for part in _part(run, after, cut)]
+        pieces = BlockPieces()
+        for run in runs:
+            for block, first, stop in _part(run, after, cut):
+                pieces.add_rows(block, first, stop)
         after = cut
-        if not parts:
-            continue
-        records = _sort(parts)
-        yield cut, _readable(records, unreadable)
+        if len(pieces):
+            yield cut, _readable(_sort(pieces.records()), unreadable)
 
 
 def _cuts(runs: Sequence[TableRun]) -> Iterator[KeyPlace]:
@@ -106,8 +109,8 @@ def _block_ends(run: TableRun) -> Iterator[tuple[int, int, int]]:
             yield from zip(page.last_keys, page.last_offsets, page.sizes, strict=True)
 
 
-def _part(run: TableRun, after: KeyPlace, upto: KeyPlace) -> Iterator[SortedRecords]:
-    """The run's records in ``(after, upto]``."""
+def _part(run: TableRun, after: KeyPlace, upto: KeyPlace) -> Iterator[tuple[Block, int, int]]:
+    """The run's records in ``(after, upto]``: blocks, and which rows of each."""
     for table in run.tables:
         meta = table.meta
         if (meta.last_key, meta.last_offset) <= after:
@@ -126,12 +129,11 @@ def _part(run: TableRun, after: KeyPlace, upto: KeyPlace) -> Iterator[SortedReco
                 first = block.place(*begin) if row == first_row else 0
                 stop = block.place(*end) if row == last_row else block.count
                 if first < stop:
-                    yield block.records(first, stop)
+                    yield block, first, stop
 
 
-def _sort(parts: list[SortedRecords]) -> SortedRecords:
+def _sort(records: SortedRecords) -> SortedRecords:
     """Records of several runs, oldest first, in key order."""
-    records = concatenate(parts)
     order, keys = stable_sort(records.keys)
     tail = int(keys.searchsorted(SHADOW))
     if tail < len(order):
@@ -179,7 +181,8 @@ def tombstoned(runs: Sequence[TableRun], keys: U64, offsets: I64) -> Mask:
     low = (int(keys[0]) | TOMBSTONE_TOPIC << 32, int(offsets[0]) - 1)
     high = (int(keys[-1]) | TOMBSTONE_TOPIC << 32, int(offsets[-1]))
     for run in runs:
-        for part in _part(run, low, high):
+        for block, first, stop in _part(run, low, high):
+            part = block.records(first, stop)
             _mark(marked, keys, offsets, part.keys & ~SHADOW, part.offsets)
     return marked
 
