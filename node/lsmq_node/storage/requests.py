@@ -101,9 +101,9 @@ class Put(Request):
 
 
 def _are_one(names: list[str]) -> bool:
-    """Whether it is one object over and over, as far as that is quick to tell."""
+    """Whether it is one name over and over; what is unlikely to be is told by two of them."""
     first = names[0]
-    return first is names[-1] and first is names[len(names) // 2] and names.count(first) == len(names)
+    return first == names[-1] and first == names[len(names) // 2] and names.count(first) == len(names)
 
 
 def _of_wrong_type(names: Sequence[Any], messages: Sequence[Any]) -> InvalidRequest:
