@@ -166,6 +166,7 @@ def test_a_group_that_is_not_there_is_the_same_error_everywhere(shared_node: Nod
     for arguments in (
         ("group", "describe", "nobody"),
         ("group", "offsets", "nobody"),
+        ("group", "lag", "nobody", "--topic", topic_name),
         ("group", "delete", "nobody", "--yes"),
         ("group", "reset", "nobody", "--topic", topic_name, "--to-latest", "--yes"),
     ):

@@ -240,6 +240,7 @@ async def lag(client: Client, name: str, topic: str, as_json: bool) -> None:
 
     The leaders remember it for the groups that are furthest behind, and for those that somebody asked for.
     """
+    await _known(client, name)
     past, now = await Group(client, name).past_lag(topic), await Group(client, name).lag(topic)
     if as_json:
         print_json({**asdict(past), "lag": now.lag})

@@ -16,7 +16,6 @@ from .block import Block
 from .columns import DTYPES, I64, U64, WIDTH_DTYPES, Columns, spread
 from .sorted_records import SortedRecords
 
-
 _OF_ALL = Column.TOPIC
 _OF_A_QUEUE = Column.QUEUE + 1  # the columns before tell the queue
 
