@@ -105,10 +105,13 @@ def late(address: str, each: int, seconds: float, rate: int, live: int) -> dict[
                 tasks.create_task(send_live(live_producer))
                 await asyncio.sleep(_SETTLE_S)
                 began = time.monotonic()
+                sent = []
                 for number in range(count):
                     await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
                     due_ms = int(time.time() * 1000) + chance.randrange(50, 3000)
-                    await producer.send((b"%d " % due_ms).ljust(each, b"x"), deliver_at_ms=due_ms)
+                    sent.append(await producer.send((b"%d " % due_ms).ljust(each, b"x"), deliver_at_ms=due_ms))
+                for receipt in sent:
+                    await receipt  # raises where a message was refused, which would be waited for in vain
         return {
             f"{kind}{name}_ms": percentile_ms(times, part)
             for kind, times in (("", taken), ("live_", live_taken))
