@@ -101,6 +101,19 @@ async def test_of_a_cancellation_and_a_new_time_at_once_one_counts(shared_node: 
         assert len(left) == sum(counted[1] for counted in ends)
 
 
+async def test_a_page_finds_the_few_messages_of_a_topic_behind_many_of_another(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async with Client(shared_node.url) as client:
+        for name in (topic_name, f"{topic_name}-few"):
+            await client.create_topic(name, queues=1)
+        async with Producer(client, topic_name) as many, Producer(client, f"{topic_name}-few") as few:
+            await (await many.send_many([b"x"] * 5_000, delay_ms=2 * HOUR_MS))
+            last = await few.send_and_wait("last", delay_ms=3 * HOUR_MS)
+        page = await client.ask("GET", f"/v1/topics/{topic_name}-few/delayed?max=10")
+    assert [each["id"] for each in page["messages"]] == [str(last.id)], "in one request"
+
+
 async def test_pending_messages_are_seen_cancelled_and_put_at_another_time(
     shared_node: NodeProcess, topic_name: str
 ) -> None:

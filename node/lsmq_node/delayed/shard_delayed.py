@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 #: Of one piece.
 _PIECE_RECORDS = 4096
 _PIECE_BYTES = 1 << 20
+#: Of a topic that has few among many of others, so many pieces of so many are looked at for a page.
+_LOOKS, _LOOKED_AT = 16, 1 << 16
 #: What is due within so long is delivered together.
 _GATHER_S = 0.003
 #: Pieces in line at a time.
@@ -318,9 +320,15 @@ class ShardDelayed(ShardMachine):
         """
         self.check()
         after = max(after, self.hand.to)
-        read = await self._read(after, LAST_DUE_MS, max(limit, 1000), _PIECE_BYTES)
-        self.check()
-        found = [] if read.records is None else _messages(read.records, topic_id)
+        found: list[PendingMessage] = []
+        count = max(limit, 1000)
+        for _ in range(_LOOKS):
+            read = await self._read(after, LAST_DUE_MS, count, _PIECE_BYTES)
+            self.check()
+            found = [] if read.records is None else _messages(read.records, topic_id)
+            if found or not read.more:
+                break
+            after, count = read.reached, max(limit, _LOOKED_AT)
         if len(found) > limit:
             return found[:limit], found[limit - 1].place
         return found, read.reached if read.more else None
@@ -419,6 +427,11 @@ def _last(records: SortedRecords) -> DuePlace:
 
 def _messages(records: SortedRecords, topic_id: int) -> list[PendingMessage]:
     """Those of a topic."""
+    mine = np.flatnonzero(records.columns[Column.TARGET] >> np.uint64(32) == topic_id)
+    if not len(mine):
+        return []
+    if len(mine) < len(records):
+        records = select(records, mine)
 
     def column(name: Column) -> list[int]:
         values = records.columns.get(name)
@@ -442,7 +455,6 @@ def _messages(records: SortedRecords, topic_id: int) -> list[PendingMessage]:
     return [
         PendingMessage((due, offset), target & 0xFFFFFFFF, stored, priority, flags, header, payload[start:end])
         for due, offset, target, stored, priority, flags, header, start, end in rows
-        if target >> 32 == topic_id
     ]
 
 
