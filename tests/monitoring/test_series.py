@@ -203,6 +203,7 @@ async def test_clients_and_commands_are_told_the_last_hour(shared_node: NodeProc
     api = Api(shared_node.url)
     api.create(topic_name, 1)
     api.send(topic_name, *[{"body": "x"}] * 7)
+    commit(api, topic_name, topic_name, {0: 0})
     async with AsyncClient(shared_node.url) as client:
         group = Group(client, topic_name)
         assert (await group.past_lag(topic_name)).lags == ()
