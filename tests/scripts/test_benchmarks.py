@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from lsmq.sync import Client
@@ -21,6 +24,7 @@ from lsmq_lab.benchmarks.store_cases import reopen
 from lsmq_lab.benchmarks.workload import Contents, PutWorkload, number_of, queue_of
 from support.extent import soaked
 from support.node_process import NodeProcess
+from support.waiting import PATIENCE_S, eventually
 
 
 def put_all(workload: PutWorkload) -> Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[bytes]]]:
@@ -266,3 +270,19 @@ def test_each_case_of_bench_messages_measures_what_its_tables_show(case: str) ->
 def test_a_remedy_is_printed_with_its_brackets(capsys: pytest.CaptureFixture[str]) -> None:
     show(BenchReport({}, [], ['RocksDB is missing: pip install "lsmq[bench]"']))
     assert capsys.readouterr().out == '- RocksDB is missing: pip install "lsmq[bench]"\n'
+
+
+def test_one_that_is_ended_takes_down_what_it_has_started(tmp_path: Path) -> None:
+    command = ["suite", "--only", "single", "--quick", "--peers", "none", "--directory", str(tmp_path)]
+    with subprocess.Popen([sys.executable, "-m", "lsmq", "bench", *command], stderr=subprocess.DEVNULL) as bench:
+        started = psutil.Process(bench.pid)
+
+        def serves() -> bool:
+            return any("serve" in " ".join(child.cmdline()) for child in started.children(recursive=True))
+
+        eventually(serves, "it has started a node")
+        family = started.children(recursive=True)
+        bench.terminate()
+    assert bench.returncode != 0
+    _, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
+    assert alive == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,8 @@ def bench(context: click.Context, name: str | None, arguments: tuple[str, ...], 
         return
     if name not in benches:
         raise click.UsageError(f"there is no benchmark {name!r}; there are: {', '.join(benches) or 'none'}")
+    # One that is ended in any way takes down what it has started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with need_node(f"lsmq bench {name}"):
         result = benches[name](["--help"] if show_help else list(arguments), as_json=as_json)
     if as_json and result is not None:

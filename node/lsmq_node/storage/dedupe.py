@@ -10,7 +10,8 @@ no look-up is made for that, so nothing depends on how far a merge has dropped i
 
 Ids outlive their messages. Those that came since the last flush are in memory (:mod:`.dedupe_layer`), the others in
 files (:mod:`.dedupe_file`), which flushes write and merges join (:mod:`.dedupe_chain`). That a new id is in none of the
-newer ones is known by one look at all of them (:mod:`.dedupe_recent`); the full files are looked into one by one.
+newer ones is known by one look at all of them (:mod:`.dedupe_recent`), and which of the full files may have an id by
+another (:mod:`.dedupe_index`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from lsmq import runtime
 
 from .columns import I64, U32, U64, mix, mix_one, queue_key, queue_keys
 from .dedupe_file import IdFile
+from .dedupe_index import SEATS, IdIndex, join
 from .dedupe_layer import IdColumns, IdLayer, id_slabs, keys_of
 from .dedupe_recent import KNOWN_IDS, NEVER, RecentIds, RecentLook, bits_of
 from .failures import damaged, disappeared
@@ -196,6 +198,8 @@ def _joined(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 IdSource = IdLayer | IdFile
+#: So many files join the index at a time.
+_JOINED_TOGETHER = 4
 
 
 class DedupeIds:
@@ -210,6 +214,7 @@ class DedupeIds:
         self.slabs = id_slabs()
         self._layer = IdLayer(0, self.slabs)
         self._sources: tuple[IdSource, ...] = (self._layer,)  # newest first; replaced as a whole
+        self._index = IdIndex()  # of some of the files; replaced as a whole, by who merges
 
     @property
     def count(self) -> int:
@@ -225,7 +230,7 @@ class DedupeIds:
     def memory_bytes(self) -> int:
         """Memory of all: filters, and layers."""
         sizes = (each.memory_bytes if isinstance(each, IdFile) else each.size_bytes for each in self._sources)
-        return self._recent.size_bytes + sum(sizes)
+        return self._recent.size_bytes + self._index.memory_bytes + sum(sizes)
 
     # Asking
 
@@ -237,17 +242,19 @@ class DedupeIds:
         """
         while True:
             with self._lock:
-                sources = self._sources
+                sources, index = self._sources, self._index
                 look = self._know(ids)
                 # By number of the filter; -1 and less: not known. What is noted meanwhile is in none of the sources.
                 since = [source.since - look.oldest for source in sources]
             try:
-                return self._find(list(zip(sources, since, strict=True)), look, ids, since_ms)
+                return self._find(list(zip(sources, since, strict=True)), index, look, ids, since_ms)
             except FileNotFoundError as error:
                 if sources is self._sources:  # else a merge has removed it meanwhile
                     raise disappeared("a file of ids", error) from error
 
-    def _find(self, sources: list[tuple[IdSource, int]], look: RecentLook, ids: BatchIds, since_ms: int) -> I64:
+    def _find(
+        self, sources: list[tuple[IdSource, int]], index: IdIndex, look: RecentLook, ids: BatchIds, since_ms: int
+    ) -> I64:
         high, low = ids.high, ids.low
         offsets = np.full(len(high), _NO_OFFSET)
         suspicion = bool(look.may_have[0].any())  # by any filter
@@ -255,10 +262,15 @@ class DedupeIds:
             return offsets
         everyone = np.arange(len(high)) if ids.has is None else np.flatnonzero(ids.has)
         suspected = [everyone[each] for each in look.may_have]
+        seated, is_found = None, np.zeros(len(high), np.bool_)
         for source, number in sources:
             if (number >= 0 and not suspicion) or not source.count:
                 continue
             asked = suspected[number] if number >= 0 else everyone
+            if len(asked) and isinstance(source, IdFile) and (seat := index.seats.get(source)) is not None:
+                if seated is None:
+                    seated = _seated(index, high, low, everyone)
+                asked = seated[seat][~is_found[seated[seat]]]
             if not len(asked):
                 continue
             if isinstance(source, IdLayer):
@@ -268,6 +280,7 @@ class DedupeIds:
                 places, found, stored_ms = source.find(high[asked], low[asked])
             if len(places):
                 alive = stored_ms >= since_ms
+                is_found[asked[places]] = True
                 offsets[asked[places[alive]]] = found[alive]
                 everyone = _without(everyone, asked[places])
                 suspected = [_without(each, asked[places]) for each in suspected]
@@ -342,6 +355,28 @@ class DedupeIds:
             if at is not None:
                 kept = [source for source in self._sources if source not in gone]
                 self._sources = (*kept[:at], *(() if file is None else (file,)), *kept[at:])
+                self._index = self._index.without(gone)
+
+    def unjoined(self, files: Sequence[IdFile], full_rows: int) -> list[IdFile]:
+        """The full ones that the index of full files has yet to know: a few at a time."""
+        index = self._index
+        found = [file for file in files if file.count >= full_rows and index.lacks(file)]
+        return found[:_JOINED_TOGETHER]
+
+    def join(self, files: Sequence[IdFile], check: Callable[[], None]) -> None:
+        """Have the index know them; with none it is made anew. Raises ``CorruptFile``, and what ``check`` raises."""
+        join(lambda: self._index, self._hold, files, check)
+        for file in files:
+            file.forget_filter()
+
+    @property
+    def is_index_worn(self) -> bool:
+        """Whether :meth:`join` is due, be it without files."""
+        return self._index.is_worn()
+
+    def _hold(self, index: IdIndex) -> None:
+        with self._lock:
+            self._index = index
 
     # Files of an earlier run
 
@@ -374,3 +409,9 @@ class DedupeIds:
 def _without(places: I64, gone: I64) -> I64:
     """Of ``places``, which ascend, those that are not ``gone``."""
     return places[np.isin(places, gone, assume_unique=True, invert=True)]
+
+
+def _seated(index: IdIndex, high: U64, low: U64, places: I64) -> list[I64]:
+    """Of each seat the ids, among those at ``places``, that may be in a file that has it."""
+    found, seats = index.find(high[places], low[places])
+    return [places[found[seats == seat]] for seat in range(SEATS)]

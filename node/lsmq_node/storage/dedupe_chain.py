@@ -139,12 +139,22 @@ class DedupeChain:
 
     def is_due(self) -> bool:
         """Whether :meth:`work` has something to do."""
-        return bool(self._choose()) or self._ids.unknown(self._files) is not None
+        return (
+            bool(self._choose())
+            or bool(self._ids.unjoined(self._files, FULL_ROWS))
+            or self._ids.is_index_worn
+            or self._ids.unknown(self._files) is not None
+        )
 
     def work(self) -> None:
         """Do the next merge, or else read what is not known of a file. Raises ``OSError``, what ``check`` raises."""
         if merged := self._choose():
             self._merge(merged)
+        elif (files := self._ids.unjoined(self._files, FULL_ROWS)) or self._ids.is_index_worn:
+            try:
+                self._ids.join(files, self._check)
+            except CorruptFile as damage:
+                _log.error("%s It is kept as it is, out of merges", damage.message)
         elif (file := self._ids.unknown(self._files)) is not None:
             try:
                 self._ids.learn(file, self._check)

@@ -6,16 +6,21 @@ All integers are little-endian::
      8    magic ``LSMQIDS1``
      4    version (1)
      n    blocks    of ``BLOCK_ROWS`` rows, the last of fewer, each with the CRC32C of its rows behind them (4)
+     4*p  parts     of each part the crc of its marks and starts
+     4*f  firsts    of each block the upper 32 bits of its first id
      2*r  marks     of each row the lower 16 bits of its id
      4*b  starts    of each bucket the number of its first row, and at the end the number of rows
      n    tail      msgpack: rows, buckets, and of each topic its rows and the latest ``stored_ms``
     28    footer    position of the marks (8); length of the tail (4); crc of marks, starts and tail (4); version (4);
-                    crc of these 20 bytes (4); zeros (4)
+                    crc of these 20 bytes (4); crc of parts and firsts (4)
 
-A row is :data:`.dedupe_layer.ROW`. Ids are spread evenly, so the bucket of an id is its upper 32 bits, scaled to the
-number of buckets, and a bucket has ``BUCKET_ROWS`` rows on average. Marks and starts stay in memory, two and a quarter
-bytes an id, and are all the index there is: an id is looked for among the marks of its bucket, and the place of a mark
-is the number of its row. Of ids that are not here one in a few thousand is looked for in a block.
+A row is :data:`.dedupe_layer.ROW`. Ids are spread evenly, so the bucket of an id is its upper bits, and a bucket has
+four to eight rows on average. Marks and starts stay in memory, two and a third bytes an id, until the file has joined
+an index of many (:mod:`.dedupe_index`), which takes them a sixteenth of all ids at a time, a *part*. Of ids that are
+not here one in ten thousand is looked for in a block; a block is found by the first ids of all.
+
+Earlier releases wrote no parts and firsts, and 0 for their crc, and any number of buckets: an id's upper 32 bits were
+scaled to it, as they are where it is a power of two. Such a file joins nothing. Those releases read what this writes.
 
 No file stays open between reads. Blocks are not cached: of ids that come again none is asked for twice in a row.
 """
@@ -32,13 +37,13 @@ from typing import Any
 import crc32c
 import msgpack
 import numpy as np
-from numpy.typing import NDArray
 
 from lsmq.errors import CorruptFile
 from lsmq_node.descriptors import SHORTAGE
 
 from .buffered_file import BufferedFile
-from .columns import I64, U64, group_starts, windows
+from .columns import I64, U32, U64
+from .dedupe_buckets import U16, Marks
 from .dedupe_layer import ROW, IdRows, chosen_rows, joined_rows, newest_order
 from .dedupe_recent import NEVER
 from .disk import Disk, File
@@ -51,20 +56,19 @@ FOOTER = struct.Struct("<QIIIII")
 ROW_BYTES = ROW.itemsize  # 8 + 8 + 8 + 8 + 4 = 36
 BLOCK_ROWS = 128
 BLOCK_BYTES = BLOCK_ROWS * ROW_BYTES + 4
-BUCKET_ROWS = 8
-#: Marks of a bucket that are compared at once; larger buckets, which chance does not make, one by one.
-_WIDEST = 64
-#: So many ids are looked for at a time.
-_CHUNK = 1 << 14
+#: Of the ids of a file, by their upper bits.
+PART_BITS = 4
+PARTS = 1 << PART_BITS
+#: Rows of a bucket, at least, on average.
+_BUCKET_ROWS = 4
+_MOST_BITS = 30
 #: So few are looked for one by one.
 _FEW = 8
-#: Buckets for which one start is kept whole, and of the others how far above it they are.
-_STRETCH_BITS = 8
-_STRETCH = 1 << _STRETCH_BITS
+#: Ids whose blocks are in memory together.
+_READ_TOGETHER = 256
 #: Blocks that are read at a time by who reads all.
 _SCAN_BLOCKS = 64
 _HALF = np.uint64(32)
-_MARK = np.uint64(0xFFFF)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +95,10 @@ class IdWriter:
         """``expected``: about so many rows will come; more make the filter slower, fewer larger."""
         self._file = BufferedFile(disk, path, HEAD.pack(MAGIC, VERSION))
         self._rest: IdRows = np.empty(0, ROW)  # of a block that is not full
-        self._marks: list[NDArray[np.uint16]] = []
-        self._buckets = max(1, expected // BUCKET_ROWS)
-        self._starts = np.zeros(self._buckets + 1, np.uint32)
+        self._marks: list[U16] = []
+        self._bits = min(max((expected // _BUCKET_ROWS).bit_length() - 1, PART_BITS), _MOST_BITS)
+        self._starts = np.zeros((1 << self._bits) + 1, np.uint32)
+        self._firsts: list[U32] = []
         self._topics: dict[int, list[int]] = {}
         self.count = 0
 
@@ -102,8 +107,8 @@ class IdWriter:
         if not len(rows):
             return
         self.count += len(rows)
+        buckets = _buckets(rows["high"], 1 << self._bits)
         self._marks.append(rows["low"].astype(np.uint16))  # the lower bits
-        buckets = _buckets(rows["high"] >> _HALF, self._buckets)
         first = int(buckets[0])  # They ascend.
         counts = np.bincount(buckets - first)
         self._starts[first + 1 : first + 1 + len(counts)] += counts.astype(np.uint32)
@@ -119,6 +124,7 @@ class IdWriter:
 
     def _put_blocks(self, rows: IdRows, block_rows: int) -> None:
         """Blocks of so many rows each."""
+        self._firsts.append((rows["high"][::block_rows] >> _HALF).astype("<u4"))
         content = rows.view(np.uint8).reshape(-1, block_rows * ROW_BYTES)
         crcs = [crc32c.crc32c(block.data) for block in content]
         blocks = np.empty((len(content), block_rows * ROW_BYTES + 4), np.uint8)
@@ -130,15 +136,22 @@ class IdWriter:
         """Durable on return, but for the file's name. Returns its size in bytes."""
         if len(self._rest):
             self._put_blocks(self._rest, len(self._rest))
-        position = self._file.end
         starts = np.cumsum(self._starts, out=self._starts)
-        tail = msgpack.packb([self.count, self._buckets, self._topics])
-        crc = 0
-        for piece in (*(marks.tobytes() for marks in self._marks), starts.tobytes(), tail):
+        marks = np.concatenate(self._marks) if self._marks else np.empty(0, np.uint16)
+        parts = []
+        for part in range(PARTS):
+            first, last = _buckets_of(part, self._bits)
+            mine = starts[first : last + 1]
+            parts.append(_part_crc(marks[mine[0] : mine[-1]].tobytes(), mine.tobytes()))
+        guide = np.array(parts, "<u4").tobytes() + b"".join(firsts.tobytes() for firsts in self._firsts)
+        self._file.write(guide)
+        position, crc = self._file.end, 0
+        tail = msgpack.packb([self.count, 1 << self._bits, self._topics])
+        for piece in (marks.tobytes(), starts.tobytes(), tail):
             crc = crc32c.crc32c(piece, crc)
             self._file.write(piece)
         foot = struct.pack("<QIII", position, len(tail), crc, VERSION)
-        self._file.write(foot + crc32c.crc32c(foot).to_bytes(4, "little") + bytes(4))
+        self._file.write(foot + struct.pack("<II", crc32c.crc32c(foot), crc32c.crc32c(guide)))
         return self._file.finish()
 
     def abandon(self) -> None:
@@ -154,10 +167,27 @@ def topics_of(rows: IdRows) -> list[int]:
     return found
 
 
-def _buckets(highs: U64, buckets: int) -> I64:
-    """The buckets of ids by their upper 32 bits."""
-    found: I64 = ((highs * np.uint64(buckets)) >> _HALF).view(np.int64)
+def _buckets(high: U64, buckets: int) -> I64:
+    """The buckets of ids."""
+    found: I64 = ((high >> _HALF) * np.uint64(buckets) >> _HALF).view(np.int64)
     return found
+
+
+def _buckets_of(part: int, bits: int) -> tuple[int, int]:
+    """The first bucket of a part, and the first behind it."""
+    return part << bits - PART_BITS, part + 1 << bits - PART_BITS
+
+
+def _part_crc(marks: bytes, starts: bytes) -> int:
+    return crc32c.crc32c(starts, crc32c.crc32c(marks))
+
+
+@dataclass(frozen=True, slots=True)
+class Prints:
+    """What a filter knows of ids: the upper ``bits`` of each, and in the lowest 16 bits its mark."""
+
+    bits: int
+    values: U64
 
 
 class IdFile:
@@ -184,7 +214,7 @@ class IdFile:
         if size < HEAD.size + FOOTER.size or file.pread(8, 0) != MAGIC:
             raise self._damaged(f"not a file of ids ({size} bytes)", 0)
         raw = file.pread(FOOTER.size, size - FOOTER.size)
-        position, tail_bytes, crc, version, foot_crc, _ = FOOTER.unpack(raw)
+        position, tail_bytes, crc, version, foot_crc, guide_crc = FOOTER.unpack(raw)
         if crc32c.crc32c(raw[:20]) != foot_crc:
             raise self._damaged("its footer is damaged", size - FOOTER.size)
         if version != VERSION:
@@ -192,20 +222,25 @@ class IdFile:
         rest = file.pread(size - FOOTER.size - position, position)
         if crc32c.crc32c(rest) != crc or file.pread(HEAD.size, 0) != HEAD.pack(MAGIC, VERSION):
             raise self._damaged("its filter is damaged", position)
-        count, self._bucket_count, topics = msgpack.unpackb(rest[len(rest) - tail_bytes :], strict_map_key=False)
+        count, self._buckets, topics = msgpack.unpackb(rest[len(rest) - tail_bytes :], strict_map_key=False)
         self.count: int = count
         #: Of each topic the number of its rows, and the latest ``stored_ms``.
         self.topics: dict[int, tuple[int, int]] = {topic: (rows, last) for topic, (rows, last) in topics.items()}
-        starts = np.frombuffer(rest, "<u4", self._bucket_count + 1, 2 * count)
-        widest = int(np.diff(starts).max(initial=0))
-        self._bases = starts[::_STRETCH].copy()
-        above = starts - np.repeat(self._bases, _STRETCH)[: len(starts)]
-        self._above = above.astype(np.uint16) if int(above.max()) < 1 << 16 else above
-        self._width = max(1, min(widest, _WIDEST))
-        self._has_wide = widest > _WIDEST
-        marks = np.zeros(count + self._width, np.uint16)
-        marks[:count] = np.frombuffer(rest, "<u2", count)
-        self._marks = marks
+        self._marks_at = position
+        starts = np.frombuffer(rest, "<u4", self._buckets + 1, 2 * count)
+        self._filter: Marks | None = Marks(np.frombuffer(rest, "<u2", count), starts)
+        self._part_crcs: list[int] = []
+        if guide_crc:
+            blocks = -(-count // BLOCK_ROWS)
+            guide = file.pread(4 * (PARTS + blocks), position - 4 * (PARTS + blocks))
+            if crc32c.crc32c(guide) != guide_crc:
+                raise self._damaged("its filter is damaged", position)
+            self._part_crcs = np.frombuffer(guide, "<u4", PARTS).tolist()
+            firsts = np.frombuffer(guide, "<u4", blocks, 4 * PARTS)
+        else:
+            firsts = starts.searchsorted(np.arange(0, count, BLOCK_ROWS), side="right") - 1
+        #: Of each block :meth:`_order_of` its first row.
+        self._firsts: U32 = firsts.astype(np.uint32)
 
     def _damaged(self, what: str, position: int) -> CorruptFile:
         self.damage = damaged(self.path, f"{what} (byte {position}): the file of ids is damaged", position)
@@ -214,68 +249,47 @@ class IdFile:
     @property
     def memory_bytes(self) -> int:
         """What stays in memory of it."""
-        size: int = self._marks.nbytes + self._bases.nbytes + self._above.nbytes
-        return size
+        return self._firsts.nbytes + (0 if self._filter is None else self._filter.memory_bytes)
 
-    def _starts(self, buckets: I64) -> I64:
-        starts: I64 = self._bases[buckets >> _STRETCH_BITS].astype(np.int64)
-        starts += self._above[buckets]
-        return starts
+    def _order_of(self, high: U64) -> U32:
+        """What ascends with ids, and is of a few bits."""
+        return (high >> _HALF if self._part_crcs else _buckets(high, self._buckets)).astype(np.uint32)
 
     def find(self, high: U64, low: U64) -> tuple[I64, I64, I64]:
         """Which of these ids are here: their places among those asked for, the offsets, and when they were stored.
 
         Raises ``CorruptFile``, ``FileNotFoundError``, and ``StoreBusy`` for want of a file descriptor.
         """
-        if len(high) <= _FEW:
-            pairs = [self._few_candidates(high, low)]
-        else:
-            begins = range(0, len(high), _CHUNK)
-            pairs = [self._candidates(high[at : at + _CHUNK], low[at : at + _CHUNK], at) for at in begins]
-        places = np.concatenate([each for each, _ in pairs])
-        numbers = np.concatenate([each for _, each in pairs])
-        if not len(places):
-            return places, places, places
-        rows = self._read_rows(numbers)
-        same = (rows["high"] == high[places]) & (rows["low"] == low[places])
-        rows = rows[same]
-        return places[same], rows["offset"], rows["stored_ms"]
+        places = np.arange(len(high))
+        if (held := self._filter) is not None:
+            buckets, marks = _buckets(high, self._buckets), low.astype(np.uint16)  # the lower bits
+            if len(high) <= _FEW:
+                pairs = enumerate(zip(buckets.tolist(), marks.tolist(), strict=True))
+                places = np.array([at for at, (bucket, mark) in pairs if held.has_one(bucket, mark)], np.int64)
+            else:
+                places = np.unique(held.find(buckets, marks)[0])
+        if not len(places) or not self.count:
+            return places[:0], places[:0], places[:0]
+        ordered = places[high[places].argsort()]
+        begins = range(0, len(ordered), _READ_TOGETHER)
+        found = [pair for at in begins for pair in self._look(ordered[at : at + _READ_TOGETHER], high, low)]
+        rows = joined_rows([rows for _, rows in found])
+        return np.concatenate([each for each, _ in found] or [places[:0]]), rows["offset"], rows["stored_ms"]
 
-    def _candidates(self, high: U64, low: U64, base: int) -> tuple[I64, I64]:
-        """Where ids may be: their places among those asked for, from ``base`` on, and numbers of rows."""
-        buckets = _buckets(high >> _HALF, self._bucket_count)
-        starts, ends = self._starts(buckets), self._starts(buckets + 1)
-        marks = (low & _MARK).astype(np.uint16)
-        width = self._width
-        near = windows(self._marks.view(np.uint8), 2 * starts, 2 * width).view(np.uint16).reshape(-1, width)
-        hits = np.flatnonzero(near == marks[:, None])
-        places = hits // width
-        numbers = starts[places] + (hits - places * width)
-        inside = numbers < ends[places]
-        places, numbers = places[inside], numbers[inside]
-        if self._has_wide:
-            for place in np.flatnonzero(ends - starts > width).tolist():
-                begin, end = int(starts[place]) + width, int(ends[place])
-                more = begin + np.flatnonzero(self._marks[begin:end] == marks[place])
-                places = np.append(places, np.full(len(more), place))
-                numbers = np.append(numbers, more)
-        return places + base, numbers
+    def _look(self, places: I64, high: U64, low: U64) -> Iterator[tuple[I64, IdRows]]:
+        """Those of some ids, which ascend, that are here, and their rows."""
+        order = self._order_of(high[places])
+        blocks = self._firsts.searchsorted(order, side="right") - 1
+        while len(left := np.flatnonzero(blocks >= 0)):
+            places, order, blocks = places[left], order[left], blocks[left]
+            rows = self._read_blocks(np.unique(blocks).tolist())
+            numbers = _numbers_of(rows, high[places], low[places])
+            here = numbers >= 0
+            yield places[here], chosen_rows(rows, numbers[here])
+            # Where the block's first row is alike, others may stand in the block before it.
+            blocks = np.where(~here & (self._firsts[blocks] == order), blocks - 1, -1)
 
-    def _few_candidates(self, high: U64, low: U64) -> tuple[I64, I64]:
-        """:meth:`_candidates` of so few that numpy would take longer for its calls."""
-        places, numbers = [], []
-        for place, (upper, lower) in enumerate(zip((high >> _HALF).tolist(), low.tolist(), strict=True)):
-            bucket, mark = upper * self._bucket_count >> 32, lower & 0xFFFF
-            begin, end = (
-                int(self._bases[each >> _STRETCH_BITS]) + int(self._above[each]) for each in (bucket, bucket + 1)
-            )
-            for number, each in enumerate(self._marks[begin:end].tolist(), begin):
-                if each == mark:
-                    places.append(place)
-                    numbers.append(number)
-        return np.array(places, np.int64), np.array(numbers, np.int64)
-
-    def _read_rows(self, numbers: I64) -> IdRows:
+    def _read_blocks(self, blocks: list[int]) -> IdRows:
         try:
             file = self._disk.open(self.path, random=True)
         except OSError as error:
@@ -283,13 +297,41 @@ class IdFile:
                 raise
             raise no_descriptor(self.path) from error
         with closing(file):
-            found, order = np.empty(len(numbers), ROW), np.argsort(numbers)
-            blocks, within = np.divmod(numbers[order], BLOCK_ROWS)
-            firsts = group_starts(blocks)
-            parts = zip(blocks[firsts].tolist(), np.split(order, firsts[1:]), np.split(within, firsts[1:]), strict=True)
-            for block, mine, places in parts:
-                found[mine] = self._read(file, block, 1)[places]
-        return found
+            return joined_rows([self._read(file, block, 1) for block in blocks])
+
+    # For an index of many files
+
+    @property
+    def can_join(self) -> bool:
+        """Whether :meth:`prints` are known."""
+        return bool(self._part_crcs) and self.damage is None
+
+    @property
+    def bucket_bits(self) -> int:
+        """Of a file that :attr:`can_join`."""
+        bits: int = self._buckets.bit_length() - 1
+        return bits
+
+    def prints(self, part: int) -> Prints:
+        """Of a sixteenth of the ids what the filter has of them, from the disk. Raises ``CorruptFile``."""
+        first, last = _buckets_of(part, self.bucket_bits)
+        with closing(self._disk.open(self.path)) as file:
+            raw = file.pread(4 * (last - first + 1), self._marks_at + 2 * self.count + 4 * first)
+            starts = np.frombuffer(raw, "<u4")
+            begin, end = int(starts[0]), int(starts[-1])
+            if len(starts) != last - first + 1 or not 0 <= begin <= end <= self.count:
+                raise self._damaged("its filter is damaged", self._marks_at)
+            marks = file.pread(2 * (end - begin), self._marks_at + 2 * begin)
+        if _part_crc(marks, raw) != self._part_crcs[part]:
+            raise self._damaged("its filter is damaged", self._marks_at)
+        values = np.repeat(np.arange(first, last, dtype=np.uint64), np.diff(starts))
+        values <<= np.uint64(16)
+        values |= np.frombuffer(marks, "<u2")
+        return Prints(self.bucket_bits, values)
+
+    def forget_filter(self) -> None:
+        """Another knows where its ids may be. Who asks all the same is answered from its blocks."""
+        self._filter = None
 
     def _read(self, file: File, first: int, count: int) -> IdRows:
         """The rows of ``count`` blocks from ``first`` on."""
@@ -327,16 +369,37 @@ class IdFile:
 
     def verify(self) -> None:
         """Read all of it. Raises ``CorruptFile``."""
-        count, last = 0, (-1, -1)
+        whole = IdFile(self._disk, self.path)._filter
+        assert whole is not None
+        starts, count, last = whole.starts, 0, (-1, -1)
         for rows in self.scan():
             if not is_sorted(rows) or _first(rows) <= last:
                 raise self._damaged("its ids are out of order", 0)
-            if ((rows["low"] & _MARK).astype(np.uint16) != self._marks[count : count + len(rows)]).any():
+            buckets, marks = _buckets(rows["high"], self._buckets), rows["low"].astype(np.uint16)
+            numbers = np.arange(count, count + len(rows))
+            if (
+                (marks != whole.marks[count : count + len(rows)]).any()
+                or (starts[buckets] > numbers).any()
+                or (starts[buckets + 1] <= numbers).any()
+            ):
                 raise self._damaged("its filter is of other ids", 0)
             count += len(rows)
             last = _first(rows[-1:])
         if count != self.count:
             raise self._damaged("its blocks and its filter do not belong together", 0)
+
+
+def _numbers_of(rows: IdRows, high: U64, low: U64) -> I64:
+    """Which of the rows, which ascend, are of these ids; -1 where none is."""
+    highs, lows = rows["high"].copy(), rows["low"].copy()
+    found, at, left = np.full(len(high), -1), highs.searchsorted(high), np.arange(len(high))
+    # The first that is not below; those with the same upper half follow one another.
+    while len(left := left[at[left] < len(rows)]) and len(left := left[highs[at[left]] == high[left]]):
+        same = lows[at[left]] == low[left]
+        found[left[same]] = at[left[same]]
+        left = left[~same]
+        at[left] += 1
+    return found
 
 
 def _first(rows: IdRows) -> tuple[int, int]:

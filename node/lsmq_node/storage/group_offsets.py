@@ -50,6 +50,15 @@ class CommittedOffsets:
             _fill(found[number << PAGE_BITS : number + 1 << PAGE_BITS], page)
         return found
 
+    def committed(self) -> Iterator[tuple[I64, I64]]:
+        """Rows that have one, and these, a page at a time."""
+        for number, page in list(self._pages.items()):
+            if isinstance(page, dict):
+                rows, values = np.array(list(page), np.int64), np.array(list(page.values()), np.int64)
+            else:
+                rows, values = np.arange(len(page)), page
+            yield rows + (number << PAGE_BITS), values
+
     def pages(self) -> list[int]:
         """Those in which a queue was ever committed to."""
         return list(self._pages)

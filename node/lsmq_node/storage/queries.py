@@ -396,21 +396,36 @@ class Queries:
     def group_lag(self, group: str, topic_id: int) -> int:
         """Messages that wait for a group here; where it has committed nothing, all that are kept do.
 
-        Costs what it costs to look at each queue of the topic. Raises ``UnknownTopic``.
+        Costs what it costs to look at each queue that it has committed, and once after each change of the topic at all
+        queues of that. Raises ``UnknownTopic``.
         """
         state, offsets = self.topic_state(topic_id), self._state.offsets.get(group, topic_id)
-        count, found = state.end - state.first, 0
-        for low in range(0, count, _COUNTED_AT_ONCE):
-            rows = slice(low, min(low + _COUNTED_AT_ONCE, count))
+        found = _waiting(state)
+        if offsets is None:
+            return found
+        count = state.end - state.first
+        for rows, values in offsets.committed():
+            rows, values = rows[rows < count], values[rows < count]
             starts, ends = state.start[rows], state.committed[rows]
-            if offsets is not None:
-                starts = np.maximum(starts, offsets.at(np.arange(rows.start, rows.stop)) - 1)
-            found += int(np.maximum(ends - starts, 0).sum())
-        return found
+            found += int((np.maximum(ends - np.maximum(starts, values - 1), 0) - np.maximum(ends - starts, 0)).sum())
+        return max(0, found)  # the topic may have changed meanwhile
 
     def groups(self) -> list[str]:
         """Names of the groups that have committed offsets here."""
         return sorted({group for group, _ in self._state.offsets})
+
+
+def _waiting(state: TopicState) -> int:
+    """Messages that are kept in all queues of a topic."""
+    version, counted = state.version, state.waiting
+    if counted is not None and counted[1] == version:
+        return counted[0]
+    count, found = state.end - state.first, 0
+    for low in range(0, count, _COUNTED_AT_ONCE):
+        rows = slice(low, min(low + _COUNTED_AT_ONCE, count))
+        found += int(np.maximum(state.committed[rows] - state.start[rows], 0).sum())
+    state.waiting = found, version
+    return found
 
 
 def _lost(state: TopicState, queue: int, offset: int) -> CorruptFile:

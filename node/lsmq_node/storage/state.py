@@ -173,6 +173,7 @@ class TopicState:
         "start",
         "topic",
         "version",
+        "waiting",
     )
 
     def __init__(self, topic: StoredTopic, first: int, end: int) -> None:
@@ -190,6 +191,8 @@ class TopicState:
         self._changed = np.zeros((len(self._rows) >> PAGE_BITS) + 1, np.bool_)  # by page
         self.deletions: Deletions | None = None  # None when nothing was deleted
         self.losses = 0  # raised by whatever makes records unreadable
+        #: Messages that are kept in all queues together, and the version that was counted in.
+        self.waiting: tuple[int, int] | None = None
         self.gone: Losses = {}
         self.version = 0  # raised by every change
         self.quota = Quota(topic.options) if topic.options.has_quota else None

@@ -28,15 +28,20 @@ jetstream {{ store_dir: "{store}", sync_interval: always, max_file_store: 64GB }
 """
 _BUILD_TIMEOUT_S = 900
 _ACK_TIMEOUT_S = 60.0
+#: A stream refuses more than 10,000 that wait to be stored, and then the client never ends the futures of those refused.
+_MOST_IN_FLIGHT = 2_000
+#: A writer that is slower is taken for one that waits for ever.
+_LEAST_PER_S = 100
 
 
 def write(load: ClientLoad) -> LoadOutcome:
     async def work() -> LoadOutcome:
         client, stream = await _connect(load)
         bodies, waiting = load.bodies(), deque[Any]()
+        in_flight = min(load.in_flight, _MOST_IN_FLIGHT)
         clock = Stopwatch()
         for number in range(load.messages):
-            if len(waiting) == load.in_flight:
+            if len(waiting) == in_flight:
                 await waiting.popleft()
             subject = f"{TOPIC}.{(load.first + number) % load.queues}"
             waiting.append(await stream.publish_async(subject, bodies[number % len(bodies)]))
@@ -46,7 +51,11 @@ def write(load: ClientLoad) -> LoadOutcome:
         await client.close()
         return outcome
 
-    return asyncio.run(work())
+    async def bounded() -> LoadOutcome:
+        async with asyncio.timeout(_ACK_TIMEOUT_S + load.messages / _LEAST_PER_S):
+            return await work()
+
+    return asyncio.run(bounded())
 
 
 def loop(load: ClientLoad) -> LoadOutcome:
