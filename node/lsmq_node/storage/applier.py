@@ -192,7 +192,7 @@ class Applier:
         others = columns.chosen(kept)
         begins = np.cumsum(columns.lengths, dtype=np.int64) - columns.lengths
         payload: U8 = gather(np.frombuffer(batch.payload, np.uint8), begins[kept], others.lengths)
-        view = memoryview(payload)  # type: ignore[arg-type]  # numpy arrays have the buffer protocol
+        view = payload.data
         pending = self._prepare(state, batch, others, view, stored_ms, lsn)
         answers = np.full(batch.record_count, -1)
         answers[kept] = pending.offsets

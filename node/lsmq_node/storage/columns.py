@@ -281,7 +281,7 @@ def encode_one(columns: Mapping[int, NDArray[Any]], payload: U8, codec: Codec = 
         if column not in OPTIONAL or values.any():
             _pack_column(column, values, directory, deltas)
     rest = b"".join((*directory, *deltas))
-    return _sealed(codec, len(columns[Column.LENGTH]), len(directory), rest, memoryview(payload), len(payload))  # type: ignore[arg-type]
+    return _sealed(codec, len(columns[Column.LENGTH]), len(directory), rest, payload.data, len(payload))
 
 
 def _pack_column(column: int, values: NDArray[Any], directory: list[bytes], deltas: list[bytes]) -> None:
@@ -325,7 +325,7 @@ def encode_batches(columns: Mapping[int, NDArray[Any]], payload: U8, cuts: I64, 
     np.cumsum(columns[Column.LENGTH], out=bounds[1:])
     byte_cuts, record_cuts = bounds[cuts].tolist(), cuts.tolist()
     directory, directory_bytes = directories.tobytes(), len(present) * COLUMN_BYTES
-    whole = memoryview(payload)  # type: ignore[arg-type]  # numpy arrays have the buffer protocol
+    whole = payload.data
     batches: list[bytes] = []
     for index, first in enumerate(record_cuts[:-1]):
         end = record_cuts[index + 1]
@@ -342,7 +342,7 @@ def encode_batches(columns: Mapping[int, NDArray[Any]], payload: U8, cuts: I64, 
 def _deltas_by_width(values: NDArray[Any], widths: NDArray[np.uint8]) -> dict[int, memoryview]:
     """The bytes of values in each width that a batch needs; those of batches that need another say nothing."""
     return {
-        width: memoryview(values.astype(WIDTH_DTYPES[width])).cast("B")  # type: ignore[arg-type]
+        width: values.astype(WIDTH_DTYPES[width]).data.cast("B")
         for width in WIDTH_DTYPES
         if (widths == width).any()
     }

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from .columns import I64, U64
 
 #: Words of the first filters, then of all, and the ids that fill them.
-_SIZES = ((1 << 13, 1 << 12), (1 << 16, 1 << 15), (1 << 19, 1 << 18), (1 << 20, 2_000_000))
+_SIZES = ((1 << 13, 1 << 12), (1 << 16, 1 << 15), (1 << 19, 1 << 18), (15 << 16, 2_000_000))
 #: So many of the largest are kept.
 _KEPT = 3
 #: So many of the newest ids, at least, are known.

@@ -113,7 +113,7 @@ class Picked:
         """Which of records that came through :meth:`may_pass` are picked indeed; None for all of them."""
         if not self._looks_inside or len(records) == 0:
             return None
-        payload = memoryview(records.payload)  # type: ignore[arg-type]  # numpy arrays have the buffer protocol
+        payload = records.payload.data
         ends = np.cumsum(records.lengths, dtype=np.int64)
         starts = ends - records.lengths
         header_lengths = records.columns.get(Column.HEADER_LENGTH)

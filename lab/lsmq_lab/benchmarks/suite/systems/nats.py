@@ -28,7 +28,7 @@ jetstream {{ store_dir: "{store}", sync_interval: always, max_file_store: 64GB }
 """
 _BUILD_TIMEOUT_S = 900
 _ACK_TIMEOUT_S = 60.0
-#: A stream refuses more than 10,000 that wait to be stored, and then the client never ends the futures of those refused.
+#: A stream refuses more than 10,000 that wait to be stored, and the client never ends the futures of those.
 _MOST_IN_FLIGHT = 2_000
 #: A writer that is slower is taken for one that waits for ever.
 _LEAST_PER_S = 100
