@@ -69,7 +69,7 @@ random_bits: Callable[[int], int] = secrets.randbits
 #: count on its sequence, so this is another one.
 random = Random()
 
-_SWITCH_SECONDS = 0.002
+_SWITCH_SECONDS = 0.0005
 _BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -84,7 +84,7 @@ def boot_time() -> float:
 
 
 def share_closely() -> None:
-    """Let a thread that waits for the interpreter have it after two milliseconds, not Python's five.
+    """Let a thread that waits for the interpreter have it after half a millisecond, not Python's five.
 
     For programs, since it is for all of a process. Work goes through two threads or more, each of which would else wait
     for what flushes and merges: with a million queues that was a tenth of all time.
