@@ -342,9 +342,7 @@ def encode_batches(columns: Mapping[int, NDArray[Any]], payload: U8, cuts: I64, 
 def _deltas_by_width(values: NDArray[Any], widths: NDArray[np.uint8]) -> dict[int, memoryview]:
     """The bytes of values in each width that a batch needs; those of batches that need another say nothing."""
     return {
-        width: values.astype(WIDTH_DTYPES[width]).data.cast("B")
-        for width in WIDTH_DTYPES
-        if (widths == width).any()
+        width: values.astype(WIDTH_DTYPES[width]).data.cast("B") for width in WIDTH_DTYPES if (widths == width).any()
     }
 
 
