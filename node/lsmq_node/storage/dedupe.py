@@ -261,16 +261,20 @@ class DedupeIds:
         if not suspicion and all(number >= 0 or not source.count for source, number in sources):
             return offsets
         everyone = np.arange(len(high)) if ids.has is None else np.flatnonzero(ids.has)
+        if not len(everyone):
+            return offsets
         suspected = [everyone[each] for each in look.may_have]
-        seated, is_found = None, np.zeros(len(high), np.bool_)
+        seated: list[I64] | None = None
+        is_found = np.zeros(len(high), np.bool_)
         for source, number in sources:
             if (number >= 0 and not suspicion) or not source.count:
                 continue
-            asked = suspected[number] if number >= 0 else everyone
-            if len(asked) and isinstance(source, IdFile) and (seat := index.seats.get(source)) is not None:
-                if seated is None:
-                    seated = _seated(index, high, low, everyone)
-                asked = seated[seat][~is_found[seated[seat]]]
+            if isinstance(source, IdFile) and (seat := index.seats.get(source)) is not None:
+                seated = seated or _seated(index, high, low, everyone)
+                asked = seated[seat]
+            else:
+                asked = suspected[number] if number >= 0 else everyone
+            asked = asked[~is_found[asked]]
             if not len(asked):
                 continue
             if isinstance(source, IdLayer):
@@ -282,8 +286,6 @@ class DedupeIds:
                 alive = stored_ms >= since_ms
                 is_found[asked[places]] = True
                 offsets[asked[places[alive]]] = found[alive]
-                everyone = _without(everyone, asked[places])
-                suspected = [_without(each, asked[places]) for each in suspected]
         return offsets
 
     def _know(self, ids: BatchIds) -> RecentLook:
@@ -369,7 +371,6 @@ class DedupeIds:
         for file in files:
             file.forget_filter()
 
-    @property
     def is_index_worn(self) -> bool:
         """Whether :meth:`join` is due, be it without files."""
         return self._index.is_worn()
@@ -404,11 +405,6 @@ class DedupeIds:
                 self._recent.look(keys, bits_of(keys))
         with self._lock:
             file.since = since
-
-
-def _without(places: I64, gone: I64) -> I64:
-    """Of ``places``, which ascend, those that are not ``gone``."""
-    return places[np.isin(places, gone, assume_unique=True, invert=True)]
 
 
 def _seated(index: IdIndex, high: U64, low: U64, places: I64) -> list[I64]:

@@ -15,6 +15,7 @@ from .columns import I64, U32, windows
 
 U16 = NDArray[np.uint16]
 
+MARK_BITS = 16
 #: Marks of a bucket that are compared at once; what is beyond, which chance does not make, one bucket after another.
 _WIDEST = 64
 #: So many ids are looked for at a time.

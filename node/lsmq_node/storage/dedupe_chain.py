@@ -142,7 +142,7 @@ class DedupeChain:
         return (
             bool(self._choose())
             or bool(self._ids.unjoined(self._files, FULL_ROWS))
-            or self._ids.is_index_worn
+            or self._ids.is_index_worn()
             or self._ids.unknown(self._files) is not None
         )
 
@@ -150,7 +150,7 @@ class DedupeChain:
         """Do the next merge, or else read what is not known of a file. Raises ``OSError``, what ``check`` raises."""
         if merged := self._choose():
             self._merge(merged)
-        elif (files := self._ids.unjoined(self._files, FULL_ROWS)) or self._ids.is_index_worn:
+        elif (files := self._ids.unjoined(self._files, FULL_ROWS)) or self._ids.is_index_worn():
             try:
                 self._ids.join(files, self._check)
             except CorruptFile as damage:

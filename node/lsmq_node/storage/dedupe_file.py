@@ -43,7 +43,7 @@ from lsmq_node.descriptors import SHORTAGE
 
 from .buffered_file import BufferedFile
 from .columns import I64, U32, U64
-from .dedupe_buckets import U16, Marks
+from .dedupe_buckets import MARK_BITS, U16, Marks
 from .dedupe_layer import ROW, IdRows, chosen_rows, joined_rows, newest_order
 from .dedupe_recent import NEVER
 from .disk import Disk, File
@@ -207,9 +207,11 @@ class IdFile:
             self.size_bytes = file.size()
             if meta is not None and self.size_bytes != meta.size_bytes:
                 raise self._damaged(f"{self.size_bytes} bytes, the manifest says {meta.size_bytes}", 0)
-            self._read_tail(file)
+            #: None once it has joined an index.
+            self._filter: Marks | None = self._read_tail(file)
 
-    def _read_tail(self, file: File) -> None:
+    def _read_tail(self, file: File) -> Marks:
+        """What is said of the rows, from the disk; its filter."""
         size = self.size_bytes
         if size < HEAD.size + FOOTER.size or file.pread(8, 0) != MAGIC:
             raise self._damaged(f"not a file of ids ({size} bytes)", 0)
@@ -228,19 +230,20 @@ class IdFile:
         self.topics: dict[int, tuple[int, int]] = {topic: (rows, last) for topic, (rows, last) in topics.items()}
         self._marks_at = position
         starts = np.frombuffer(rest, "<u4", self._buckets + 1, 2 * count)
-        self._filter: Marks | None = Marks(np.frombuffer(rest, "<u2", count), starts)
-        self._part_crcs: list[int] = []
+        part_crcs: list[int] = []
         if guide_crc:
             blocks = -(-count // BLOCK_ROWS)
             guide = file.pread(4 * (PARTS + blocks), position - 4 * (PARTS + blocks))
             if crc32c.crc32c(guide) != guide_crc:
                 raise self._damaged("its filter is damaged", position)
-            self._part_crcs = np.frombuffer(guide, "<u4", PARTS).tolist()
+            part_crcs = np.frombuffer(guide, "<u4", PARTS).tolist()
             firsts = np.frombuffer(guide, "<u4", blocks, 4 * PARTS)
         else:
             firsts = starts.searchsorted(np.arange(0, count, BLOCK_ROWS), side="right") - 1
+        self._part_crcs = part_crcs
         #: Of each block :meth:`_order_of` its first row.
         self._firsts: U32 = firsts.astype(np.uint32)
+        return Marks(np.frombuffer(rest, "<u2", count), starts)
 
     def _damaged(self, what: str, position: int) -> CorruptFile:
         self.damage = damaged(self.path, f"{what} (byte {position}): the file of ids is damaged", position)
@@ -317,15 +320,15 @@ class IdFile:
         first, last = _buckets_of(part, self.bucket_bits)
         with closing(self._disk.open(self.path)) as file:
             raw = file.pread(4 * (last - first + 1), self._marks_at + 2 * self.count + 4 * first)
+            if len(raw) != 4 * (last - first + 1):
+                raise self._damaged("its filter is cut off", self._marks_at)
             starts = np.frombuffer(raw, "<u4")
             begin, end = int(starts[0]), int(starts[-1])
-            if len(starts) != last - first + 1 or not 0 <= begin <= end <= self.count:
-                raise self._damaged("its filter is damaged", self._marks_at)
-            marks = file.pread(2 * (end - begin), self._marks_at + 2 * begin)
+            marks = file.pread(2 * max(0, end - begin), self._marks_at + 2 * begin)
         if _part_crc(marks, raw) != self._part_crcs[part]:
             raise self._damaged("its filter is damaged", self._marks_at)
         values = np.repeat(np.arange(first, last, dtype=np.uint64), np.diff(starts))
-        values <<= np.uint64(16)
+        values <<= np.uint64(MARK_BITS)
         values |= np.frombuffer(marks, "<u2")
         return Prints(self.bucket_bits, values)
 
@@ -369,8 +372,8 @@ class IdFile:
 
     def verify(self) -> None:
         """Read all of it. Raises ``CorruptFile``."""
-        whole = IdFile(self._disk, self.path)._filter
-        assert whole is not None
+        with closing(self._disk.open(self.path)) as file:
+            whole = self._read_tail(file)
         starts, count, last = whole.starts, 0, (-1, -1)
         for rows in self.scan():
             if not is_sorted(rows) or _first(rows) <= last:

@@ -19,12 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .columns import I64, U64
-from .dedupe_buckets import Marks
+from .dedupe_buckets import MARK_BITS, Marks
 from .dedupe_file import PART_BITS, PARTS, IdFile, Prints
 
 SEATS = 16
 _SEAT_BITS = 4
-_MARK_BITS = 16
 _KEPT_BITS = 12
 _KEPT = 0xFFFF & ~(SEATS - 1)
 #: Marks of a bucket, at least, on average; twice as many at most.
@@ -45,7 +44,7 @@ class _Shape:
     def keys(self, prints: U64) -> U64:
         """Of ids of one part by their upper bits and marks, as :class:`.Prints` have them: bucket in the part, the
         rest of the mark, and no seat."""
-        keys = prints >> np.uint64(_MARK_BITS - _KEPT_BITS - self.marked)
+        keys = prints >> np.uint64(MARK_BITS - _KEPT_BITS - self.marked)
         keys &= np.uint64((1 << self.bits - PART_BITS + _KEPT_BITS) - 1)
         keys <<= np.uint64(_SEAT_BITS)
         return keys
@@ -53,7 +52,7 @@ class _Shape:
     def keys_of(self, high: U64, low: U64) -> U64:
         """The same of ids themselves."""
         prints = high >> np.uint64(64 - self.high)
-        prints <<= np.uint64(_MARK_BITS)
+        prints <<= np.uint64(MARK_BITS)
         prints |= low & _LOWER
         return self.keys(prints)
 
@@ -77,7 +76,7 @@ class _Part:
     def find(self, high: U64, low: U64) -> tuple[I64, I64]:
         """Places of ids that may be here, and the seats of the files where they may be."""
         keys = self.shape.keys_of(high, low)
-        buckets = (keys >> np.uint64(_MARK_BITS)).view(np.int64)
+        buckets = (keys >> np.uint64(MARK_BITS)).view(np.int64)
         places, numbers = self.marks.find(buckets, keys.astype(np.uint16), _KEPT)
         return places, self.marks.marks[numbers].astype(np.int64) & (SEATS - 1)
 
@@ -85,7 +84,7 @@ class _Part:
         """This and the ids of files, each with its seat."""
         keys = np.concatenate([self._keys(prints, seat) for prints, seat in files])
         keys.sort()
-        buckets = (keys >> np.uint64(_MARK_BITS)).view(np.int64)
+        buckets = (keys >> np.uint64(MARK_BITS)).view(np.int64)
         before = self.marks.starts
         starts = before.copy()
         starts[1:] += np.cumsum(np.bincount(buckets, minlength=len(before) - 1)).astype(np.uint32)
@@ -101,7 +100,7 @@ class _Part:
     def _keys(self, prints: Prints, seat: int) -> U64:
         values, more = prints.values, np.uint64(prints.bits - self.shape.high)
         if more:  # than an id has here: those above its mark
-            values = (values >> (more + np.uint64(_MARK_BITS)) << np.uint64(_MARK_BITS)) | (values & _LOWER)
+            values = (values >> (more + np.uint64(MARK_BITS)) << np.uint64(MARK_BITS)) | (values & _LOWER)
         keys = self.shape.keys(values)
         keys |= np.uint64(seat)
         return keys
@@ -117,7 +116,7 @@ class IdIndex:
 
     parts: tuple[_Part, ...] = ()
     seats: Mapping[IdFile, int] = field(default_factory=dict)
-    #: Ids of files that have gone.
+    #: Ids of files that have gone, or have joined half way.
     stale: int = 0
     next_seat: int = 0
 
@@ -148,7 +147,7 @@ class IdIndex:
         order = parts.argsort(kind="stable")
         cuts = [0, *np.bincount(parts, minlength=PARTS).cumsum().tolist()]
         keys = shape.keys_of(high[order], low[order])
-        buckets = (keys >> np.uint64(_MARK_BITS)).view(np.int64)
+        buckets = (keys >> np.uint64(MARK_BITS)).view(np.int64)
         width = max(part.marks.width for part in self.parts)
         near = np.empty((len(keys), width), np.uint16)
         lengths = np.empty(len(keys), np.int64)
@@ -193,7 +192,7 @@ def _shape_for(count: int, files: Collection[IdFile]) -> _Shape:
     """Of so many ids of these files."""
     wanted = max(PART_BITS, (count // _BUCKET_MARKS).bit_length() - 1)
     high = min(wanted, *(file.bucket_bits for file in files))
-    return _Shape(high, min(wanted - high, _MARK_BITS - _KEPT_BITS))
+    return _Shape(high, min(wanted - high, MARK_BITS - _KEPT_BITS))
 
 
 def join(
@@ -209,24 +208,19 @@ def join(
     index = held()
     fresh = {file: (index.next_seat + at) % SEATS for at, file in enumerate(files)}
     joined = {**index.seats, **fresh}
-    count = sum(file.count for file in joined)
-    empty = _Part.empty(_shape_for(count, joined)) if index.is_worn(files) or not index.parts else None
-    if not index.parts:
-        assert empty is not None
-        hold(replace(index, parts=(empty,) * PARTS))
-    del index  # or else all its parts would stay until the last has followed them
-    try:
-        for number in range(PARTS):
-            check()
-            if empty is None:
-                hold(held()._with_part(number, fresh, held().parts[number]))
-            else:
-                hold(held()._with_part(number, joined, empty))
-    except BaseException:
-        index = held()
-        stale = index.stale + sum(file.count for file in files)
-        hold(replace(index, stale=stale) if index.seats else IdIndex())
-        raise
+    stale, fresh_rows = index.stale, sum(file.count for file in files)
+    empty = None
+    if not index.seats or index.is_worn(files):
+        stale, empty = 0, _Part.empty(_shape_for(sum(file.count for file in joined), joined))
+    parts = index.parts if empty is None or index.seats else (empty,) * PARTS
+    # Until they have seats, what is here of them is stale: so it stays where this ends half way.
+    hold(replace(index, parts=parts, stale=index.stale + fresh_rows))
+    del index, parts  # or else all of them would stay until the last has followed them
+    for number in range(PARTS):
+        check()
+        if empty is None:
+            hold(held()._with_part(number, fresh, held().parts[number]))
+        else:
+            hold(held()._with_part(number, joined, empty))
     index = held()
-    stale = index.stale if empty is None else 0
     hold(replace(index, seats=joined, stale=stale, next_seat=(index.next_seat + len(files)) % SEATS))

@@ -51,11 +51,7 @@ def write(load: ClientLoad) -> LoadOutcome:
         await client.close()
         return outcome
 
-    async def bounded() -> LoadOutcome:
-        async with asyncio.timeout(_ACK_TIMEOUT_S + load.messages / _LEAST_PER_S):
-            return await work()
-
-    return asyncio.run(bounded())
+    return asyncio.run(asyncio.wait_for(work(), _ACK_TIMEOUT_S + load.messages / _LEAST_PER_S))
 
 
 def loop(load: ClientLoad) -> LoadOutcome:
