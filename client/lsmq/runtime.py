@@ -34,6 +34,8 @@ __all__ = [
     "after_fork_in_child",
     "before_exit",
     "boot_time",
+    "handles_signals",
+    "holds",
     "install",
     "local",
     "monotonic",
@@ -81,6 +83,17 @@ def wall_ms() -> int:
 def boot_time() -> float:
     """Seconds on a clock that never goes back, and counts while the machine sleeps."""
     return time.clock_gettime(_BOOT_CLOCK)
+
+
+def handles_signals() -> bool:
+    """Whether this is the thread in which Python runs the handlers of signals: they may raise at any instruction."""
+    return threading.get_ident() == threading.main_thread().ident
+
+
+def holds(lock: object) -> bool:
+    """Whether this thread has taken an ``RLock``. The lock knows, also when the thread was torn off taking it."""
+    held: bool = lock._is_owned()  # type: ignore[attr-defined]
+    return held
 
 
 def share_closely() -> None:

@@ -6,11 +6,14 @@ import asyncio
 import gc
 import signal
 import tracemalloc
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lsmq import Client, Consumer, Producer, runtime
+from lsmq.errors import ClientClosed
 from lsmq_lab.world.machine import world
 from lsmq_node.api import serve
 from lsmq_node.config import NodeConfig
@@ -47,6 +50,56 @@ def test_a_queue_store_under_many_threads_keeps_what_it_acknowledged(seed: int) 
 
         put, got = made.run(program)
         assert put == got
+        assert made.scheduler.crashes == []
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_everybody_who_waits_for_a_queue_store_is_answered(seed: int) -> None:
+    """The main thread hands over, others do it themselves where nobody else does. In half of all seeds the main thread
+    puts too, there are flushes, and one of them closes; in the others nothing else ever wakes the owner."""
+    busy = seed % 2 == 0
+    with world(seed, preemption=0.3) as made:
+        disk = made.files.disk("a")
+        ends: list[str] = []
+
+        def program() -> tuple[dict[str, list[bytes]], dict[str, list[bytes]]]:
+            store = QueueStore(disk.root / "store", **SMALL if busy else {})
+            put: dict[str, list[bytes]] = {f"q{number}": [] for number in range(5)}
+
+            def work(queue: str) -> None:
+                for number in range(60):
+                    pairs = [(queue, b"%d" % number * 300)] * 2
+                    try:
+                        store.put_many(pairs)
+                    except ClientClosed:
+                        break
+                    put[queue] += [body for _, body in pairs]
+                    if busy and number % 20 == 19:
+                        with suppress(ClientClosed):
+                            store.flush()
+                ends.append(queue)
+
+            def end() -> None:
+                runtime.sleep(seed / 40)
+                store.close()
+
+            works = [partial(work, queue) for queue in put]
+            threads = [runtime.Thread(target=each) for each in (*works[1:], end if busy else works[0])]
+            for thread in threads:
+                thread.start()
+            if busy:
+                works[0]()
+            for thread in threads:
+                thread.join()
+            store.close()
+            again = QueueStore(disk.root / "store")
+            got = {queue: again.get(queue, 0, 1_000) for queue in put}
+            again.close()
+            return put, got
+
+        put, got = made.run(program, limit_s=20)  # later on a flush by age would wake the owner
+        assert sorted(ends) == sorted(put)
+        assert got == put
         assert made.scheduler.crashes == []
 
 

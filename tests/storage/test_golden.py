@@ -262,7 +262,7 @@ def test_a_dump_names_damage_after_what_lies_before_it(tmp_path: Path) -> None:
     late = bytearray(entries[-1])
     late[8:16] = lsns[-2][1].to_bytes(8, "little")
     appender.append(bytes(late))
-    raw = appender.take()[1]
+    raw = bytearray(appender.take()[1])
     raw[lsns[2][0] + 100] ^= 1
     path.write_bytes(raw)
     before = path.read_bytes()

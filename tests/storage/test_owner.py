@@ -18,6 +18,8 @@ import pytest
 from lsmq.errors import ClientClosed, CorruptFile, DiskFull, InvalidRequest, LsmqError, RequestTooLarge, ShardStopped
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import QueueStore, ShardStore
+from lsmq_node.storage.queue_writer import QueueWriter
+from lsmq_node.storage.requests import Put
 from lsmq_node.storage.retainer import Retainer
 from support.clock import SimClock
 from support.waiting import PATIENCE_S, eventually
@@ -54,6 +56,10 @@ def stepped(tmp_path: Path, disk: Drive) -> Iterator[QueueStore]:
     abandon(store)
 
 
+class TornOff(BaseException):
+    """What a debugger, or a test runner, throws into a thread."""
+
+
 class Caller(threading.Thread):
     """A thread that makes one call; ``failure`` is what it raised."""
 
@@ -66,7 +72,7 @@ class Caller(threading.Thread):
     def run(self) -> None:
         try:
             self._call()
-        except LsmqError as error:
+        except (LsmqError, TornOff) as error:
             self.failure = error
 
     def ended(self) -> BaseException | None:
@@ -305,6 +311,92 @@ def test_errors_that_many_get_do_not_keep_what_they_passed_through(stepped: Queu
             stepped.put("q", b"x")
         depths.append(len(traceback.extract_tb(stopped.value.__traceback__)))
     assert depths[1:] == depths[1:2] * 4
+
+
+# -- whose turn it is ------------------------------------------------------------------------------------
+
+
+def test_a_thread_puts_by_itself_and_the_main_thread_has_it_done(
+    stepped: QueueStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handlers of signals run in the main thread, and raise where they like."""
+    write, who = QueueWriter.write, []
+
+    def note(self: QueueWriter, group: Any) -> Any:
+        who.append(threading.current_thread().name)
+        return write(self, group)
+
+    monkeypatch.setattr(QueueWriter, "write", note)
+    assert stepped.put("q", b"main") == 0
+    caller = Caller(lambda: stepped.put("q", b"thread"))
+    assert caller.ended() is None
+    assert who == ["lsmq-owner", caller.name]
+    assert stepped.get("q", 0, 9) == [b"main", b"thread"]
+
+
+@pytest.mark.parametrize("where", ["thread", "owner"])
+def test_a_call_in_the_midst_of_another_one_of_the_same_thread_is_refused(
+    stepped: QueueStore, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """A finalizer or a log handler that puts: it would wait for itself."""
+    write = QueueWriter.write
+
+    def put_again(self: QueueWriter, group: Any) -> Any:
+        with pytest.raises(InvalidRequest, match="in the midst of another one"):
+            stepped.put("q", b"again")
+        return write(self, group)
+
+    monkeypatch.setattr(QueueWriter, "write", put_again)
+    if where == "thread":
+        assert Caller(lambda: stepped.put("q", b"x")).ended() is None
+    else:
+        stepped.put("q", b"x")
+    assert stepped.get("q", 0, 9) == [b"x"]
+
+
+@pytest.mark.parametrize("place", ["before the write", "after it", "while it answers"])
+def test_where_a_thread_is_torn_off_in_a_put_the_store_stops_and_nobody_waits_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    store = QueueStore(tmp_path / "q", **TINY)
+    store.put("q", b"0")
+    writing, both_wait, torn = threading.Event(), threading.Event(), []
+    write, answer = QueueWriter.write, Put.answer
+
+    def tear(self: QueueWriter, group: Any) -> Any:
+        if torn:
+            return write(self, group)
+        writing.set()
+        assert both_wait.wait(PATIENCE_S)
+        torn.append(place)
+        offsets = write(self, group) if place != "before the write" else None
+        if place == "while it answers":
+            return offsets
+        raise TornOff
+
+    def tear_answer(self: Put, error: BaseException | None = None) -> None:
+        if place == "while it answers" and torn == [place]:
+            torn.append("answered")
+            self.is_answered = True
+            raise TornOff
+        answer(self, error)
+
+    monkeypatch.setattr(QueueWriter, "write", tear)
+    monkeypatch.setattr(Put, "answer", tear_answer)
+    first = Caller(lambda: store.put("q", b"1"))
+    assert writing.wait(PATIENCE_S)
+    others = [Caller(lambda: store.put("q", b"2")), Caller(store.flush)]
+    eventually(lambda: len(store._owner._inbox) == 2, "both wait")
+    both_wait.set()
+    assert [type(caller.ended()) for caller in others] == [ShardStopped, ShardStopped]
+    assert isinstance(first.ended(), TornOff)
+    with pytest.raises(ShardStopped, match="TornOff"):
+        store.put("q", b"3")
+    store.close()
+    monkeypatch.undo()
+    with QueueStore(tmp_path / "q", **TINY) as again:
+        assert again.get("q", 0, 9) in ([b"0"], [b"0", b"1"])
+    assert own_threads() == []
 
 
 # -- flushes ---------------------------------------------------------------------------------------------

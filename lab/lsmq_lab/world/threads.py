@@ -101,6 +101,9 @@ def runtime_of(scheduler: Scheduler) -> dict[str, object]:
         def __exit__(self, *_: object) -> None:
             self.release()
 
+        def _is_owned(self) -> bool:
+            return bool(self._depth) and self._owner is scheduler.current
+
         def free(self) -> int:
             depth, self._depth, self._owner = self._depth, 0, None
             self._lock.release()
@@ -410,6 +413,7 @@ def runtime_of(scheduler: Scheduler) -> dict[str, object]:
         "Thread": Thread,
         "ThreadPoolExecutor": ThreadPoolExecutor,
         "boot_time": lambda: scheduler.process.monotonic(),
+        "handles_signals": lambda: scheduler.current is not None and scheduler.current.name == "main",
         "local": Local,
         "monotonic": lambda: scheduler.process.monotonic(),
         "random": Shared(),

@@ -103,7 +103,7 @@ class Wrote:
 
     lsn: int
     end_lsn: int
-    content: bytearray
+    content: bytes
     entry_ends: list[int]
     leaves: int
 
@@ -204,7 +204,7 @@ class DiskWorker(DiskThread[DiskOperation]):
         self._closing.set()
         super().close()
 
-    def wrote(self, lsn: int, end_lsn: int, content: bytearray, entry_ends: list[int]) -> None:
+    def wrote(self, lsn: int, end_lsn: int, content: bytes, entry_ends: list[int]) -> None:
         """For ``ReplicaLog.listen``."""
         self._post(Wrote(lsn, end_lsn, content, entry_ends, self._leaves))
 

@@ -12,7 +12,7 @@ class Piece:
 
     lsn: int
     end_lsn: int
-    content: bytearray
+    content: bytes
     ends: list[int]
 
     def cut(self, lsn: int, limit_lsn: int) -> memoryview | None:

@@ -439,7 +439,7 @@ class Line:
         if self.closed is not None:
             raise again(self.closed)
 
-    def take(self) -> tuple[int, bytearray, list[Pending]]:
+    def take(self) -> tuple[int, bytes, list[Pending]]:
         """All that is in line: the LSN and the bytes to write there, and what they mean."""
         with self.lock:
             self.check_open()

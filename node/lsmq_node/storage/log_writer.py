@@ -70,7 +70,7 @@ class LogWriter:
         self.after_write: Callable[[int, int], None] = lambda lsn, size: None
         #: Between write and sync: from where to where, the bytes, and the end of each entry in them. Others may have
         #: it from here on.
-        self.on_written: Callable[[int, int, bytearray, list[int]], None] | None = None
+        self.on_written: Callable[[int, int, bytes, list[int]], None] | None = None
         self.on_durable: Callable[[int], None] = lambda lsn: None
         #: A follower: an entry came that is stamped with this time.
         self.saw_time: Callable[[int], None] = lambda time_ms: None
@@ -194,7 +194,7 @@ class LogWriter:
             self._write_pending(lsn, buffer, pending)
         self._writing = False
 
-    def _write_pending(self, lsn: int, buffer: bytearray, pending: list[Pending]) -> None:
+    def _write_pending(self, lsn: int, buffer: bytes, pending: list[Pending]) -> None:
         assert lsn == self.written_lsn == self._received_lsn, "what is in line goes on where the log ends"
         end_lsn = lsn + len(buffer)
         self._write(lsn, buffer, lsn)

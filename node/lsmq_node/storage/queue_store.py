@@ -1,8 +1,8 @@
 """A queue engine in the process: any number of named queues, thread-safe.
 
-``put`` appends a message to a queue, ``get`` reads a range of it by index. A thread of the store's own does all that
-changes it (:mod:`.queue_owner`): a caller hands over what it wants and waits. So nothing that befalls a caller, a
-Ctrl-C, an alarm, a cancelled task, a fork, leaves the store between two states.
+``put`` appends a message to a queue, ``get`` reads a range of it by index. The main thread has all that changes the
+store done by another one and waits (:mod:`.queue_owner`): so nothing that a signal's handler raises, a Ctrl-C, an alarm,
+leaves the store between two states.
 
 Not supported: use by a child that was forked while the store was open (its calls raise ``ClientClosed``).
 """
@@ -33,8 +33,8 @@ class QueueStore:
     the same time share one fdatasync. With ``"async"`` it is with the operating system, and on the disk within
     ``flush_interval_ms``.
 
-    A call that is interrupted (by an exception of a signal handler, say) was carried out whole or not at all, and the
-    store goes on. There are up to 16,000,000 queues (:data:`.catalog.MAX_QUEUES`), with names of up to 1,000 bytes. A
+    A call that is interrupted (by an exception of a signal's handler) was carried out whole or not at all, and the
+    store goes on; where something else throws one into a thread that puts, the store stops. There are up to 16,000,000 queues (:data:`.catalog.MAX_QUEUES`), with names of up to 1,000 bytes. A
     store that nobody refers to any more is closed.
     """
 

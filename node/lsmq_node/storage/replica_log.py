@@ -98,7 +98,7 @@ class ReplicaLog:
 
     def listen(
         self,
-        written: Callable[[int, int, bytearray, list[int]], None],
+        written: Callable[[int, int, bytes, list[int]], None],
         durable: Callable[[int], None],
         committed: Callable[[Committed], None],
     ) -> None:

@@ -1,4 +1,4 @@
-"""What callers ask of the thread that owns a queue store, and how they learn what became of it.
+"""What callers ask of a queue store, and how they learn what became of it.
 
 A caller makes a request by itself, hands it over in one step (an append to a queue of the interpreter's own) and waits
 on a lock that nobody else takes. So whatever tears it out of that, a signal's exception in any instruction, leaves
@@ -7,6 +7,7 @@ nothing of the store half done: the request was not made, or it is carried out w
 
 from __future__ import annotations
 
+import contextlib
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from .queue_names import join_names
 
 
 class Request:
-    """One thread asks and waits, the owner answers once."""
+    """One thread asks and waits, and is answered once: by another one, or by itself."""
 
     __slots__ = ("_answer", "_error", "abandoned", "is_answered")
 
@@ -43,17 +44,24 @@ class Request:
         self.is_answered = True
         self._answer.release()
 
+    def settle(self, error: BaseException | None) -> None:
+        """Answer, where that has not been done or whoever did was torn off in the midst of it."""
+        if not self.is_answered:
+            self._error, self.is_answered = error, True
+        with contextlib.suppress(RuntimeError):  # it was released
+            self._answer.release()
+
 
 class Put(Request):
-    """Messages to store, packed by whoever puts them: so the owner touches none of the caller's objects, which lie in
-    another core's cache.
+    """Messages to store, packed by whoever puts them: so the owner touches none of its objects, which lie in another
+    core's cache.
 
     Attributes:
         names: of the queue of each message, or one where all are for one queue.
         joined: those as :func:`.queue_names.join_names` joins them.
         lengths: of each message.
         payload: the messages' bytes one after another.
-        deadline: until when it may wait for room; set by the owner, by its clock.
+        deadline: until when it may wait for room, by the store's clock.
         offsets: the answer.
     """
 

@@ -139,13 +139,23 @@ def decode_entry(lsn: int, end_lsn: int, parts: Sequence[memoryview], source: st
     return LogEntry(lsn, end_lsn, kind, epoch, durable_lsn, time_ms, topic_id, count, check, body, flags)
 
 
+#: By whether a fragment is the first of its entry, and whether it is the last.
+_KINDS = {
+    (True, True): Fragment.FULL,
+    (True, False): Fragment.FIRST,
+    (False, False): Fragment.MIDDLE,
+    (False, True): Fragment.LAST,
+}
+
+
 def segment_name(lsn: int) -> str:
     return f"{lsn:016x}.wal"
 
 
 def segment_header(lsn: int, segment_bytes: int) -> bytes:
     payload = SEGMENT_HEADER.pack(MAGIC, VERSION, segment_bytes, lsn)
-    return _fragment(Fragment.SEGMENT, payload, segment_seed(lsn)) + payload
+    crc = crc32c.crc32c(payload, _kind_seed(Fragment.SEGMENT, segment_seed(lsn)))
+    return FRAGMENT.pack(crc, len(payload), Fragment.SEGMENT) + payload
 
 
 def segment_seed(segment_lsn: int) -> int:
@@ -153,18 +163,19 @@ def segment_seed(segment_lsn: int) -> int:
     return crc32c.crc32c(segment_lsn.to_bytes(8, "little"))
 
 
-def _fragment(kind: int, payload: Buffer, seed: int) -> bytes:
-    crc = crc32c.crc32c(payload, crc32c.crc32c(bytes((kind,)), seed))
-    return FRAGMENT.pack(crc, len(payload), kind)
+def _kind_seed(kind: int, seed: int) -> int:
+    """What the checksum of a fragment's payload starts from."""
+    return crc32c.crc32c(bytes((kind,)), seed)
 
 
 class Appender:
     """Turns entries into the bytes of the stream. Pure: it knows positions, not files.
 
-    ``lsn`` is where the next entry goes. ``take`` hands over the bytes made since the last call.
+    ``lsn`` is where the next entry goes. ``take`` hands over the bytes made since the last call. Until then they are in
+    parts, those of an entry as they were given: so they are copied once, and all together.
     """
 
-    __slots__ = ("_pending", "_pending_lsn", "_seed", "lsn", "segment_bytes")
+    __slots__ = ("_parts", "_pending_lsn", "_seeds", "lsn", "segment_bytes")
 
     def __init__(self, lsn: int, segment_bytes: int) -> None:
         self.segment_bytes = segment_bytes
@@ -173,54 +184,60 @@ class Appender:
     def reset(self, lsn: int) -> None:
         """Forget what is pending and continue at ``lsn``."""
         self.lsn = lsn
-        self._pending = bytearray()
+        self._parts: list[Buffer] = []
         self._pending_lsn = lsn
-        self._seed = segment_seed(lsn - lsn % self.segment_bytes)
+        self._use(segment_seed(lsn - lsn % self.segment_bytes))
+
+    def _use(self, seed: int) -> None:
+        #: As :data:`_KINDS` has them: a fragment's kind, and the seed of its checksum.
+        self._seeds = {key: (kind, _kind_seed(kind, seed)) for key, kind in _KINDS.items()}
 
     def append(self, entry: Buffer, body: Buffer = b"") -> tuple[int, int]:
         """Add an entry, whose ``body`` may be apart; returns its first LSN and the LSN after it."""
         start = self.lsn
         head, rest = memoryview(entry), memoryview(body)
-        pending = self._pending
-        first = True
+        if not (head.readonly and rest.readonly):
+            head, rest = memoryview(bytes(head)), memoryview(bytes(rest))  # nobody is to change them meanwhile
+        at, size, first, add = 0, len(rest), True, self._parts.append
         while True:
             self._start_segment()
-            room = BLOCK_BYTES - self.lsn % BLOCK_BYTES
-            if room < FRAGMENT_BYTES:
-                pending += bytes(room)
-                self.lsn += room
+            room = BLOCK_BYTES - self.lsn % BLOCK_BYTES - FRAGMENT_BYTES
+            if room < 0:
+                add(bytes(FRAGMENT_BYTES + room))
+                self.lsn += FRAGMENT_BYTES + room
                 continue
-            room -= FRAGMENT_BYTES
-            piece: Buffer = head[:room]
-            head, room = head[room:], room - len(piece)
-            if room:
-                piece = b"".join((piece, rest[:room])) if len(piece) else rest[:room]
-                rest = rest[room:]
-            last = len(head) == len(rest) == 0
-            if first:
-                kind = Fragment.FULL if last else Fragment.FIRST
-            else:
-                kind = Fragment.LAST if last else Fragment.MIDDLE
-            pending += _fragment(kind, piece, self._seed)
-            pending += piece
-            self.lsn += FRAGMENT_BYTES + len(piece)
-            first = False
-            if last:
+            if len(head) > room:  # it goes on in the next block
+                head, rest = memoryview(b""), memoryview(b"".join((head, rest)))
+                at, size = 0, len(rest)
+            piece = rest[at : at + room - len(head)]
+            at += len(piece)
+            kind, crc = self._seeds[first, at == size]
+            length = len(head) + len(piece)
+            if head:
+                crc = crc32c.crc32c(head, crc)
+            add(FRAGMENT.pack(crc32c.crc32c(piece, crc), length, kind))
+            if head:
+                add(head)
+                head = head[:0]
+            add(piece)
+            self.lsn += FRAGMENT_BYTES + length
+            if at == size:
                 return start, self.lsn
+            first = False
 
     def _start_segment(self) -> None:
         if self.lsn % self.segment_bytes == 0:
-            self._seed = segment_seed(self.lsn)
-            self._pending += segment_header(self.lsn, self.segment_bytes)
+            self._use(segment_seed(self.lsn))
+            self._parts.append(segment_header(self.lsn, self.segment_bytes))
             self.lsn += SEGMENT_HEADER_BYTES
 
     @property
     def pending_bytes(self) -> int:
-        return len(self._pending)
+        return self.lsn - self._pending_lsn
 
-    def take(self) -> tuple[int, bytearray]:
+    def take(self) -> tuple[int, bytes]:
         """LSN of the first pending byte, and the bytes."""
-        taken = self._pending_lsn, self._pending
-        self._pending = bytearray()
+        taken = self._pending_lsn, b"".join(self._parts)
+        self._parts = []
         self._pending_lsn = self.lsn
         return taken
