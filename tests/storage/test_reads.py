@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lsmq.errors import CorruptFile
 from lsmq.record_batch import BatchBuilder, RecordBatch
-from lsmq_node.storage import FileRange, QueueStore, ShardStore, many_reads, point_reads
+from lsmq_node.storage import FileRange, QueueStore, ShardStore, many_gets, many_reads, point_reads
 from lsmq_node.storage.queries import Queries
 from lsmq_node.storage.ranges import RangeReader
 from lsmq_node.storage.state import StoredTopic
@@ -98,6 +98,19 @@ def test_many_queues_are_read_as_each_by_itself(
             stack.__exit__(None, None, None)
 
 
+def check_get_many(store: QueueStore, names: list[str], contents: Contents, chance: random.Random) -> None:
+    """In any order, some queues more than once, some that are not there, or not any more than that."""
+    wanted, expected = [], []
+    for _ in range(chance.choice((1, 5, 300))):
+        queue = chance.randrange(QUEUES) if chance.random() < 0.8 else chance.choice((3, 4))
+        there = [b"first", *contents[queue]]
+        at, count = chance.randint(-1, len(there) + 1), chance.choice((-1, 0, 1, 10, 10_000))
+        unknown = chance.random() < 0.1
+        wanted.append((chance.choice(("", "queue", "\udc80", "queue \0")) if unknown else names[queue], at, count))
+        expected.append([] if unknown or at < 0 or count < 0 else there[at : at + count])
+    assert store.get_many(wanted) == expected == [store.get(*each) for each in wanted]
+
+
 @pytest.mark.part(2)
 @profile(12)
 @given(seed=st.integers(0, 1 << 32), compression=st.sampled_from(("none", "zstd")))
@@ -118,6 +131,11 @@ def test_get_is_a_slice(tmp_path_factory: pytest.TempPathFactory, seed: int, com
                 if at >= len(expected) or chance.random() < 0.2:
                     break
                 at += count
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(many_gets, "_READ_RECORDS", chance.choice((1, 40, 1 << 18)))
+            patch.setattr(many_gets, "_READ_BYTES", chance.choice((1, 5_000, 1 << 24)))
+            for _ in range(6):
+                check_get_many(store, names, contents, chance)
         store.store.trim(topic.id, 7, min(3, 1 + len(contents[7])))
         store.store.commit()
         earliest, _ = store.store.bounds(topic.id, 7)

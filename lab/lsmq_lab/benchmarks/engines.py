@@ -39,6 +39,9 @@ class Engine(Protocol):
     def get(self, queue: int, offset: int, count: int) -> list[bytes]:
         """Up to ``count`` messages of a queue from ``offset`` on."""
 
+    def get_many(self, queues: list[int], offsets: list[int], count: int) -> list[list[bytes]]:
+        """The same of many queues at once."""
+
     def memtable_bytes(self) -> int:
         """What messages take that are in memory only until they are flushed."""
 
@@ -87,6 +90,9 @@ class LsmqEngine:
 
     def get(self, queue: int, offset: int, count: int) -> list[bytes]:
         return self.store.get(_name(queue), offset, count)
+
+    def get_many(self, queues: list[int], offsets: list[int], count: int) -> list[list[bytes]]:
+        return self.store.get_many([(_name(queue), at, count) for queue, at in zip(queues, offsets, strict=True)])
 
     def memtable_bytes(self) -> int:
         return self.store.store.stats().memtable_bytes
@@ -149,6 +155,9 @@ class RocksEngine:
             found.append(iterator.value())
             iterator.next()
         return found
+
+    def get_many(self, queues: list[int], offsets: list[int], count: int) -> list[list[bytes]]:
+        return [self.get(queue, at, count) for queue, at in zip(queues, offsets, strict=True)]
 
     def memtable_bytes(self) -> int:
         return int(self._database.property_int_value("rocksdb.size-all-mem-tables") or 0)

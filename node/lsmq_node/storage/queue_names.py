@@ -187,9 +187,15 @@ class QueueNames:
         padded = np.append(text, np.zeros(_HEAD_BYTES, np.uint8))
         self.add(NameBatch(padded, np.cumsum(lengths) - lengths, lengths, self._hash_bits))
 
-    def find(self, names: NameBatch) -> I64:
-        """The number of each name; -1 for those that are not known."""
+    def find(self, names: NameBatch, end: int | None = None) -> I64:
+        """The number of each name, below ``end`` if that is given; -1 for those that are not known.
+
+        With ``end``, names from there on may be added or forgotten at the same time.
+        """
         numbers = (self._probe(names.hashes) & NUMBER_MASK) - 1
+        if end is not None:
+            for at in np.flatnonzero(numbers >= end).tolist():  # there may be another one behind it
+                numbers[at] = self.find_one(names.name(at), end)
         known = np.flatnonzero(numbers >= 0)
         if len(known) == 0:
             return numbers
@@ -197,7 +203,7 @@ class QueueNames:
         same = met.equal(self._heads.take(found, axis=0), self._arena, lambda at: self._tails(found[at]))
         if not same.all():  # another name with the same hash
             for at in known[~same].tolist():
-                numbers[at] = self.find_one(names.name(at))
+                numbers[at] = self.find_one(names.name(at), end)
         return numbers
 
     def _tails(self, numbers: I64) -> tuple[I64, I64]:
@@ -224,14 +230,15 @@ class QueueNames:
 
     def _probe(self, hashes: I64) -> I64:
         """The first slot on the way of each hash that is free or has it."""
-        mask = len(self._slots) - 1
-        words = self._slots.take(hashes & mask)
+        slots = self._slots
+        mask = len(slots) - 1
+        words = slots.take(hashes & mask)
         left = np.flatnonzero((words != 0) & (words >> NUMBER_BITS != hashes))
         step = 0
         while len(left):
             step += 1
             wanted = hashes[left]
-            found = self._slots.take((wanted + way(step)) & mask)
+            found = slots.take((wanted + way(step)) & mask)
             words[left] = found
             left = left[(found != 0) & (found >> NUMBER_BITS != wanted)]
         return words

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from lsmq import runtime
 from lsmq.errors import ClientClosed, CorruptFile, InvalidRequest, LsmqError, ShardStopped, StoreBusy
 
+from .columns import I64
 from .disk import Clock, Disk, SystemClock
 from .failures import again, refused
 from .lock import forked
@@ -137,6 +139,11 @@ class QueueOwner:
         """The number of a committed queue, -1 for any other. Raises ``ClientClosed``."""
         self.check_open()
         return self.writer.find(name)
+
+    def find_all(self, names: Sequence[str]) -> I64:
+        """The numbers of one name or more: as :meth:`find` has them."""
+        self.check_open()
+        return self.writer.find_all(names)
 
     # -- the thread --------------------------------------------------------------------------------------
 

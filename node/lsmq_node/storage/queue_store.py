@@ -1,8 +1,8 @@
 """A queue engine in the process: any number of named queues, thread-safe.
 
 ``put`` appends a message to a queue, ``get`` reads a range of it by index. The main thread has all that changes the
-store done by another one and waits (:mod:`.queue_owner`): so nothing that a signal's handler raises, a Ctrl-C, an alarm,
-leaves the store between two states.
+store done by another one and waits (:mod:`.queue_owner`): so nothing that a signal's handler raises, a Ctrl-C or an
+alarm, leaves the store between two states.
 
 Not supported: use by a child that was forked while the store was open (its calls raise ``ClientClosed``).
 """
@@ -16,10 +16,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lsmq.errors import InvalidRequest
 
 from .collector import DEFAULT_BYTES, DEFAULT_MESSAGES, Collector
 from .disk import Clock, Disk
+from .many_gets import ManyGets
 from .options import FlushMode, StoreOptions
 from .queue_owner import QueueOwner
 from .requests import FlushRequest, Put
@@ -34,8 +37,9 @@ class QueueStore:
     ``flush_interval_ms``.
 
     A call that is interrupted (by an exception of a signal's handler) was carried out whole or not at all, and the
-    store goes on; where something else throws one into a thread that puts, the store stops. There are up to 16,000,000 queues (:data:`.catalog.MAX_QUEUES`), with names of up to 1,000 bytes. A
-    store that nobody refers to any more is closed.
+    store goes on; where something else throws one into a thread that puts, the store stops. There are up to 16,000,000
+    queues (:data:`.catalog.MAX_QUEUES`), with names of up to 1,000 bytes. A store that nobody refers to any more is
+    closed.
     """
 
     def __init__(
@@ -104,6 +108,19 @@ class QueueStore:
         if num <= 0 or offset < 0 or number < 0:
             return []
         return self.store.read_bytes(self._owner.writer.messages_id, number, offset, num)
+
+    def get_many(self, wanted: Iterable[tuple[str, int, int]]) -> list[list[bytes]]:
+        """What :meth:`get` gives for each ``(queue, offset, num)``: at a tenth of the price where there are thousands.
+
+        All of it is in memory at once. Raises ``CorruptFile``.
+        """
+        wanted = wanted if isinstance(wanted, list | tuple) else list(wanted)
+        if not wanted:
+            return []
+        numbers = self._owner.find_all([queue for queue, _, _ in wanted])
+        offsets, counts = np.array([(offset, num) for _, offset, num in wanted], np.int64).T
+        numbers[offsets < 0] = -1
+        return ManyGets(self.store, self._owner.writer.messages_id, numbers, offsets, counts).read()
 
     def length(self, queue: str) -> int:
         """The index the next message of a queue will have; 0 for one that does not exist."""

@@ -54,6 +54,14 @@ class QueueWriter:
         """The number of a committed queue, -1 for any other."""
         return self._names.find_one(name, self.known)  # what is known now is never forgotten
 
+    def find_all(self, names: Sequence[str]) -> I64:
+        """The numbers of one name or more: as :meth:`find` has them."""
+        try:
+            batch = self._names.batch(names)
+        except UnicodeEncodeError:  # what cannot be encoded is no name of any queue
+            return np.array([self.find(name) for name in names])
+        return self._names.find(batch, self.known)
+
     def _load_names(self) -> None:
         _, latest = self._store.bounds(self._names_id, 0)
         offset = 0
