@@ -139,10 +139,10 @@ def places_of(parts: Sequence[BatchPart], count: int) -> tuple[NDArray[Any], NDA
         assert stored is not None
         own = slice(part.start, part.start + part.count)
         named = isinstance(part.batch, NamedPendingBatch)
-        queues[part.rows] = column_array(stored, Column.QUEUE)[own] if named else part.queues
-        offsets[part.rows] = column_array(stored, Column.OFFSET)[own]
+        queues[part.rows] = column_array((stored,), Column.QUEUE)[own] if named else part.queues
+        offsets[part.rows] = column_array((stored,), Column.OFFSET)[own]
         if Column.FLAGS in stored.directory:
-            dropped[part.rows] = column_array(stored, Column.FLAGS)[own] & int(Flag.DROPPED) != 0
+            dropped[part.rows] = column_array((stored,), Column.FLAGS)[own] & int(Flag.DROPPED) != 0
     offsets[dropped] = -1
     for column in (queues, offsets, dropped):
         column.flags.writeable = False

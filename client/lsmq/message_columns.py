@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 _NOT_A_MESSAGE = int(Flag.TOMBSTONE | Flag.POSITION | Flag.ELSEWHERE | Flag.NAMES)
 _MOST_RUNS = 1_024
+_ABSENT = (0, 0, 0)  # position, width and least value of a column
 
 
 def check_columns(method: str) -> None:
@@ -248,12 +249,7 @@ def batch_of(
     Raises ``InvalidBatch`` where lengths do not add up, and for an unreadable header where words are picked by.
     """
     payload, bases = _payload_of(batches)
-    parts = [_rows_of(batch, base, topic.id) for batch, base in zip(batches, bases, strict=True)]
-    if not parts:
-        parts = [dict.fromkeys(_COLUMNS, np.zeros(0, np.int64))]
-    columns = {
-        name: np.concatenate([part[name] for part in parts]) if len(parts) > 1 else parts[0][name] for name in _COLUMNS
-    }
+    columns = _rows_of(batches, bases, topic.id) if batches else dict.fromkeys(_COLUMNS, np.zeros(0, np.int64))
     keep = _inside(columns["queues"], columns["offsets"], spans)
     if not keep.all():
         columns = {name: column[keep] for name, column in columns.items()}
@@ -283,49 +279,52 @@ def _payload_of(batches: Sequence[RecordBatch]) -> tuple[memoryview, list[int]]:
     return memoryview(b"".join([batch.payload for batch in batches])), bases
 
 
-def _rows_of(batch: RecordBatch, base: int, topic_id: int) -> dict[str, NDArray[Any]]:
-    """The columns of a batch's messages of this topic; places are counted from ``base`` on."""
-    lengths, header_lengths = column_array(batch, Column.LENGTH), column_array(batch, Column.HEADER_LENGTH)
-    if lengths.sum() != len(batch.payload) or (lengths < 0).any():
-        raise InvalidBatch(f"the records' lengths do not add up to the payload of {len(batch.payload)} bytes")
-    if Column.HEADER_LENGTH in batch.directory and ((header_lengths > lengths) | (header_lengths < 0)).any():
+def _rows_of(batches: Sequence[RecordBatch], bases: Sequence[int], topic_id: int) -> dict[str, NDArray[Any]]:
+    """The columns of the messages of this topic; those of a batch lie from its base on."""
+    lengths, header_lengths = column_array(batches, Column.LENGTH), column_array(batches, Column.HEADER_LENGTH)
+    counts = np.array([batch.record_count for batch in batches])
+    sizes = np.add.reduceat(lengths, np.cumsum(counts) - counts)
+    payloads = np.array([len(batch.payload) for batch in batches])
+    if (sizes != payloads).any() or (lengths < 0).any():
+        raise InvalidBatch(f"the records' lengths do not add up to the payloads of {int(payloads.sum())} bytes")
+    if ((header_lengths > lengths) | (header_lengths < 0)).any():
         raise InvalidBatch("a record's header is longer than the record")
-    ends = np.cumsum(lengths) + base
+    ends = np.cumsum(lengths) + np.repeat(np.array(bases) - (np.cumsum(sizes) - sizes), counts)
     heads = ends - lengths
-    flags = column_array(batch, Column.FLAGS)
-    priorities, subpriorities = split_priority(column_array(batch, Column.PRIORITY))
+    flags = column_array(batches, Column.FLAGS)
+    priorities, subpriorities = split_priority(column_array(batches, Column.PRIORITY))
     columns = {
-        "queues": column_array(batch, Column.QUEUE),
-        "offsets": column_array(batch, Column.OFFSET),
-        "stored_ms": column_array(batch, Column.STORED_MS),
+        "queues": column_array(batches, Column.QUEUE),
+        "offsets": column_array(batches, Column.OFFSET),
+        "stored_ms": column_array(batches, Column.STORED_MS),
         "priorities": priorities,
         "subpriorities": subpriorities,
-        "expires_ms": column_array(batch, Column.EXPIRES_MS),
+        "expires_ms": column_array(batches, Column.EXPIRES_MS),
         "deletes": flags & int(Flag.DELETE),
         "heads": heads,
         "starts": heads + header_lengths,
         "ends": ends,
     }
-    keep = None
-    if Column.FLAGS in batch.directory:
-        keep = (flags & _NOT_A_MESSAGE) == 0
-    if Column.TOPIC in batch.directory:
-        owned = column_array(batch, Column.TOPIC) == topic_id
-        keep = owned if keep is None else keep & owned
-    if keep is None or keep.all():
-        return columns
-    return {name: column[keep] for name, column in columns.items()}
+    keep = (flags & _NOT_A_MESSAGE) == 0
+    mixed = np.array([Column.TOPIC in batch.directory for batch in batches])
+    if mixed.any():
+        keep &= (column_array(batches, Column.TOPIC) == topic_id) | ~np.repeat(mixed, counts)
+    return columns if keep.all() else {name: column[keep] for name, column in columns.items()}
 
 
-def column_array(batch: RecordBatch, column: int) -> NDArray[Any]:
-    """All values of a column as int64; zeros when it is absent."""
-    position, width, base = batch.directory.get(column, (0, 0, 0))
-    signed = base - (1 << 64) if base >> 63 else base
-    if width == 0:
-        return np.full(batch.record_count, signed, np.int64)
-    deltas = np.frombuffer(batch.buffer, f"<u{width}", batch.record_count, position)
-    values = deltas.view("<i8") if width == 8 else deltas.astype(np.int64)  # Both wrap around as the format does.
-    return values + signed if signed else values
+def column_array(batches: Sequence[RecordBatch], column: int) -> NDArray[Any]:
+    """All values of a column in one batch or more, as int64; zeros where it is absent."""
+    counts = [batch.record_count for batch in batches]
+    entries = [batch.directory.get(column, _ABSENT) for batch in batches]
+    least = np.array([base for _, _, base in entries], np.uint64).view(np.int64)
+    values: NDArray[Any] = np.repeat(least, counts)  # what is added wraps around, as the format does
+    first = 0
+    for batch, count, (position, width, _) in zip(batches, counts, entries, strict=True):
+        if width:
+            deltas = np.frombuffer(batch.buffer, f"<u{width}", count, position)
+            values[first : first + count] += deltas.view("<i8") if width == 8 else deltas
+        first += count
+    return values
 
 
 def _inside(queues: NDArray[Any], offsets: NDArray[Any], spans: Mapping[int, tuple[int, int]]) -> NDArray[Any]:

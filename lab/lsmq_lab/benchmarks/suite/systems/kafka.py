@@ -14,7 +14,7 @@ from typing import Any
 from ...maven import Jars, java
 from ...report import BenchFailed
 from ...server_processes import free_port, listens, started
-from .system import TOPIC, ClientLoad, LoadOutcome, Running, Stopwatch, System
+from .system import COMMIT_S, TOPIC, ClientLoad, LoadOutcome, Running, Stopwatch, System
 
 RELEASE = "4.3.0"
 BROKER = Jars(
@@ -72,7 +72,13 @@ def read(load: ClientLoad) -> LoadOutcome:
     confluent = importlib.import_module("confluent_kafka")
     count, clock = 0, Stopwatch()
     consumer = confluent.Consumer(
-        {"bootstrap.servers": load.address, "group.id": "bench", "enable.auto.commit": False, "fetch.wait.max.ms": 50}
+        {
+            "bootstrap.servers": load.address,
+            "group.id": "bench",
+            "enable.auto.commit": True,
+            "auto.commit.interval.ms": int(COMMIT_S * 1_000),
+            "fetch.wait.max.ms": 50,
+        }
     )
     consumer.assign([confluent.TopicPartition(TOPIC, queue, 0) for queue in range(load.first, load.end)])
     while count < load.messages:
@@ -82,6 +88,7 @@ def read(load: ClientLoad) -> LoadOutcome:
                 raise BenchFailed(f"Kafka could not be read: {message.error()}")
             message.value()
         count += len(found)
+    consumer.commit(asynchronous=False)
     outcome = clock.outcome(count)
     consumer.close()
     return outcome

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -14,10 +15,11 @@ from lsmq_lab.local_cluster import LocalCluster, found_plan
 
 from ...node_servers import LSMQ, Setup
 from ...node_servers import running as node_running
-from .system import LOOP, READ, TOPIC, WRITE, ClientLoad, LoadOutcome, Running, Stopwatch, System, loop_tasks
+from .system import COMMIT_S, LOOP, READ, TOPIC, WRITE, ClientLoad, LoadOutcome, Running, Stopwatch, System, loop_tasks
 
 NODES = 3
 _DEADLINE_MS = 120_000
+_ANSWER_BYTES = 4 << 20
 
 
 def write(load: ClientLoad) -> LoadOutcome:
@@ -61,12 +63,22 @@ async def _read(load: ClientLoad, poll: Callable[[Consumer], Awaitable[int]]) ->
     count, clock = 0, Stopwatch()
     async with (
         Client(load.address) as client,
-        Consumer(client, TOPIC, queues=range(load.first, load.end), group=f"bench-{os.getpid()}") as consumer,
+        Consumer(
+            client,
+            TOPIC,
+            queues=range(load.first, load.end),
+            group=f"bench-{os.getpid()}",
+            max_bytes=_ANSWER_BYTES,
+        ) as consumer,
     ):
+        committed = time.monotonic()
         while count < load.messages:
             count += await poll(consumer)
-            await consumer.commit()
-    return clock.outcome(count)
+            if time.monotonic() - committed > COMMIT_S:
+                await consumer.commit()
+                committed = time.monotonic()
+        await consumer.commit()
+        return clock.outcome(count)
 
 
 def loop(load: ClientLoad) -> LoadOutcome:

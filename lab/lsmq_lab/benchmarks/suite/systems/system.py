@@ -19,6 +19,8 @@ from ...environment import cpu_seconds, disk_bytes, peak_resident_bytes, residen
 from ...report import percentile_ms
 from ...server_processes import started
 
+#: Readers that have to commit how far they are do so this often, and at their end.
+COMMIT_S = 1.0
 TOPIC = "bench"
 WRITE, READ, LOOP = "write", "read", "loop"
 _WARM_UP = 50
