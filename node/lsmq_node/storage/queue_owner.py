@@ -1,9 +1,9 @@
 """Who changes a queue store: one thread at a time, and none that a signal's handler can tear off.
 
-A thread that wants something (:mod:`.requests`) does it by itself when nobody else has the turn: that costs half of
-what a hand-over does. The main thread never does, since there Python runs the handlers of signals, which may raise
-between any two instructions: it hands over to a thread of the store's own, the owner, which also does what others could
-not finish, and alone opens and closes.
+A thread that wants something (:mod:`.requests`) does it by itself while hardly anybody else does: that costs half of
+what a hand-over does. In a crowd all that have little to do hand over to a thread of the store's own, the owner, so that
+what they want is done together. The main thread always hands over, since there Python runs the handlers of signals, which may raise between
+any two instructions. The owner also does what others could not finish, and alone opens and closes.
 
 Puts that have come in meanwhile are stored together: one look-up of names, one batch, one write, one sync; so the more
 threads put, the less each put costs. While flushing and merging have not caught up, puts wait here and everything else
@@ -33,6 +33,10 @@ from .shard_store import ShardStore
 #: So many requests wait; more are refused.
 MAX_WAITING_REQUESTS = 10_000
 _WAIT_SECONDS = 60.0
+#: After so many rounds in a row with one request at most there is no crowd.
+_ALONE_ROUNDS = 8
+#: So many messages are not worth waiting for others.
+_MANY_MESSAGES = 100
 
 
 class QueueOwner:
@@ -58,6 +62,8 @@ class QueueOwner:
         self._group: list[Put] = []
         self._flushes: list[tuple[Flush, Request]] = []
         self._closers: list[Request] = []
+        #: So many rounds in a row had one request at most. Others look at it, too.
+        self._alone = _ALONE_ROUNDS
         self.store: ShardStore
         self.writer: QueueWriter
         #: What tore off the one who had the turn: the store may be between two states, and nobody goes on.
@@ -90,7 +96,7 @@ class QueueOwner:
                 "by a finalizer or a log handler, say. Have it made by a thread of its own."
             )
         try:
-            if runtime.handles_signals():
+            if runtime.handles_signals() or (self._alone < _ALONE_ROUNDS and request.message_count < _MANY_MESSAGES):
                 self._bell.put(request)
             else:
                 self._inbox.append(request)
@@ -224,9 +230,11 @@ class QueueOwner:
         if self._torn is not None or self._ended is not None:
             return
         try:
-            while self._inbox:
+            count = len(self._inbox)
+            for _ in range(count):
                 self._receive(self._inbox[0])
                 self._inbox.popleft()
+            self._alone = 0 if count > 1 else self._alone + 1
             self._store_puts()
             self._finish_flushes()
         except BaseException as error:

@@ -32,6 +32,11 @@ class Request:
         self._answer = runtime.Lock()
         self._answer.acquire()
 
+    @property
+    def message_count(self) -> int:
+        """How much there is to do."""
+        return 0
+
     def wait(self) -> None:
         """Return when it is carried out. Raises what made that fail."""
         self._answer.acquire()
@@ -92,6 +97,10 @@ class Put(Request):
             )
 
     def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def message_count(self) -> int:
         return len(self.lengths)
 
     @property
