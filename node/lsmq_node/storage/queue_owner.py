@@ -1,9 +1,10 @@
 """Who changes a queue store: one thread at a time, and none that a signal's handler can tear off.
 
 A thread that wants something (:mod:`.requests`) does it by itself while hardly anybody else does: that costs half of
-what a hand-over does. In a crowd all that have little to do hand over to a thread of the store's own, the owner, so that
-what they want is done together. The main thread always hands over, since there Python runs the handlers of signals, which may raise between
-any two instructions. The owner also does what others could not finish, and alone opens and closes.
+what a hand-over does. In a crowd all that have little to do hand over to a thread of the store's own, the owner, so
+that what they want is done together. The main thread always hands over, since there Python runs the handlers of
+signals, which may raise between any two instructions. The owner also does what others could not finish, and alone
+opens and closes.
 
 Puts that have come in meanwhile are stored together: one look-up of names, one batch, one write, one sync; so the more
 threads put, the less each put costs. While flushing and merging have not caught up, puts wait here and everything else
