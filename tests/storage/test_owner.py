@@ -342,8 +342,9 @@ def test_a_call_in_the_midst_of_another_one_of_the_same_thread_is_refused(
     write = QueueWriter.write
 
     def put_again(self: QueueWriter, group: Any) -> Any:
-        with pytest.raises(InvalidRequest, match="in the midst of another one"):
-            stepped.put("q", b"again")
+        for call in (lambda: stepped.put("q", b"again"), stepped.flush, stepped.close):
+            with pytest.raises(InvalidRequest, match="in the midst of another one"):
+                call()
         return write(self, group)
 
     monkeypatch.setattr(QueueWriter, "write", put_again)

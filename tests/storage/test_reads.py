@@ -109,6 +109,7 @@ def check_get_many(store: QueueStore, names: list[str], contents: Contents, chan
         wanted.append((chance.choice(("", "queue", "\udc80", "queue \0")) if unknown else names[queue], at, count))
         expected.append([] if unknown or at < 0 or count < 0 else there[at : at + count])
     assert store.get_many(wanted) == expected == [store.get(*each) for each in wanted]
+    assert store.get_many([(names[0], 0, 1 << 70), (names[0], 1 << 70, 1)]) == [[b"first", *contents[0]], []]
 
 
 @pytest.mark.part(2)

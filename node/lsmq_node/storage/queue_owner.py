@@ -91,11 +91,7 @@ class QueueOwner:
                 f"{MAX_WAITING_REQUESTS} requests wait for the queue store {self._path} already; try again in a moment",
                 limit=MAX_WAITING_REQUESTS,
             )
-        if runtime.holds(self._turn):
-            raise InvalidRequest(
-                f"this call is made in the midst of another one to the queue store {self._path}, by the same thread: "
-                "by a finalizer or a log handler, say. Have it made by a thread of its own."
-            )
+        self._check_outside()
         try:
             if runtime.handles_signals() or (self._alone < _ALONE_ROUNDS and request.message_count < _MANY_MESSAGES):
                 self._bell.put(request)
@@ -109,6 +105,13 @@ class QueueOwner:
         except BaseException:
             request.abandoned = True
             raise
+
+    def _check_outside(self) -> None:
+        if runtime.holds(self._turn):
+            raise InvalidRequest(
+                f"this call is made in the midst of another one to the queue store {self._path}, by the same thread: "
+                "by a finalizer or a log handler, say. Have it made by a thread of its own."
+            )
 
     def _serve_now(self) -> bool:
         """Carry out what is in the inbox; returns False where the owner is to go on."""
@@ -136,6 +139,7 @@ class QueueOwner:
 
     def close(self) -> None:
         """Have the store closed, and wait for it. Raises what made the last commit fail."""
+        self._check_outside()
         request = Close()
         self._bell.put(request)
         if self._ended is None or request.is_answered:

@@ -28,6 +28,9 @@ from .queue_owner import QueueOwner
 from .requests import FlushRequest, Put
 from .shard_store import ShardStore
 
+#: More than any queue holds.
+_BEYOND = 1 << 62
+
 
 class QueueStore:
     """Named queues on disk, in this process. Thread-safe. Close it, or use it as a context manager.
@@ -118,7 +121,11 @@ class QueueStore:
         if not wanted:
             return []
         numbers = self._owner.find_all([queue for queue, _, _ in wanted])
-        offsets, counts = np.array([(offset, num) for _, offset, num in wanted], np.int64).T
+        try:
+            offsets, counts = np.array([(offset, num) for _, offset, num in wanted], np.int64).T
+        except OverflowError:  # further on than any message is
+            clipped = [(min(max(offset, -1), _BEYOND), min(max(num, 0), _BEYOND)) for _, offset, num in wanted]
+            offsets, counts = np.array(clipped, np.int64).T
         numbers[offsets < 0] = -1
         return ManyGets(self.store, self._owner.writer.messages_id, numbers, offsets, counts).read()
 
