@@ -217,8 +217,10 @@ class Reader:
         """All messages of the chunk are handed out: its queues stand at its ends."""
         chunk, self.buffer.current, self._rest = self.buffer.current, None, None
         assert chunk is not None
+        slot_of, handed = positions.slot, positions.handed
         for queue, (_, next_offset) in chunk.spans.items():
-            if positions.get(queue, next_offset) < next_offset:
+            slot = slot_of(queue)
+            if slot >= 0 and handed[slot] < next_offset:
                 positions.hand_out(queue, next_offset)
         self.buffer.release(chunk)
 
