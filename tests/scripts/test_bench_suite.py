@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from importlib import resources
@@ -16,11 +17,11 @@ import pytest
 from lsmq_lab.benchmarks import BENCHES, BenchFailed, engines
 from lsmq_lab.benchmarks.maven import Jars, digest_of
 from lsmq_lab.benchmarks.report import BenchReport, Option
-from lsmq_lab.benchmarks.suite import bench
+from lsmq_lab.benchmarks.suite import bench, page_files
 from lsmq_lab.benchmarks.suite.kafka_failover import Acknowledgements
 from lsmq_lab.benchmarks.suite.limits import ceilings, measure_limits
 from lsmq_lab.benchmarks.suite.page import draw_page
-from lsmq_lab.benchmarks.suite.page_files import forget
+from lsmq_lab.benchmarks.suite.page_files import forget, read_through
 from lsmq_lab.benchmarks.suite.plot import draw
 from lsmq_lab.benchmarks.suite.rounds import measure_row
 from lsmq_lab.benchmarks.suite.row import (
@@ -352,6 +353,21 @@ def test_the_theory_of_merging_grows_by_one_for_each_time_the_runs_grow_by_four(
     assert theory(4) == 2
     assert theory(8) == 3
     assert theory(8 * 4**3) == pytest.approx(6)
+
+
+def test_what_a_file_has_room_for_is_not_counted_as_read(tmp_path: Path) -> None:
+    """Room that nothing was written to is read in no time, and would make the disk look quick."""
+    with (tmp_path / "log").open("wb") as file:
+        file.write(bytes(3 * page_files.BUFFER_BYTES + 5))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fallocate(file.fileno(), 0, 64 << 20)
+        file.truncate(1 << 30)
+    (tmp_path / "empty").touch()
+    written = [end - start for start, end in page_files.written_parts(tmp_path / "log")]
+    assert 3 * page_files.BUFFER_BYTES + 5 <= sum(written) < 5 * page_files.BUFFER_BYTES
+    assert list(page_files.written_parts(tmp_path / "empty")) == []
+    assert read_through(tmp_path) > 0
 
 
 def test_forgotten_files_stay_as_they_are(tmp_path: Path) -> None:
