@@ -51,8 +51,6 @@ class QueuePositions(Mapping[int, int]):
             self._before.append(slots)
             slots += len(part)
         self.ranges = ranges
-        #: The first range, which may be all: the numbers of its slots begin at 0.
-        self._first, self._stop = (ranges[0].start, ranges[0].stop) if ranges else (0, 0)
         self.fetch = array("q", bytes(8 * slots))
         self.handed = array("q", bytes(8 * slots))
 
@@ -85,8 +83,6 @@ class QueuePositions(Mapping[int, int]):
 
     def slot(self, queue: int) -> int:
         """The place of ``queue``, or -1 when the consumer does not own it."""
-        if self._first <= queue < self._stop:
-            return queue - self._first
         at = bisect_right(self._firsts, queue) - 1
         if at < 0 or queue >= self.ranges[at].stop:
             return -1

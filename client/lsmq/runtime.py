@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from random import Random
+from typing import Any
 
 __all__ = [
     "Condition",
@@ -90,10 +91,9 @@ def handles_signals() -> bool:
     return threading.get_ident() == threading.main_thread().ident
 
 
-def holds(lock: object) -> bool:
+def holds(lock: Any) -> bool:
     """Whether this thread has taken an ``RLock``. The lock knows, also when the thread was torn off taking it."""
-    held: bool = lock._is_owned()  # type: ignore[attr-defined]
-    return held
+    return bool(lock._is_owned())
 
 
 def share_closely() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import signal
 import tracemalloc
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,12 @@ from lsmq_node.config import NodeConfig
 from lsmq_node.storage import QueueStore
 
 SMALL = {"segment_bytes": 64 << 10, "memtable_bytes": 64 << 10, "max_message_bytes": 16 << 10}
+
+
+def _stored(path: Path, queues: Iterable[str]) -> dict[str, list[bytes]]:
+    """What queues hold, in a store that is opened for that."""
+    with QueueStore(path) as store:
+        return {queue: store.get(queue, 0, 10_000) for queue in queues}
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -43,10 +50,7 @@ def test_a_queue_store_under_many_threads_keeps_what_it_acknowledged(seed: int) 
             for thread in threads:
                 thread.join()
             store.close()
-            again = QueueStore(disk.root / "store")
-            got = {queue: again.get(queue, 0, 1_000) for queue in put}
-            again.close()
-            return put, got
+            return put, _stored(disk.root / "store", put)
 
         put, got = made.run(program)
         assert put == got
@@ -92,10 +96,7 @@ def test_everybody_who_waits_for_a_queue_store_is_answered(seed: int) -> None:
             for thread in threads:
                 thread.join()
             store.close()
-            again = QueueStore(disk.root / "store")
-            got = {queue: again.get(queue, 0, 1_000) for queue in put}
-            again.close()
-            return put, got
+            return put, _stored(disk.root / "store", put)
 
         put, got = made.run(program, limit_s=20)  # later on a flush by age would wake the owner
         assert sorted(ends) == sorted(put)
@@ -129,13 +130,7 @@ def test_a_queue_store_keeps_what_it_acknowledged_through_a_power_cut(seed: int)
         made.scheduler.run(lambda: made.now > end_s)
         made.cut_power(process)
 
-        def read() -> dict[str, list[bytes]]:
-            store = QueueStore(disk.root / "store")
-            found = {queue: store.get(queue, 0, 10_000) for queue in put}
-            store.close()
-            return found
-
-        got = made.run(read, process=made.process("reader", "a"))
+        got = made.run(lambda: _stored(disk.root / "store", put), process=made.process("reader", "a"))
         assert any(put.values())
         for queue, bodies in put.items():
             assert got[queue][: len(bodies)] == bodies

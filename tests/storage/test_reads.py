@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsmq.errors import CorruptFile
+from lsmq.errors import CorruptFile, InvalidRequest
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.storage import FileRange, QueueStore, ShardStore, many_gets, many_reads, point_reads
 from lsmq_node.storage.queries import Queries
@@ -110,6 +110,16 @@ def check_get_many(store: QueueStore, names: list[str], contents: Contents, chan
         expected.append([] if unknown or at < 0 or count < 0 else there[at : at + count])
     assert store.get_many(wanted) == expected == [store.get(*each) for each in wanted]
     assert store.get_many([(names[0], 0, 1 << 70), (names[0], 1 << 70, 1)]) == [[b"first", *contents[0]], []]
+
+
+@pytest.mark.parametrize("wrong", [(5, 0, 1), ("q", 0.5, 1), ("q", 0, None), ("q", "0", 1), ("q", 0)])
+def test_many_gets_of_what_is_no_name_or_number_are_refused(tmp_path: Path, wrong: Any) -> None:
+    with no_threads(), QueueStore(tmp_path / "s", **TINY) as store:
+        store.put("q", b"x")
+        with pytest.raises(InvalidRequest, match="a text and two whole numbers"):
+            store.get_many([("q", 0, 1), wrong])
+        assert store.get_many(iter([("q", 0, 1)])) == [[b"x"]]
+        assert store.get_many([]) == []
 
 
 @pytest.mark.part(2)

@@ -36,8 +36,6 @@ MAX_WAITING_REQUESTS = 10_000
 _WAIT_SECONDS = 60.0
 #: After so many rounds in a row with one request at most there is no crowd.
 _ALONE_ROUNDS = 8
-#: So many messages are not worth waiting for others.
-_MANY_MESSAGES = 100
 
 
 class QueueOwner:
@@ -93,7 +91,7 @@ class QueueOwner:
             )
         self._check_outside()
         try:
-            if runtime.handles_signals() or (self._alone < _ALONE_ROUNDS and request.message_count < _MANY_MESSAGES):
+            if runtime.handles_signals() or (self._alone < _ALONE_ROUNDS and not request.is_large):
                 self._bell.put(request)
             else:
                 self._inbox.append(request)
@@ -275,18 +273,20 @@ class QueueOwner:
 
     def _end(self, reason: LsmqError) -> None:
         """Close the store, and answer everybody."""
-        error: BaseException | None = None
+        error: BaseException | None = reason  # of those who close, unless it is closed
         try:
             self.store.close()
-        except Exception as failure:
+            error = None
+        except (LsmqError, OSError) as failure:
             error = failure
-        self._ended = reason
-        flushes = [request for _, request in self._flushes]
-        for request in (*self._group, *self._puts, *flushes):
-            request.settle(reason)
-        for request in self._closers:
-            request.settle(error)
-        self._refuse_all()
+        finally:
+            self._ended = reason
+            flushes = [request for _, request in self._flushes]
+            for request in (*self._group, *self._puts, *flushes):
+                request.settle(reason)
+            for request in self._closers:
+                request.settle(error)
+            self._refuse_all()
 
     def _refuse_all(self) -> None:
         left: list[Request | None] = list(self._inbox)

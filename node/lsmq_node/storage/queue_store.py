@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import weakref
+from array import array
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
@@ -21,6 +22,7 @@ import numpy as np
 from lsmq.errors import InvalidRequest
 
 from .collector import DEFAULT_BYTES, DEFAULT_MESSAGES, Collector
+from .columns import I64
 from .disk import Clock, Disk
 from .many_gets import ManyGets
 from .options import FlushMode, StoreOptions
@@ -115,17 +117,16 @@ class QueueStore:
     def get_many(self, wanted: Iterable[tuple[str, int, int]]) -> list[list[bytes]]:
         """What :meth:`get` gives for each ``(queue, offset, num)``: at a tenth of the price where there are thousands.
 
-        All of it is in memory at once. Raises ``CorruptFile``.
+        All of it is in memory at once. Raises ``CorruptFile``, and ``InvalidRequest`` for what is no name or number.
         """
         wanted = wanted if isinstance(wanted, list | tuple) else list(wanted)
         if not wanted:
             return []
-        numbers = self._owner.find_all([queue for queue, _, _ in wanted])
         try:
-            offsets, counts = np.array([(offset, num) for _, offset, num in wanted], np.int64).T
-        except OverflowError:  # further on than any message is
-            clipped = [(min(max(offset, -1), _BEYOND), min(max(num, 0), _BEYOND)) for _, offset, num in wanted]
-            offsets, counts = np.array(clipped, np.int64).T
+            numbers = self._owner.find_all([queue for queue, _, _ in wanted])
+            offsets, counts = _whole([offset for _, offset, _ in wanted]), _whole([num for _, _, num in wanted])
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"each item is (queue, offset, num), a text and two whole numbers: {error}") from error
         numbers[offsets < 0] = -1
         return ManyGets(self.store, self._owner.writer.messages_id, numbers, offsets, counts).read()
 
@@ -147,6 +148,13 @@ class QueueStore:
         """Commit and release the directory. Closing twice is fine; so is closing again where it was interrupted."""
         if not self._owner.is_closed:
             self._owner.close()
+
+
+def _whole(numbers: list[int]) -> I64:
+    try:
+        return np.array(array("q", numbers))
+    except OverflowError:  # further on than any message is
+        return np.array(array("q", [min(max(number, -1), _BEYOND) for number in numbers]))
 
 
 def _settings(options: dict[str, Any]) -> StoreOptions:

@@ -18,6 +18,8 @@ from lsmq.errors import InvalidRequest, MessageTooLarge, RequestTooLarge
 from .memtable import RECORD_COLUMN_BYTES
 from .queue_names import join_names
 
+_MANY_MESSAGES = 100
+
 
 class Request:
     """One thread asks and waits, and is answered once: by another one, or by itself."""
@@ -33,9 +35,9 @@ class Request:
         self._answer.acquire()
 
     @property
-    def message_count(self) -> int:
-        """How much there is to do."""
-        return 0
+    def is_large(self) -> bool:
+        """Whether it is not worth waiting for others, to be carried out with them."""
+        return False
 
     def wait(self) -> None:
         """Return when it is carried out. Raises what made that fail."""
@@ -100,8 +102,8 @@ class Put(Request):
         return len(self.lengths)
 
     @property
-    def message_count(self) -> int:
-        return len(self.lengths)
+    def is_large(self) -> bool:
+        return len(self.lengths) >= _MANY_MESSAGES
 
     @property
     def is_for_one_queue(self) -> bool:
