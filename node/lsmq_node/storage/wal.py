@@ -69,6 +69,15 @@ class Fragment(IntEnum):
     SEGMENT = 5
 
 
+#: By whether a fragment is the first of its entry, and whether it is the last.
+_KINDS = {
+    (True, True): Fragment.FULL,
+    (True, False): Fragment.FIRST,
+    (False, False): Fragment.MIDDLE,
+    (False, True): Fragment.LAST,
+}
+
+
 class EntryKind(IntEnum):
     """What a log entry does. Numbers are on disk: never renumber."""
 
@@ -137,15 +146,6 @@ def decode_entry(lsn: int, end_lsn: int, parts: Sequence[memoryview], source: st
         raise newer(source, f"the log entry at LSN {lsn} has version", version, ENTRY_VERSION)
     body = b"".join((first[ENTRY_BYTES:], *parts[1:]))
     return LogEntry(lsn, end_lsn, kind, epoch, durable_lsn, time_ms, topic_id, count, check, body, flags)
-
-
-#: By whether a fragment is the first of its entry, and whether it is the last.
-_KINDS = {
-    (True, True): Fragment.FULL,
-    (True, False): Fragment.FIRST,
-    (False, False): Fragment.MIDDLE,
-    (False, True): Fragment.LAST,
-}
 
 
 def segment_name(lsn: int) -> str:
