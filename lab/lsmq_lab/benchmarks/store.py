@@ -260,7 +260,8 @@ def _counts(messages: int) -> Iterator[str]:
 
 _NOTES = [
     "Every case runs in a process of its own; repetitions take turns; figures are medians (least-greatest).",
-    "put: by a thread that is not the main one; from the first put to the last return, nothing taken off, background flushing and merging beside it; "
+    "put: by a thread that is not the main one, from its first put to the last return, nothing taken off, flushing and "
+    "merging beside it; "
     "put, flush, close: with the final flush and the close in it.",
     "The messages are made before the clock runs: a cycle of a million (or one for each queue, if there are more), "
     "each with a name string of its own, put again until there are enough. A cycle meets every queue equally often "
