@@ -29,24 +29,36 @@ _log = logging.getLogger("lsmq")
 class Sent(NamedTuple):
     """Where a message was stored. ``id`` finds it again: ``client.message(id)``.
 
+    ``topic_id`` is what the cluster numbers the topic by; 0 of one that comes later.
     ``duplicate``: it was not stored now, but an earlier one with its ``dedupe_id``, whose place this is.
     ``dropped``: it was not stored at all, since the topic or queue was full and ``overflow`` is ``drop_newest``; then
     ``offset`` is -1 and ``id`` empty.
     In a named topic ``queue_name`` is its queue, and ``queue`` the number that this has. One that comes later is in no
-    queue yet: its ``offset`` is -1, and its ``id`` is for :class:`lsmq.DelayedMessages`.
+    queue yet: its ``offset`` is -1, and its ``id``, which is ``later_id``, is for :class:`lsmq.DelayedMessages`.
     """
 
     queue: int
     offset: int
-    id: str
+    topic_id: int
     queue_name: str | None = None
     duplicate: bool = False
     dropped: bool = False
+    later_id: str = ""
+
+    @property
+    def id(self) -> str:
+        """Made when asked for, as most never are: it takes as long as all else that is done for a receipt."""
+        return self.later_id if self.offset < 0 else message_id(self.topic_id, self.queue, self.offset)
 
     @property
     def due_ms(self) -> int | None:
         """When it comes into its queue, milliseconds since 1970; None where it was stored there."""
-        return due_of_id(self.id) if self.offset < 0 and self.id else None
+        return due_of_id(self.later_id) if self.later_id else None
+
+    def __repr__(self) -> str:
+        said = {"queue": self.queue, "offset": self.offset, "id": self.id}
+        said |= {name: value for name in ("queue_name", "duplicate", "dropped") if (value := getattr(self, name))}
+        return f"Sent({', '.join(f'{name}={value!r}' for name, value in said.items())})"
 
 
 class PendingBatch:
@@ -147,20 +159,20 @@ class PendingBatch:
         """Where a message of the batch is stored, which it is."""
         offset, queue = (self._offsets or self.offsets)[index], self.queues[index]
         if self._flags is None and offset >= 0 and not self.later:  # as most are: a third of the time of what follows
-            return tuple.__new__(Sent, (queue, offset, message_id(topic_id, queue, offset), None, False, False))
+            return tuple.__new__(Sent, (queue, offset, topic_id, None, False, False, ""))
+        return self._rarely_sent(index, topic_id, queue, offset)
+
+    def _rarely_sent(self, index: int, topic_id: int, queue: int, offset: int, name: str | None = None) -> Sent:
+        """Of a message that comes later, or is stored nowhere, or may be a repeat."""
         if index in self.later:
-            return Sent(queue, -1, delayed_id(self.shard, self.later[index], offset))
-        if offset < 0 or self._is(index, Flag.DROPPED):
-            return self._nowhere(index, queue)
-        return Sent(queue, offset, message_id(topic_id, queue, offset), duplicate=self._is(index, Flag.REPEAT))
+            return Sent(queue, -1, 0, name, later_id=delayed_id(self.shard, self.later[index], offset))
+        dropped = self._is(index, Flag.DROPPED)
+        if offset < 0 or dropped:  # Where it was not dropped, the one before in a group has stored it.
+            return Sent(queue, -1, topic_id, name, not dropped, dropped)
+        return Sent(queue, offset, topic_id, name, self._is(index, Flag.REPEAT))
 
     def _is(self, index: int, flag: Flag) -> bool:
         return self._flags is not None and self._flags[index] & flag != 0
-
-    def _nowhere(self, index: int, queue: int, name: str | None = None) -> Sent:
-        """Of a message that was dropped, or that the one before in a group has stored."""
-        dropped = self._is(index, Flag.DROPPED)
-        return Sent(queue, -1, "", name, not dropped, dropped)
 
     def on_settled(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once settled; at once when it is."""
@@ -235,12 +247,7 @@ class NamedPendingBatch(PendingBatch):
 
     def sent(self, index: int, topic_id: int) -> Sent:
         offset, queue = self.offsets[index], self._numbers[index]
-        name = self._names[self.queues[index]]
-        if index in self.later:
-            return Sent(queue, -1, delayed_id(self.shard, self.later[index], offset), name)
-        if offset < 0 or self._is(index, Flag.DROPPED):
-            return self._nowhere(index, queue, name)
-        return Sent(queue, offset, message_id(topic_id, queue, offset), name, self._is(index, Flag.REPEAT))
+        return self._rarely_sent(index, topic_id, queue, offset, self._names[self.queues[index]])
 
 
 class Receipt:

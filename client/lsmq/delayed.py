@@ -116,9 +116,11 @@ class DelayedMessages:
             raise InvalidRequest("give one of delay_ms and deliver_at_ms: when the message is to come")
         fields = await self.client.ask("PUT", self._one(id), value)
         offset, queue, own = fields["offset"], fields["queue"], str(fields["id"])
-        number = queue_number(queue) if offset is None else parse_message_id(own)[1]
         name = queue if isinstance(queue, str) else None
-        return Sent(number, -1 if offset is None else int(offset), own, name)
+        if offset is None:
+            return Sent(queue_number(queue), -1, 0, name, later_id=own)
+        topic_id, number, _ = parse_message_id(own)
+        return Sent(number, int(offset), topic_id, name)
 
     def _one(self, id: str) -> str:
         return f"{self._path}/{quoted(id)}"

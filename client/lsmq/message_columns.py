@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from lsmq.errors import InvalidBatch, InvalidRequest
 from lsmq.filters import MessageFilter
 from lsmq.messages import (
+    NO_PROPERTIES,
     Key,
     Message,
     NamedMessage,
@@ -163,7 +164,17 @@ class MessageBatch:
         for queue, offset, body, header, stored_ms, priority, expires_ms, delete, subpriority in rows:
             key, tag, properties, headers, kind = header
             fields = (
-                *(topic, queue, offset, topic_id, body, key, tag, priority, dict(properties)),
+                *(
+                    topic,
+                    queue,
+                    offset,
+                    topic_id,
+                    body,
+                    key,
+                    tag,
+                    priority,
+                    dict(properties) if properties else NO_PROPERTIES,
+                ),
                 *(stored_ms, headers, delete, kind, expires_ms or None, subpriority),
             )
             made.append(make_message(*fields) if names is None else NamedMessage(*fields, names[queue]))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, TypedDict, TypeVar, cast
 
 import msgpack
 import xxhash
@@ -164,6 +164,22 @@ def parse_message_id(text: str) -> tuple[int, int, int]:
     return int(text[:8], 16), int(text[8:16], 16), int(text[16:], 16)
 
 
+class _NoProperties(dict[str, str]):
+    """Those of every message that has none: one for all, since a dict for each is as much for the garbage collector to
+    walk as the message is. Refuses to be changed."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("the properties of a message cannot be changed; dict(message.properties) can")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+    def __reduce__(self) -> tuple[type[dict[str, str]], tuple[()]]:
+        return dict, ()
+
+
+NO_PROPERTIES: Final[dict[str, str]] = _NoProperties()
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
     """A message as a consumer gets it.
@@ -182,7 +198,7 @@ class Message:
     key: Key | None = None
     tag: str | None = None
     priority: int = 0
-    properties: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=lambda: NO_PROPERTIES)
     stored_ms: int = 0
     headers: Headers = ()
     delete: bool = False
@@ -483,7 +499,7 @@ class RecordHeader(NamedTuple):
 
     key: Key | None = None
     tag: str | None = None
-    properties: dict[str, str] = {}  # noqa: RUF012  # Nobody changes what was decoded.
+    properties: dict[str, str] = NO_PROPERTIES
     headers: Headers = ()
     type: str | None = None
 
@@ -547,7 +563,7 @@ def decode_header(header: bytes | memoryview) -> RecordHeader:
         and isinstance(own_type, _TEXT_OR_NONE)
     ):
         raise InvalidBatch("a record's header is not an array of key, tag, properties, headers and type")
-    return RecordHeader(key, tag, properties or {}, _pairs(flat) if flat else (), own_type)
+    return RecordHeader(key, tag, properties or NO_PROPERTIES, _pairs(flat) if flat else (), own_type)
 
 
 def _pairs(flat: list[object]) -> Headers:

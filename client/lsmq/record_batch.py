@@ -37,6 +37,7 @@ from lsmq.messages import (
     LAST_DUE_MS,
     MAX_DELAY_MS,
     MAX_TTL_MS,
+    NO_PROPERTIES,
     Message,
     NamedMessage,
     decode_header,
@@ -263,8 +264,8 @@ class RecordBatch:
                 except InvalidBatch as error:
                     raise unreadable(error, topic, queue, offset) from error
             else:
-                key, tag, properties, headers, kind = None, None, {}, (), None
-            first, second = split_priority(priority)
+                key, tag, properties, headers, kind = None, None, NO_PROPERTIES, (), None
+            first, second = split_priority(priority) if priority else (0, 0)
             yield make(
                 topic,
                 queue,

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import json
+import pickle
 import struct
 from pathlib import Path
+from typing import Any
 
 import crc32c
 import msgpack
@@ -13,6 +17,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lsmq import Sent
 from lsmq.errors import CorruptFile, InvalidBatch
 from lsmq.messages import key_headers
 from lsmq.record_batch import (
@@ -24,6 +29,7 @@ from lsmq.record_batch import (
     Flag,
     RecordBatch,
     decode_header,
+    delayed_id,
     encode_batch,
     encode_header,
     key_hash,
@@ -268,3 +274,35 @@ def test_an_unknown_codec_is_refused() -> None:
     packed[9] = 9
     with pytest.raises(InvalidBatch, match="codec 9"):
         RecordBatch(recrc(packed))
+
+
+def test_messages_without_properties_share_some_that_nobody_changes() -> None:
+    builder = BatchBuilder()
+    for key in (None, None, "k", b"k"):
+        builder.add(0, b"x", key=key)
+    messages = list(RecordBatch(builder.build()).messages("t"))
+    assert [message.properties for message in messages] == [{}] * 4
+    assert len({id(message.properties) for message in messages}) == 1
+    properties: Any = messages[0].properties
+    for change in (
+        lambda: properties.__setitem__("a", "b"),
+        lambda: properties.update(a="b"),
+        lambda: properties.setdefault("a", "b"),
+        lambda: properties.__ior__({"a": "b"}),
+        properties.clear,
+    ):
+        with pytest.raises(TypeError, match="cannot be changed; dict"):
+            change()
+    assert json.dumps(properties) == "{}"
+    for own in (dict(properties), copy.deepcopy(properties), pickle.loads(pickle.dumps(properties)), properties.copy()):
+        own["a"] = "b"
+        assert own == {"a": "b"} and messages[0].properties == {}
+
+
+def test_where_a_message_was_sent_to_has_its_id_and_shows_it() -> None:
+    stored = Sent(3, 17, 5, "n")
+    assert stored.id == message_id(5, 3, 17) and stored.due_ms is None
+    assert repr(stored) == f"Sent(queue=3, offset=17, id='{message_id(5, 3, 17)}', queue_name='n')"
+    later = Sent(3, -1, 0, later_id=delayed_id(2, 1_000, 7))
+    assert later.id == delayed_id(2, 1_000, 7) and later.due_ms == 1_000
+    assert Sent(3, -1, 5, dropped=True).id == "" and pickle.loads(pickle.dumps(stored)) == stored

@@ -19,8 +19,8 @@ from lsmq_coordinator.death import DeathNotice
 from lsmq_coordinator.errors import NotAuthenticated
 from lsmq_coordinator.http_status import status_of
 from lsmq_coordinator.tls import Certificates, TlsFiles
+from lsmq_lab.believed import opener
 from lsmq_lab.local_cluster import LocalCluster, NodeEnded
-from lsmq_lab.local_cluster.status import opener
 from support.clusters import running_cluster
 from support.traffic import Traffic
 from support.waiting import eventually

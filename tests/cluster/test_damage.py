@@ -15,8 +15,8 @@ import pytest
 from lsmq.errors import CorruptFile
 from lsmq.sync import Client, Consumer, Producer
 from lsmq_coordinator.lives import UNCLAIMED, InSyncMember
+from lsmq_lab.believed import opener
 from lsmq_lab.local_cluster import LocalCluster
-from lsmq_lab.local_cluster.status import opener
 from lsmq_node.cluster.handing_over import FIRST_PAUSE_S, LONGEST_PAUSE_S, DamagedLeaders
 from lsmq_node.cluster.repair import can_be_spared
 from lsmq_node.replication import ControlView

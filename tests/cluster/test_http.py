@@ -15,8 +15,8 @@ from click.testing import CliRunner
 
 import lsmq
 from lsmq.cli import root
+from lsmq_lab.believed import opener
 from lsmq_lab.local_cluster import LocalCluster
-from lsmq_lab.local_cluster.status import opener
 from support.clusters import running_cluster
 from support.waiting import eventually
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from lsmq_lab.believed import opener
 from lsmq_lab.local_cluster import LocalCluster
-from lsmq_lab.local_cluster.status import opener
 from push.browser import browser, find_browser
 from support.clusters import running_cluster
 from support.waiting import comes_true

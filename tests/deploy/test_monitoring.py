@@ -16,7 +16,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from api.calls import Api
-from lsmq_lab.local_cluster.status import opener
+from lsmq_lab.believed import opener
 from support.clusters import running_cluster
 from support.node_process import NodeProcess
 from support.waiting import eventually

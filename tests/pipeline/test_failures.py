@@ -18,8 +18,8 @@ import pyspark
 import pytest
 
 from lsmq.sync import Client, Producer
+from lsmq_lab.believed import opener
 from lsmq_lab.local_cluster import LocalCluster
-from lsmq_lab.local_cluster.status import opener
 from lsmq_pipeline.jobs.audit import audit
 from support.clusters import running_cluster
 from support.spark_standalone import SparkStandalone

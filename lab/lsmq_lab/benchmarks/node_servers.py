@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lsmq_coordinator.authority import Authority
+from lsmq_lab.believed import believing, opener
 from lsmq_lab.benchmarks.environment import disk_bytes, peak_resident_bytes
 from lsmq_lab.benchmarks.report import BenchFailed
 from lsmq_lab.benchmarks.server_processes import free_port, stop
-from lsmq_lab.local_cluster.status import believing, opener
 
 LSMQ = "lsmq"
 REDIS = "redis"

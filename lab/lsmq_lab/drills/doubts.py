@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from lsmq import Client
-from lsmq_lab.local_cluster.status import opener
+from lsmq_lab.believed import opener
 
 from .harness import Drill, DrillRun, led_by
 

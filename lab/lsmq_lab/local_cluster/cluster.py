@@ -19,10 +19,11 @@ from lsmq_coordinator.authority import Authority
 from lsmq_node import config_file
 from lsmq_node.rights.first_token import FILE as FIRST_TOKEN
 
+from ..believed import believing
 from .errors import ClusterNotReady, NodeEnded, NodeNotRunning
 from .plan import HOST, PORTS_PER_NODE, ClusterPlan, NodePlan, choose_ports
 from .process import OwnProcess, ProcessState
-from .status import ClusterStatus, answers, believing, collect
+from .status import ClusterStatus, answers, collect
 from .zookeeper_server import EnsembleMember, ZooKeeperServer, ZooKeeperTls
 
 READY_TIMEOUT_S = 60.0
