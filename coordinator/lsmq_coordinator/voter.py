@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lsmq import runtime
 from lsmq.errors import AddressInUse
@@ -22,9 +22,11 @@ from .raft_kept import Restore
 from .raft_membership import MARK, Electorate, unmarked, unwrapped
 from .raft_messages import RaftMessage
 from .raft_terms import MAX_COMMAND_BYTES, ProposalOutcome, RaftEntry, RaftRole, RaftTiming
-from .raft_transport import Life, RaftTransport
 from .raft_writer import RaftWriter
 from .tls import Certificates
+
+if TYPE_CHECKING:
+    from .raft_transport import Life
 
 #: Commands handed in and not yet in the log.
 MAX_PROPOSALS = 1_024
@@ -134,6 +136,9 @@ class Voter:
         self._core.written(number, runtime.monotonic() - began, runtime.monotonic())
         try:
             known = self._known = frozenset(self._core.peers)
+            # With it come pysyncobj and cryptography: 8 MB of memory, which a node without a cluster does not need.
+            from .raft_transport import RaftTransport
+
             self._transport = RaftTransport(address, known, bind or address, keys, timing.reconnect_s, self, tls)
         except Exception as error:
             journal.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -227,8 +227,13 @@ def test_a_block_finds_its_queues_wherever_its_columns_lie(step: int, more: tupl
 class Item:
     """Something of a size."""
 
+    CHANCES: ClassVar[int] = 1
     memory_bytes: int
-    recent: bool = False
+    recent: int = 0
+
+
+class LastingItem(Item):
+    CHANCES: ClassVar[int] = 3
 
 
 @profile(60)
@@ -259,6 +264,16 @@ def test_what_was_used_since_outlives_what_was_not() -> None:
     for part in range(11, 15):
         cache.get(0, part, Item, 100)
     assert [part for part in range(1, 7) if cache.has(0, part)] == [1, 3, 5]
+
+
+def test_what_leads_to_the_rest_is_passed_by_more_often_and_not_for_ever() -> None:
+    cache = BlockCache(1_000)
+    cache.get(1, 0, LastingItem, 100)
+    lived = 0
+    while cache.has(1, 0):
+        cache.get(0, lived, Item, 100)
+        lived += 1
+    assert lived == 28  # three times round nine others, and the one that takes its place
 
 
 # -- memtable --------------------------------------------------------------------------------------------

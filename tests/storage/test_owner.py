@@ -260,6 +260,9 @@ def test_a_put_that_waits_for_room_fails_as_soon_as_a_flush_has_failed(stepped: 
         ([("q", [1])], "for queue 'q' is of type list; it must be bytes"),
         ([("good", b"x"), ("q", "text")], r"the message \(number 1 of 2\) for queue 'q' is text"),
         ([("q", memoryview(b"12345678").cast("I"))], "cast it to 'B'"),
+        ([("q", memoryview(bytes(80)).cast("I"))] * 2_000, "cast it to 'B'"),
+        ([(f"q{at}", memoryview(bytes(80)).cast("I")) for at in range(2_000)], "cast it to 'B'"),
+        ([("q", b"x")] * 501 + [("other", "text")], r"the message \(number 501 of 502\) for queue 'other' is text"),
         ([("good", b"x"), ("\ud800", b"x")], "cannot be encoded in UTF-8"),
     ],
 )
@@ -271,6 +274,16 @@ def test_what_is_no_message_is_refused_and_the_store_goes_on(
     assert len(stepped) == 0
     assert stepped.put("q", bytearray(b"x")) == 0  # type: ignore[arg-type]
     assert stepped.get("q", 0, 1) == [b"x"]
+
+
+@pytest.mark.parametrize("count", [1, 499, 500, 501, 1_300])
+@pytest.mark.parametrize("queues", [1, 2, 2_000])
+def test_what_is_put_is_packed_in_pieces_and_whole(stepped: QueueStore, count: int, queues: int) -> None:
+    pairs = [(f"queue {at * 7 % queues}", b"%d" % at * (at % 5)) for at in range(count)]
+    pairs[count // 2] = pairs[0]  # ends and middle alike, and not all
+    stepped.put_many(pairs)
+    for name in {name for name, _ in pairs}:
+        assert stepped.get(name, 0, count) == [message for owner, message in pairs if owner == name]
 
 
 def test_there_are_as_many_queues_as_documented_and_one_more_is_refused_by_name(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq.record_batch import COLUMN, COLUMN_BYTES, HEADER, HEADER_BYTES, VERSION, Codec, Column, RecordBatch
+from lsmq.record_batch import COLUMN, COLUMN_BYTES, HEADER_BYTES, VERSION, Codec, Column, RecordBatch
 
 from .columns import DTYPES, I64, U64, WIDTH_DTYPES, decode_column, gather
 from .sorted_records import SortedPart, SortedRecords, check_size
 from .sstable import stored_batch
+
+_HEAD = struct.Struct("<IIBBHII")  # the beginning of a batch's header
+_PLAIN = int(Codec.NONE)
 
 
 def _deltas(raw: bytes, position: int, width: int, count: int) -> memoryview:
@@ -29,6 +33,7 @@ class Block(SortedPart):
     Nearly all blocks hold one topic, so a queue is looked up in the packed deltas themselves.
     """
 
+    CHANCES: ClassVar[int] = 1
     __slots__ = (
         "_directory",
         "_ends",
@@ -45,26 +50,27 @@ class Block(SortedPart):
     def __init__(self, raw: bytes, source: str, position: int) -> None:
         """Raises ``CorruptFile``, or ``UnsupportedFormat`` for a block of a newer version."""
         self.raw = raw
-        self.recent = False
+        self.recent = 0
         self._keys: U64 | None = None
         self._ends: memoryview | None = None
+        unpacked_bytes = 0
         if not self._parse(raw):
             batch = stored_batch(raw, source, position, "block")  # raises, or unpacks
             self.count, self._directory, self.payload = batch.record_count, batch.directory, batch.payload
+            if len(self.payload) > len(raw):
+                unpacked_bytes = len(self.payload)
         _, width, topic = self._directory[Column.TOPIC]
         self._topic = -1 if width else topic
         self._queues: memoryview | None = None  # as deltas, once one was looked for
         # What is made when it is asked for counts too: ends and keys, 8 bytes a record each.
-        self.memory_bytes = len(raw) + 16 * self.count + 1000
-        if len(self.payload) > len(raw):
-            self.memory_bytes += len(self.payload)
+        self.memory_bytes = len(raw) + 16 * self.count + 1000 + unpacked_bytes
 
     def _parse(self, raw: bytes) -> bool:
         """The usual case, without ceremony; False for a block that is compressed, or not as it should be."""
         if len(raw) < HEADER_BYTES:
             return False
-        crc, total, version, codec, column_count, count, payload_bytes, _, _, _, _ = HEADER.unpack_from(raw)
-        if version != VERSION or codec != Codec.NONE or total != len(raw) or crc32c.crc32c(memoryview(raw)[4:]) != crc:
+        crc, total, version, codec, column_count, count, payload_bytes = _HEAD.unpack_from(raw)
+        if version != VERSION or codec != _PLAIN or total != len(raw) or crc32c.crc32c(memoryview(raw)[4:]) != crc:
             return False
         position = HEADER_BYTES + column_count * COLUMN_BYTES
         directory: dict[int, tuple[int, int, int]] = {}
@@ -128,8 +134,12 @@ class Block(SortedPart):
             return (0, 0) if delta < 0 else (0, self.count) if delta == 0 else (self.count, self.count)
         if queues is None:
             queues = self._queues = _deltas(self.raw, position, width, self.count)
-        first = bisect_left(queues, delta)
-        return first, bisect_right(queues, delta, first)
+        first, count = bisect_left(queues, delta), self.count
+        if first == count or queues[first] != delta:
+            return first, first
+        if first + 1 == count or queues[first + 1] != delta:  # as where queues are many
+            return first, first + 1
+        return first, bisect_right(queues, delta, first + 2)
 
     def offset(self, row: int) -> int:
         position, width, base = self._directory[Column.OFFSET]

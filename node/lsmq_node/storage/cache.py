@@ -1,22 +1,29 @@
 """The block cache: parsed blocks and index pages of tables, within a limit of bytes.
 
 What was not used since it was last looked at goes first ("second chance", or clock): nearly as good as least
-recent use, and a hit takes no lock and moves nothing, it sets a mark.
+recent use, and a hit takes no lock and moves nothing, it sets a mark. Parts of the index have several chances: each
+read takes one, and one leads to hundreds of blocks.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from lsmq import runtime
 
 
 class Sized(Protocol):
-    """What can be cached: it says how much memory it holds, and carries the cache's mark."""
+    """What can be cached: it says how much memory it holds, and carries the cache's mark.
 
-    recent: bool
+    Attributes:
+        CHANCES: how often it is passed by, not used meanwhile, before it goes.
+        recent: how often it is passed by from now on.
+    """
+
+    CHANCES: ClassVar[int]
+    recent: int
 
     @property
     def memory_bytes(self) -> int: ...
@@ -40,7 +47,7 @@ class BlockCache:
         """The item of ``owner`` numbered ``part``; ``load(*arguments)`` makes it when it is not here."""
         item = self._items.get((owner, part))
         if item is not None:
-            item.recent = True
+            item.recent = item.CHANCES
             self.hits += 1
             return item  # type: ignore[return-value]  # an owner's part has one type
         self.misses += 1
@@ -50,23 +57,24 @@ class BlockCache:
 
     def keep(self, owner: int, part: int, item: Sized) -> None:
         """Add an item, or replace it."""
-        if item.memory_bytes > self.limit_bytes // 8:
+        size_bytes = item.memory_bytes
+        if size_bytes > self.limit_bytes // 8:
             return
-        key = owner, part
-        item.recent = True
+        item.recent = item.CHANCES - 1  # It was not used twice.
+        key, items = (owner, part), self._items
         with self._lock:
-            replaced = self._items.pop(key, None)
-            if replaced is not None:
-                self.used_bytes -= replaced.memory_bytes
-            self._items[key] = item
-            self.used_bytes += item.memory_bytes
-            while self.used_bytes > self.limit_bytes:
-                oldest, old = self._items.popitem(last=False)
+            used_bytes = self.used_bytes + size_bytes
+            if key in items:
+                used_bytes -= items.pop(key).memory_bytes
+            while used_bytes > self.limit_bytes:
+                oldest, old = items.popitem(last=False)
                 if old.recent:
-                    old.recent = False
-                    self._items[oldest] = old
+                    old.recent -= 1
+                    items[oldest] = old
                 else:
-                    self.used_bytes -= old.memory_bytes
+                    used_bytes -= old.memory_bytes
+            items[key] = item
+            self.used_bytes = used_bytes
 
     def has(self, owner: int, part: int) -> bool:
         return (owner, part) in self._items

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import I64, U64
+from .columns import I64, U64, mix
 
 #: Words of the first filters, then of all, and the ids that fill them.
 _SIZES = ((1 << 13, 1 << 12), (1 << 16, 1 << 15), (1 << 19, 1 << 18), (15 << 16, 2_000_000))
@@ -34,7 +34,7 @@ _SHIFTS = tuple(map(np.uint64, (8, 20)))  # of a key: below are weak bits, the u
 _TWELVE = np.uint64(4095)
 #: Words with three bits each; a few with two.
 _THREES: U64 = np.bitwise_or.reduce(
-    np.uint64(1) << np.random.default_rng(1).integers(0, 64, (4096, 3), np.uint64), axis=1
+    np.uint64(1) << (mix(np.arange(3 * 4096, dtype=np.uint64)) >> np.uint64(58)).reshape(4096, 3), axis=1
 )
 
 

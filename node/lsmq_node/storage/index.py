@@ -26,7 +26,7 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import crc32c
 import numpy as np
@@ -73,6 +73,7 @@ class IndexPage:
     Python's own ``bisect`` answers sooner than numpy, and as arrays, made when asked for, for those about many.
     """
 
+    CHANCES: ClassVar[int] = 4
     __slots__ = (
         "__weakref__",
         "_arrays",
@@ -94,7 +95,7 @@ class IndexPage:
 
     def __init__(self, raw: bytes, rows: int, columns: int, probes: int) -> None:
         """``raw`` is intact: see :meth:`parse`."""
-        self.recent = False
+        self.recent = 0
         self._raw = raw
         self._width = columns
         self._arrays: dict[int, NDArray[Any]] = {}

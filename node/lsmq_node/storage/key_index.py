@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from typing import Final
+from typing import ClassVar, Final
 
 import crc32c
 import numpy as np
@@ -103,6 +103,7 @@ class KeyIndexWriter:
 class KeyDirectory:
     """The directory, parsed: says which pages may have a key's entries, and of which times."""
 
+    CHANCES: ClassVar[int] = 4
     __slots__ = ("_firsts", "_shift", "base_ms", "entries", "memory_bytes", "recent")
 
     def __init__(self, raw: bytes) -> None:
@@ -111,7 +112,7 @@ class KeyDirectory:
         if size != len(raw) or crc32c.crc32c(memoryview(raw)[4:]) != crc:
             raise NoKeys("the directory of the keys is damaged")
         self._firsts: U64 = np.frombuffer(raw, "<u8", -1, DIRECTORY_BYTES)
-        self.recent = False
+        self.recent = 0
         self.memory_bytes = len(raw) + _OVERHEAD_BYTES
 
     @property
@@ -150,6 +151,7 @@ class KeyDirectory:
 class KeyPage:
     """A page, parsed."""
 
+    CHANCES: ClassVar[int] = 1
     __slots__ = ("entries", "memory_bytes", "positions", "recent")
 
     def __init__(self, raw: bytes) -> None:
@@ -159,7 +161,7 @@ class KeyPage:
             raise NoKeys("a page of the keys is damaged")
         self.entries: U64 = np.frombuffer(raw, "<u8", count, _PAGE_HEAD.size)
         self.positions: NDArray[np.uint32] = np.frombuffer(raw, "<u4", count, _PAGE_HEAD.size + 8 * count)
-        self.recent = False
+        self.recent = 0
         self.memory_bytes = len(raw) + _OVERHEAD_BYTES
 
     def within(self, begin: int, end: int) -> Iterator[tuple[int, int]]:

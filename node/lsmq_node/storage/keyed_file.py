@@ -31,7 +31,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import crc32c
 import msgpack
@@ -63,12 +63,13 @@ KeyedItem = tuple[bytes, bytes | None]
 class KeyedBlock:
     """A parsed block, as the cache keeps it."""
 
+    CHANCES: ClassVar[int] = 1
     __slots__ = ("keys", "memory_bytes", "recent", "values")
 
     def __init__(self, items: list[Any]) -> None:
         self.keys: list[bytes] = items[::2]
         self.values: list[bytes | None] = items[1::2]
-        self.recent = True
+        self.recent = 0
         self.memory_bytes = sum(len(item or b"") for item in items) + _ITEM_BYTES * len(self.keys)
 
 

@@ -10,9 +10,11 @@ A run that has nothing of the queue, as its filters say, leaves it to the next o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from lsmq.errors import CorruptFile
 
+from .block import Block
 from .bloom import Probe, bloom_probe
 from .index import IndexPage
 from .memtable import Chunk, Memtable
@@ -21,9 +23,13 @@ from .version import TableRun
 
 #: So few runs are asked one by one.
 FEW_RUNS = 4
+#: And so many, at most, that have some of what is wanted: there may be more in each than a reader can take.
+MOST_WALKED = 16
 
-#: A row of the index, for a block that may hold records of a queue.
-LocatedRow = tuple[Table, IndexPage, int]
+#: Records ``[first, stop)`` of a queue in a block, and the offset of the first.
+InBlock = tuple[Block, int, int, int]
+#: A row of the index, for a block that may hold records of a queue; and what it holds, where that was looked at.
+LocatedRow = tuple[Table, IndexPage, int, InBlock | None]
 
 
 def in_memory(
@@ -53,38 +59,64 @@ def in_memory(
 def in_tables(runs: Sequence[TableRun], key: int, offset: int, end: int) -> Iterator[LocatedRow]:
     """Where messages ``[offset, end)`` of the queue may be, oldest first. ``runs`` are newest first.
 
-    Raises ``CorruptFile``, and ``FileNotFoundError`` for a table that is gone.
+    They are asked one by one as long as they have something of that, which is read anyway, and searched from where they
+    have not. Raises ``CorruptFile``, and ``FileNotFoundError`` for a table that is gone.
     """
     probe = bloom_probe(key)
-    tried = runs if len(runs) <= FEW_RUNS else runs[:1]
-    for at, run in enumerate(tried):
-        rows = run.rows_from(key, probe, offset, end)
-        row = _first_holding(rows, key, offset)
+    behind: list[tuple[LocatedRow | None, TableRun]] = []  # their first rows, and whose they are, newest first
+    patience = MOST_WALKED
+    for at, run in enumerate(runs):
+        if patience <= 0 and len(runs) - at > FEW_RUNS:
+            left = runs[at:]
+            for older in left[newest_holding(left, key, probe, offset) :: -1]:
+                for table, page, number in older.rows_from(key, probe, offset, end):
+                    yield table, page, number, None
+            break
+        try:
+            row, begins = _begin(run, key, probe, offset, end)
+        except CorruptFile:  # which matters only to who reads as far
+            row, begins = None, offset + 1
+        if begins is None:
+            patience -= MOST_WALKED // FEW_RUNS
+        elif row is not None and begins >= end:
+            patience = 0
+        else:
+            behind.append((row, run))
+            if begins <= offset:
+                break
+            patience -= 1
+    for row, run in behind[::-1]:
         if row is not None:
             yield row
-            yield from rows
-            left = runs[:at]
-            break
-    else:
-        left = runs[: len(tried) + newest_holding(runs[len(tried) :], key, probe, offset) + 1]
-    for run in left[::-1]:
-        yield from run.rows_from(key, probe, offset, end)
+            if row[1].last_keys[row[2]] != key:
+                continue
+        for table, page, number in islice(run.rows_from(key, probe, offset, end), row is not None, None):
+            yield table, page, number, None
 
 
-def _first_holding(rows: Iterator[LocatedRow], key: int, offset: int) -> LocatedRow | None:
-    """The first of the rows, if its run has the queue from ``offset`` or before on. What is damaged has nothing."""
-    try:
-        for table, page, row in rows:
-            if table.begins(key) > offset:
-                return None
-            if page.first_keys[row] == key:
-                return (table, page, row) if page.first_offsets[row] <= offset else None
-            block = table.block_of(page, row)
-            first, end = block.span(key)
-            return (table, page, row) if first < end and block.offset(first) <= offset else None
-    except CorruptFile:
-        return None
-    return None
+def _begin(run: TableRun, key: int, probe: Probe, offset: int, end: int) -> tuple[LocatedRow | None, int | None]:
+    """The first that :meth:`.TableRun.rows_from` gives, and where the queue begins there.
+
+    None where the run has nothing of it, or nothing before ``end``. Raises ``CorruptFile``.
+    """
+    for table in run.tables_from(key, offset, end):
+        begins = table.begins(key)
+        found = table.seek(key, probe, offset if offset > begins else begins, end)
+        if found is None:
+            continue
+        _, page, row = found
+        if page.first_keys[row] == key:
+            first = page.first_offsets[row]
+            if first >= end:
+                break
+            return (table, page, row, None), first if first > begins else begins
+        block = table.block_of(page, row)
+        at, stop = block.span(key)
+        if at < stop:
+            first = block.offset(at)
+            return (table, page, row, (block, at, stop, first)), first if first > begins else begins
+        break
+    return None, None
 
 
 def newest_holding(runs: Sequence[TableRun], key: int, probe: Probe, offset: int) -> int:

@@ -75,14 +75,17 @@ def read_point(version: Version, key: int, offset: int, end: int, places: Places
     found: list[bytes] = []
     begins, recent = in_memory(version.memtables, key, offset, end)
     if begins > offset:
-        for table, page, row in in_tables(version.runs(), key, offset, end):
-            block = table.block_of(page, row)
-            at, stop = block.span(key)
-            if at == stop:
-                continue
-            first = block.offset(at)
+        for table, page, row, known in in_tables(version.runs(), key, offset, end):
+            if known is None:
+                block = table.block_of(page, row)
+                at, stop = block.span(key)
+                if at == stop:
+                    continue
+                first = block.offset(at)
+            else:
+                block, at, stop, first = known
             stops = _collect(found, block, at, stop, first, offset + len(found), end)
-            if block.offset(stop - 1) != stops - 1:
+            if stop - at > 1 and block.offset(stop - 1) != stops - 1:
                 raise NotFound
             if stops > end:
                 places.note(key, BlockPlace(block, at, first, stops))

@@ -18,6 +18,7 @@ its place.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -42,6 +43,7 @@ _LONG = 255
 _WORD_BYTES = 8
 _MASK64 = (1 << 64) - 1
 _SEPARATOR = "\0"
+_HEAD = struct.Struct("<QQ")  # of a name, as it is hashed: its first bytes, and its length
 _MULTIPLIER = runtime.random_bits(64) | 1  # random, so that nobody can choose names that collide
 _FINISHER = runtime.random_bits(64) | 1
 #: What is kept of 16 bytes at the start of so many, in words of 8 bytes.
@@ -286,6 +288,11 @@ def join_names(names: Sequence[str]) -> bytes:
     return _SEPARATOR.join(names).encode()
 
 
+def join_joined(parts: Sequence[bytes]) -> bytes:
+    """The names of all parts, each of which :func:`join_names` has joined, as it would have joined them."""
+    return parts[0] if len(parts) == 1 else _SEPARATOR.encode().join(parts)
+
+
 def insert(slots: I64, words: I64) -> None:
     """Put words into a table, all at once.
 
@@ -327,11 +334,10 @@ def _hashes(names: NameBatch) -> I64:
 def hash_of(name: bytes) -> int:
     """Length, head and tail mixed, 8 bytes after 8 bytes."""
     size = len(name)
-    head = name[:SHORT].ljust(SHORT, b"\0") + bytes((min(size, _LONG),))
-    hashed = size
-    for word in (head[:_WORD_BYTES], head[_WORD_BYTES:]):
-        hashed = (hashed ^ int.from_bytes(word, "little")) * _MULTIPLIER & _MASK64
-        hashed ^= hashed >> 32
+    low, high = _HEAD.unpack(name[:SHORT].ljust(SHORT, b"\0") + bytes((min(size, _LONG),)))
+    hashed: int = (size ^ low) * _MULTIPLIER & _MASK64
+    hashed = (hashed ^ hashed >> 32 ^ high) * _MULTIPLIER & _MASK64
+    hashed ^= hashed >> 32
     for at in range(SHORT, size, _WORD_BYTES):
         hashed = (hashed ^ int.from_bytes(name[at : at + _WORD_BYTES], "little")) * _MULTIPLIER & _MASK64
         hashed ^= hashed >> 32

@@ -83,7 +83,7 @@ class QueueStore:
         Raises ``MessageTooLarge``, ``DiskFull``, ``ShardStopped``, or ``StoreBusy`` when flushing and merging
         have not caught up after a minute: then the message is not stored.
         """
-        put = Put([queue], [message], self._settings.max_waiting_bytes)
+        put = Put(((queue, message),), self._settings.max_waiting_bytes)
         self._owner.hand_over(put)
         return put.offsets[0]
 
@@ -98,7 +98,7 @@ class QueueStore:
         pairs = pairs if isinstance(pairs, list | tuple) else list(pairs)
         if not pairs:
             return []
-        put = Put([name for name, _ in pairs], [message for _, message in pairs], self._settings.max_waiting_bytes)
+        put = Put(pairs, self._settings.max_waiting_bytes)
         self._owner.hand_over(put)
         return put.offsets
 

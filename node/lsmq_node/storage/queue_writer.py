@@ -12,14 +12,14 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq.errors import InvalidRequest, StoreBusy
+from lsmq.errors import InvalidBatch, InvalidRequest, StoreBusy
 from lsmq.record_batch import Column, RecordBatch
 
 from .applier import BatchColumns
 from .catalog import MAX_QUEUES
 from .columns import I64, Columns, encode_one
 from .line import Appended
-from .queue_names import NameBatch, QueueNames
+from .queue_names import NameBatch, QueueNames, join_joined
 from .requests import Put
 from .shard_store import ShardStore
 
@@ -77,16 +77,12 @@ class QueueWriter:
         """Put a group in line and commit it; returns the offset of each message. All of it is stored, or nothing."""
         payload = b"".join([put.payload for put in group])
         lengths = np.frombuffer(b"".join([put.lengths for put in group]), np.uint32)
-        if int(lengths.sum(dtype=np.int64)) != len(payload):
-            raise InvalidRequest("a message is a memoryview of items that are not bytes; cast it to 'B'")
-        numbers = self._known_numbers(group)
-        if numbers is None:
-            names = group[0].every_name() if len(group) == 1 else [name for put in group for name in put.every_name()]
-            whole = all(len(put.names) == len(put) for put in group)
-            batch = self._names.batch(names, b"\0".join([put.joined for put in group]) if whole else None)
-            appended = self._append_named(batch, lengths, payload)
-        else:
-            appended = self._append([], list(self._batches(numbers, lengths, payload)))
+        try:
+            appended = self._append_group(group, lengths, payload)
+        except InvalidBatch as error:
+            if int(lengths.sum(dtype=np.int64)) == len(payload):
+                raise
+            raise InvalidRequest("a message is a memoryview of items that are not bytes; cast it to 'B'") from error
         try:
             self._store.wait(appended[-1])
         except BaseException:
@@ -94,6 +90,15 @@ class QueueWriter:
             raise
         self.known = len(self._names)
         return appended[0].offsets if len(appended) == 1 else np.concatenate([part.offsets for part in appended])
+
+    def _append_group(self, group: Sequence[Put], lengths: NDArray[np.uint32], payload: bytes) -> list[Appended]:
+        numbers = self._known_numbers(group)
+        if numbers is not None:
+            return self._append([], list(self._batches(numbers, lengths, payload)))
+        names = group[0].every_name() if len(group) == 1 else [name for put in group for name in put.every_name()]
+        whole = all(len(put.names) == len(put) for put in group)
+        batch = self._names.batch(names, join_joined([put.joined for put in group]) if whole else None)
+        return self._append_named(batch, lengths, payload)
 
     def _known_numbers(self, group: Sequence[Put]) -> I64 | None:
         """The numbers of a few names; None where they are many, or one of them is new."""
@@ -139,12 +144,15 @@ class QueueWriter:
         return appended[len(names) :]
 
     def _batches(self, queues: I64, lengths: NDArray[np.uint32], payload: bytes) -> Iterator[RecordBatch]:
-        """Records, cut to what a batch takes."""
+        """Records, cut to what a batch takes. Raises ``InvalidBatch``, here or the store, where they are not all of the
+        payload."""
         limit_bytes, limit_count = self.max_batch_bytes, self.max_batch_records
         if len(payload) <= limit_bytes and len(queues) <= limit_count:
             yield _batch(queues, lengths, payload)
             return
         ends = np.cumsum(lengths, dtype=np.int64)
+        if ends[-1] != len(payload):
+            raise InvalidBatch(f"the messages' lengths add up to {ends[-1]} bytes, they have {len(payload)}")
         first = begin = 0
         while first < len(queues):
             fitting = int(ends.searchsorted(begin + limit_bytes, "right"))

@@ -169,7 +169,7 @@ def _read(version: Version, wanted: _Wanted, result: QueueRead) -> None:
     begins, recent = in_memory(version.memtables, key, began, wanted.end)
     if begins > began:
         skip = 0
-        for table, page, row in in_tables(version.runs(), key, began, wanted.end):
+        for table, page, row, _ in in_tables(version.runs(), key, began, wanted.end):
             if skip:  # these left as whole blocks
                 skip -= 1
                 continue

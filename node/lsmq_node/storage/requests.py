@@ -16,9 +16,11 @@ from lsmq import runtime
 from lsmq.errors import InvalidRequest, MessageTooLarge, RequestTooLarge
 
 from .memtable import RECORD_COLUMN_BYTES
-from .queue_names import join_names
+from .queue_names import join_joined, join_names
 
 _MANY_MESSAGES = 100
+#: Messages and their names, of so many a core keeps what it needs of them at hand.
+_AT_A_TIME = 500
 
 
 class Request:
@@ -74,29 +76,50 @@ class Put(Request):
 
     __slots__ = ("deadline", "joined", "lengths", "names", "offsets", "payload")
 
-    def __init__(self, names: list[str], messages: list[bytes], limit_bytes: int) -> None:
-        """One message or more; copied. Raises ``InvalidRequest``, ``MessageTooLarge``, ``RequestTooLarge``."""
+    def __init__(self, pairs: Sequence[tuple[str, bytes]], limit_bytes: int) -> None:
+        """Names of queues and messages, one or more; copied. Raises ``InvalidRequest``, ``MessageTooLarge``,
+        ``RequestTooLarge``."""
         super().__init__()
         self.deadline = 0.0
         self.offsets: list[int] = []
-        self.names = names[:1] if _are_one(names) else names
         try:
-            self.joined = join_names(self.names)
-            self.payload = b"".join(messages)
-            self.lengths = array("I", list(map(len, messages)))  # a list, whose length is known, is quicker to take in
+            self._pack(pairs)
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"a queue name cannot be encoded in UTF-8: {error}") from error
         except OverflowError as error:
             raise MessageTooLarge("a message of 4 GiB or more cannot be stored; send it in parts") from error
         except TypeError as error:
-            raise _of_wrong_type(names, messages) from error
-        if len(names) > 1 and self.size_bytes > limit_bytes:
+            raise _of_wrong_type(pairs) from error
+        if len(pairs) > 1 and self.size_bytes > limit_bytes:
             raise RequestTooLarge(
-                f"{len(names)} messages at a time take {self.size_bytes} bytes, over the limit of {limit_bytes} "
+                f"{len(pairs)} messages at a time take {self.size_bytes} bytes, over the limit of {limit_bytes} "
                 "(max_waiting_bytes); none is stored. Put them in several calls, or raise the limit.",
                 limit=limit_bytes,
                 size=self.size_bytes,
             )
+
+    def _pack(self, pairs: Sequence[tuple[str, bytes]]) -> None:
+        """Some at a time: each is looked at several times while it is in the processor's cache, and so in two thirds of
+        the time."""
+        names: list[str] = []
+        joined: list[bytes] = []
+        lengths: list[int] = []
+        payloads: list[bytes] = []
+        alike = _ends_alike(pairs)
+        for first in range(0, len(pairs), _AT_A_TIME):
+            some = pairs[first : first + _AT_A_TIME]
+            messages = [message for _, message in some]
+            lengths += map(len, messages)
+            payloads.append(b"".join(messages))
+            own = [name for name, _ in some]
+            if not alike:
+                joined.append(join_names(own))
+            names += own
+        alike = alike and names.count(names[0]) == len(names)
+        self.names = names[:1] if alike else names
+        self.joined = join_joined(joined) if joined else join_names(self.names)
+        self.lengths = array("I", lengths)
+        self.payload = payloads[0] if len(payloads) == 1 else b"".join(payloads)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -119,16 +142,16 @@ class Put(Request):
         return len(self.payload) + len(self.joined) + len(self.lengths) * RECORD_COLUMN_BYTES
 
 
-def _are_one(names: list[str]) -> bool:
-    """Whether it is one name over and over; what is unlikely to be is told by two of them."""
-    first = names[0]
-    return first == names[-1] and first == names[len(names) // 2] and names.count(first) == len(names)
+def _ends_alike(pairs: Sequence[tuple[str, bytes]]) -> bool:
+    """Whether all may be for one queue: what is unlikely to be is told by two of them."""
+    first = pairs[0][0]
+    return first == pairs[-1][0] and first == pairs[len(pairs) // 2][0]
 
 
-def _of_wrong_type(names: Sequence[Any], messages: Sequence[Any]) -> InvalidRequest:
+def _of_wrong_type(pairs: Sequence[tuple[Any, Any]]) -> InvalidRequest:
     """Names the first that is no text or no bytes; looked for only when something is."""
-    for place, (name, message) in enumerate(zip(names, messages, strict=True)):
-        at = f" (number {place} of {len(names)})" if len(names) > 1 else ""
+    for place, (name, message) in enumerate(pairs):
+        at = f" (number {place} of {len(pairs)})" if len(pairs) > 1 else ""
         if not isinstance(name, str):
             return InvalidRequest(f"a queue name{at} is {name!r:.40}; it must be text")
         if isinstance(message, str):

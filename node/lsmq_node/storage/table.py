@@ -18,7 +18,7 @@ from lsmq.errors import CorruptFile
 from lsmq.record_batch import HEADER_BYTES
 
 from .block import Block
-from .bloom import bloom_probes
+from .bloom import Probe, bloom_probes
 from .cache import BlockCache
 from .columns import I64, U64, group_starts
 from .disk import Disk, File
@@ -126,7 +126,7 @@ class Table:
         """
         root = self._known_root()  # for as long as the cache keeps it
         if root is not None:
-            root.recent = True
+            root.recent = root.CHANCES
             return root
         root = self._rebuilt_root
         if root is None:
@@ -199,6 +199,27 @@ class Table:
     def begins(self, key: int) -> int:
         """Records of the queue below this offset are not of the shard any more, though the file may have them."""
         return self.meta.first_offset if key == self.meta.first_key else 0
+
+    def seek(
+        self, key: int, probe: Probe, offset: int, end: int, behind: int | None = None
+    ) -> tuple[int, IndexPage, int] | None:
+        """The first block that may hold records ``[offset, end)`` of the queue: a page's number, the page, and the row.
+
+        ``probe`` is that of ``key``; ``behind``: the number of a page with the queue, to go on in the next. None where
+        no block has any of them, as the index says. Raises as :meth:`root`.
+        """
+        root = self.root()
+        number = root.seek(key, offset) if behind is None else behind + 1
+        if number == root.count:
+            return None
+        first_key = root.first_keys[number]
+        if first_key > key or (first_key == key and root.first_offsets[number] >= end):
+            return None
+        page = self._cache.get(self.number, _FIRST_PAGE - number, self._load_page, number)
+        if not page.may_contain(key, probe):
+            return None
+        row = page.seek(key, offset)
+        return None if page.first_keys[row] > key else (number, page, row)
 
     def first_behind(self, key: int, offset: int) -> tuple[int, int]:
         """Key and offset of the first record behind a place; there must be one. Raises as :meth:`root`."""

@@ -22,7 +22,7 @@ _NO_END = 1 << 63
 class TableRun:
     """Tables in key order that do not overlap: one table of level 0, or a generation of level 1."""
 
-    __slots__ = ("_firsts", "_lasts", "metas", "size_bytes", "tables", "tombstone_count")
+    __slots__ = ("_firsts", "_high", "_is_one", "_lasts", "_low", "metas", "size_bytes", "tables", "tombstone_count")
 
     def __init__(self, tables: tuple[Table, ...], metas: tuple[TableMeta, ...] | None = None) -> None:
         """``metas``: of the tables, where the manifest's own tuple is at hand."""
@@ -32,6 +32,8 @@ class TableRun:
         self.tombstone_count = sum(meta.tombstone_count for meta in self.metas)
         self._firsts = [(table.meta.first_key, table.meta.first_offset) for table in tables]
         self._lasts = [(table.meta.last_key, table.meta.last_offset) for table in tables]
+        self._is_one = len(tables) == 1
+        self._low, self._high = (self._firsts[0][0], self._lasts[-1][0]) if tables else (0, -1)
 
     @property
     def damaged(self) -> bool:
@@ -45,8 +47,8 @@ class TableRun:
 
     def tables_from(self, key: int, offset: int, end: int = _NO_END) -> tuple[Table, ...]:
         """Tables that may hold records of the queue in ``[offset, end)``, in order."""
-        if len(self.tables) == 1:  # as all of level 0: asked by each read
-            return self.tables if self._firsts[0][0] <= key <= self._lasts[0][0] else ()
+        if self._is_one:  # as all of level 0: asked by each read
+            return self.tables if self._low <= key <= self._high else ()
         first = bisect_left(self._lasts, (key, offset))
         return self.tables[first : bisect_left(self._firsts, (key, end), first)]
 
@@ -58,22 +60,18 @@ class TableRun:
         ``probe`` is that of ``key``. Raises ``CorruptFile``, and ``FileNotFoundError`` for a table that is gone.
         """
         for table in self.tables_from(key, offset, end):
-            root, begin = table.root(), max(offset, table.begins(key))
-            for number in range(root.seek(key, begin), root.count):
-                first_key = root.first_keys[number]
-                if first_key > key or (first_key == key and root.first_offsets[number] >= end):
-                    return
-                page = table.page(number)
-                if not page.may_contain(key, probe):
-                    break
+            found = table.seek(key, probe, max(offset, table.begins(key)), end)
+            while found is not None:
+                number, page, begin = found
                 first_keys, first_offsets, last_keys = page.first_keys, page.first_offsets, page.last_keys
-                for row in range(page.seek(key, begin), page.count):
+                for row in range(begin, page.count):
                     first_key = first_keys[row]
                     if first_key > key or (first_key == key and first_offsets[row] >= end):
                         return
                     yield table, page, row
                     if last_keys[row] > key:
                         return
+                found = table.seek(key, probe, offset, end, number)
 
 
 @dataclass(frozen=True, slots=True)
