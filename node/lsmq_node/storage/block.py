@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import pairwise
@@ -22,9 +23,7 @@ _HEAD = struct.Struct("<IIBBHII")  # the beginning of a batch's header
 _PLAIN = int(Codec.NONE)
 
 
-def _deltas(raw: bytes, position: int, width: int, count: int) -> memoryview:
-    deltas: NDArray[Any] = np.frombuffer(raw, WIDTH_DTYPES[width], count, position)
-    return (deltas if deltas.flags.aligned else deltas.copy()).data  # a memoryview reads only what is aligned
+_TYPES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
 class Block(SortedPart):
@@ -61,7 +60,7 @@ class Block(SortedPart):
                 unpacked_bytes = len(self.payload)
         _, width, topic = self._directory[Column.TOPIC]
         self._topic = -1 if width else topic
-        self._queues: memoryview | None = None  # as deltas, once one was looked for
+        self._queues: array[int] | None = None  # as deltas, once one was looked for
         # What is made when it is asked for counts too: ends and keys, 8 bytes a record each.
         self.memory_bytes = len(raw) + 16 * self.count + 1000 + unpacked_bytes
 
@@ -133,7 +132,7 @@ class Block(SortedPart):
         if width == 0:
             return (0, 0) if delta < 0 else (0, self.count) if delta == 0 else (self.count, self.count)
         if queues is None:
-            queues = self._queues = _deltas(self.raw, position, width, self.count)
+            queues = self._queues = array(_TYPES[width], self.raw[position : position + width * self.count])
         first, count = bisect_left(queues, delta), self.count
         if first == count or queues[first] != delta:
             return first, first

@@ -23,6 +23,7 @@ Not supported: more than two levels. A table has at most ``MAX_PAGES`` pages; th
 from __future__ import annotations
 
 import struct
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from enum import IntEnum
@@ -69,8 +70,8 @@ DTYPES = tuple(np.dtype(np.uint64 if column in _KEYS else np.int64) for column i
 class IndexPage:
     """A page, or the root, parsed.
 
-    The columns are there twice, without taking memory twice: as ``memoryview`` for questions about one queue, which
-    Python's own ``bisect`` answers sooner than numpy, and as arrays, made when asked for, for those about many.
+    The columns are there twice: for questions about one queue, which Python's own ``bisect`` answers sooner than numpy
+    (keys as ``array``, in half the time of a ``memoryview``), and for those about many, made when asked for.
     """
 
     CHANCES: ClassVar[int] = 4
@@ -104,9 +105,9 @@ class IndexPage:
         view, width = memoryview(raw)[PAGE_HEAD_BYTES:], 8 * rows
         columns_end = width * columns
         numbers = view[:columns_end].cast("q")
-        self.first_keys = view[:width].cast("Q")
+        self.first_keys = array("Q", view[:width].tobytes())
         self.first_offsets = numbers[rows : 2 * rows]
-        self.last_keys = view[2 * width : 3 * width].cast("Q")
+        self.last_keys = array("Q", view[2 * width : 3 * width].tobytes())
         self.last_offsets = numbers[3 * rows : 4 * rows]
         self.positions = numbers[4 * rows : 5 * rows]
         self.sizes = numbers[5 * rows : 6 * rows]
@@ -129,7 +130,7 @@ class IndexPage:
 
     @property
     def memory_bytes(self) -> int:
-        return len(self._raw) + _OVERHEAD_BYTES
+        return len(self._raw) + 16 * self.count + _OVERHEAD_BYTES
 
     def column(self, column: int) -> NDArray[Any]:
         """A column as an array."""
