@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from unittest import mock
@@ -110,6 +111,36 @@ def test_a_damaged_block_that_a_read_only_passes_by_does_it_no_harm(tmp_path: Pa
             else:
                 assert read()
     abandon(store)
+
+
+@profile(10)
+@given(st.data())
+def test_of_any_runs_any_part_of_a_queue_is_read_whole(data: st.DataObject) -> None:
+    """Walked, searched, or both: up to 24 tables, in each of which a queue has some messages or none."""
+    tables = data.draw(st.sampled_from((1, 3, 5, 9, 16, 18, 24)))
+    draw = st.lists(st.sampled_from((0, 0, 1, 1, 2, 7)), min_size=4, max_size=4)
+    with tempfile.TemporaryDirectory() as directory:
+        disk = Drive(Path(directory))
+        store = open_stepped(Path(directory) / "s", small(level0_merge=50, slow_level0=60), disk)
+        topic, written = store.create_topic("t", 4).id, [list[bytes]() for _ in range(4)]
+        for number in range(tables):
+            for queue, count in enumerate(data.draw(draw)):
+                mine = [body(number * 10 + at, 700) for at in range(count)]
+                written[queue] += mine
+                if mine:
+                    put(store, topic, *((queue, content) for content in mine))
+            if number != tables - 1 or data.draw(st.booleans()):
+                flush(store)
+        for queue, contents in enumerate(written):
+            for offset in data.draw(st.lists(st.integers(0, len(contents)), max_size=12)):
+                count = data.draw(st.sampled_from((1, 2, 5, 1_000)))
+                expected = contents[offset : offset + count]
+                assert store.read_bytes(topic, queue, offset, count) == expected
+                found = store.read(topic, queue, offset, max_records=count, max_bytes=1 << 20)
+                messages = [message for batch in found.batches() for message in batch.messages("t")]
+                wanted = [message.body for message in messages if message.offset >= offset]
+                assert wanted[: len(expected)] == expected
+        abandon(store)
 
 
 # -- what readers share ----------------------------------------------------------------------------------
