@@ -120,6 +120,12 @@ def test_many_gets_of_what_is_no_name_or_number_are_refused(tmp_path: Path, wron
             store.get_many([("q", 0, 1), wrong])
         assert store.get_many(iter([("q", 0, 1)])) == [[b"x"]]
         assert store.get_many([]) == []
+        if len(wrong) == 3:
+            with pytest.raises(InvalidRequest, match="must be text" if wrong[0] == 5 else "whole numbers"):
+                store.get(*wrong)
+        assert store.get("q", np.int64(0), True) == [b"x"]
+        with pytest.raises(InvalidRequest, match="a queue name is b'q'; it must be text"):
+            store.length(b"q")  # type: ignore[arg-type]
 
 
 @pytest.mark.part(2)

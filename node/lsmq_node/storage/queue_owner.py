@@ -145,9 +145,14 @@ class QueueOwner:
             self._thread.join()
 
     def find(self, name: str) -> int:
-        """The number of a committed queue, -1 for any other. Raises ``ClientClosed``."""
+        """The number of a committed queue, -1 for any other. Raises ``ClientClosed``, ``InvalidRequest``."""
         self.check_open()
-        return self.writer.find(name)
+        try:
+            return self.writer.find(name)
+        except AttributeError:
+            if isinstance(name, str):
+                raise
+            raise InvalidRequest(f"a queue name is {name!r:.40}; it must be text") from None
 
     def find_all(self, names: Sequence[str]) -> I64:
         """The numbers of one name or more: as :meth:`find` has them."""

@@ -14,6 +14,7 @@ import weakref
 from array import array
 from collections.abc import Iterable
 from dataclasses import fields
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -108,8 +109,16 @@ class QueueStore:
         return Collector(self.put_many, messages, size_bytes)
 
     def get(self, queue: str, offset: int, num: int) -> list[bytes]:
-        """Up to ``num`` messages of a queue from index ``offset`` on; fewer when there are fewer, [] when none."""
+        """Up to ``num`` messages of a queue from index ``offset`` on; fewer when there are fewer, [] when none.
+
+        Raises ``CorruptFile``, and ``InvalidRequest`` for what is no name or number.
+        """
         number = self._owner.find(queue)
+        if type(offset) is not int or type(num) is not int:
+            try:
+                offset, num = index(offset), index(num)
+            except TypeError as error:
+                raise InvalidRequest(f"offset and num are whole numbers: {error}") from error
         if num <= 0 or offset < 0 or number < 0:
             return []
         return self.store.read_bytes(self._owner.writer.messages_id, number, offset, num)
@@ -131,7 +140,7 @@ class QueueStore:
         return ManyGets(self.store, self._owner.writer.messages_id, numbers, offsets, counts).read()
 
     def length(self, queue: str) -> int:
-        """The index the next message of a queue will have; 0 for one that does not exist."""
+        """The index the next message of a queue will have; 0 for one that does not exist. Raises ``InvalidRequest``."""
         number = self._owner.find(queue)
         return self.store.bounds(self._owner.writer.messages_id, number)[1] if number >= 0 else 0
 
