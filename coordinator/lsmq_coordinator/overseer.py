@@ -38,6 +38,8 @@ from .witness import Witness
 
 _log = logging.getLogger(__name__)
 
+#: For so long a new leadership waits for what the members of an in-sync set say of a shard.
+HEAR_STARTS_S = 5.0
 #: What each node reported last of its replicas, by shard.
 Reports = Mapping[str, Mapping[int, ReplicaProgress]]
 
@@ -97,7 +99,7 @@ class Overseer:
         self._resigning = Resigning(timing.resign, clock())
         self._submitted: tuple[int, list[dict[str, Any]], float] = (-1, [], 0.0)
         self._term = -1
-        self._changed_at = clock()
+        self._changed_at = self._led_since = clock()
         self._epochs: dict[int, int] = {}
         self._wake = asyncio.Event()
         #: Elections committed since the start, for metrics.
@@ -194,18 +196,27 @@ class Overseer:
 
     def _hear_first(self, command: Mapping[str, Any]) -> None:
         """Raises ``NoControlLeader`` while nobody can tell how far the log of a disk was durable: a new leadership has
-        heard nothing of the shard, until each other member of its in-sync set was heard, or is known to be dead.
+        heard nothing of the shard, until each other member of its in-sync set was heard, or is known to be dead. For a
+        while it waits for what they say of the shard: all may have just started, and ask for the same.
         """
         shard = self._raft.state.shards.get(command.get("shard", -1))
         node, incarnation = command.get("node"), command.get("incarnation")
         if shard is None or not self._raft.is_leader or shard.listed(str(node)) != incarnation:
             return
         self._begin_leadership()
-        self._detector.set_nodes(_members(self._raft.state), self._clock())
-        unheard = sorted((set(shard.in_sync_nodes) - {node}) & self._detector.alive - self._detector.heard)
+        now = self._clock()
+        self._detector.set_nodes(_members(self._raft.state), now)
+        life = self._raft.state.nodes[str(node)].life if str(node) in self._raft.state.nodes else None
+        if life == command.get("life"):
+            self._witness.hear_start(shard, command)
+        others = (set(shard.in_sync_nodes) - {node}) & self._detector.alive
+        unheard = others - self._detector.heard
+        if now - self._led_since < HEAR_STARTS_S:
+            unheard |= {other for other in others if not self._witness.has_told(shard.id, other)}
         if unheard:
             raise NoControlLeader(
-                f"the control plane has a new leader, which has not heard yet what {unheard} know of shard {shard.id}"
+                "the control plane has a new leader, which has not heard yet what "
+                f"{', '.join(sorted(unheard))} know of shard {shard.id}"
             )
 
     def died(self, node: str, life: str) -> None:
@@ -303,7 +314,7 @@ class Overseer:
             self._unleased_since = {}
             self._resigning.reached(self._clock())
             self._submitted = (-1, [], 0.0)
-            self._changed_at = self._clock()
+            self._changed_at = self._led_since = self._clock()
             self._detector.begin(_members(self._raft.state), self._clock())
 
     async def look(self) -> None:

@@ -2,7 +2,8 @@
 
 Every member of a shard's in-sync set holds the log, durably, up to any high watermark that any replica knows. So each
 heartbeat says something of the disks of all members. It is noted in the agreed state when a node was lost, and now and
-then; and what was heard since goes along with each start that is registered.
+then; and what was heard since goes along with each start that is registered. Where all start at once nobody has a
+registered life yet: then it is in what they ask to be registered with.
 
 Without a clock: times are seconds, passed in.
 """
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .election import ReplicaProgress
-from .state import ClusterState
+from .state import ClusterState, Shard
 
 #: What grew is noted so often while nothing happens: an entry of the log for all shards together.
 NOTE_S = 10.0
@@ -24,6 +25,7 @@ class Witness:
 
     def __init__(self) -> None:
         self._heard: dict[int, int] = {}
+        self._told: set[tuple[int, str]] = set()
         self._noted: dict[int, int] = {}
         self._noted_at = float("-inf")
 
@@ -31,12 +33,28 @@ class Witness:
         """A node's heartbeat. Only what a member of the set says in its registered life counts."""
         for id, report in progress.items():
             shard = state.shards.get(id)
-            if shard is None or report.high_watermark <= self._heard.get(id, 0):
+            if shard is None or (report.high_watermark <= self._heard.get(id, 0) and (id, node) in self._told):
                 continue
             start = shard.start_of(node)
-            acts = start is not None and start.life == (report.incarnation, report.start)
-            if acts and shard.listed(node) == report.incarnation and report.epoch >= shard.revived_epoch:
-                self._heard[id] = report.high_watermark
+            if start is not None and start.life == (report.incarnation, report.start):
+                self._take(shard, node, report.incarnation, report.epoch, report.high_watermark)
+
+    def hear_start(self, shard: Shard, command: Mapping[str, Any]) -> None:
+        """A member that asks to be registered. It may be an older copy of itself: what that knew was right as well."""
+        try:
+            known = int(command.get("epoch", 0)), int(command.get("high_watermark", 0))
+            self._take(shard, str(command.get("node")), int(command["incarnation"]), *known)
+        except (KeyError, TypeError, ValueError):
+            return  # refused, for what it is
+
+    def _take(self, shard: Shard, node: str, incarnation: int, epoch: int, high_watermark: int) -> None:
+        if shard.listed(node) == incarnation and epoch >= shard.revived_epoch:
+            self._told.add((shard.id, node))
+            self._heard[shard.id] = max(high_watermark, self._heard.get(shard.id, 0))
+
+    def has_told(self, shard: int, node: str) -> bool:
+        """Whether the node has said what it knows of a shard, of whose in-sync set it is."""
+        return (shard, node) in self._told
 
     def testify(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
         """The command as it goes into the log: with what was heard, where a start is to be registered."""

@@ -215,7 +215,15 @@ def test_a_replica_whose_start_is_not_confirmed_promises_follows_and_answers_not
     unknown = replace(VIEW, starts=frozenset({start("b", LifeId(2, 1)), start("a", A), start("c", C)}))
     said = core.handle(ev.ControlViewed(unknown), 0.0)
     assert said == [
-        act.RegisterStart(2, (DiskStart(1, 7), DiskStart(2, 0)), registered=1, went_back=False, durable_lsn=100)
+        act.RegisterStart(
+            2,
+            (DiskStart(1, 7), DiskStart(2, 0)),
+            registered=1,
+            went_back=False,
+            durable_lsn=100,
+            high_watermark=40,
+            epoch=1,
+        )
     ]
     for message in (PromiseRequest(5, C), Hello(ReplicaSession(2, 1), 1, 1, HISTORY, 100, borrows=True)):
         assert core.handle(ev.MessageReceived("a", message), 0.0) == []
@@ -466,7 +474,9 @@ def test_a_log_that_ends_before_its_floor_is_another_incarnation() -> None:
     core = opened(record=replace(KEPT, floor_lsn=100), end_lsn=90)
     assert core.record.life == LifeId(99, 1)
     (register,) = core.handle(ev.ControlViewed(VIEW), 0.0)
-    assert register == act.RegisterStart(99, (DiskStart(1, 0),), registered=0, went_back=False, durable_lsn=90)
+    assert register == act.RegisterStart(
+        99, (DiskStart(1, 0),), registered=0, went_back=False, durable_lsn=90, high_watermark=40, epoch=1
+    )
     view = replace(VIEW, version=9, starts=frozenset({start("b", LifeId(99, 1))}))
     (leave,) = core.handle(ev.ControlViewed(view), 0.0)
     assert leave == act.ProposeLeave(InSyncMember("b", 2), 9)

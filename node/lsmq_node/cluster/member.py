@@ -329,6 +329,8 @@ class ClusterMember:
             "registered": action.registered,
             "went_back": action.went_back,
             "durable_lsn": action.durable_lsn,
+            "high_watermark": action.high_watermark,
+            "epoch": action.epoch,
         }
         # The second, with which the disk says that it remembers the first, need not wait for the end of that.
         self._submit("register_start", shard, fields, {"went_back": refused}, step=action.registered)

@@ -121,13 +121,17 @@ class ProposeLeave:
 @dataclass(frozen=True, slots=True)
 class RegisterStart:
     """Submit ``register_start``: this start of the disk, which knows of ``starts``. The outcome comes as a view, or as
-    ``StartRefused`` when another start of the disk is the latest."""
+    ``StartRefused`` when another start of the disk is the latest.
+
+    ``high_watermark`` is what it knows of what is committed, and ``epoch`` the latest that it knows of."""
 
     incarnation: int
     starts: tuple[DiskStart, ...]
     registered: int
     went_back: bool
     durable_lsn: int
+    high_watermark: int = 0
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,5 +103,7 @@ class Registration:
                     persisted.registered,
                     persisted.went_back,
                     state.log.durable_lsn,
+                    state.log.high_watermark,
+                    persisted.epoch,
                 )
             )
