@@ -145,6 +145,9 @@ class Journal:
         # Written anew as a whole: whoever wrote it may have ended before it was durable. And if its sync failed, the
         # system takes for clean what is not on the disk, and another sync would not put it there.
         self._replace([content[len(MAGIC) : self._end]])
+        self._sync_directory(
+            self._directory.parent
+        )  # Else all of it goes, promises and all, with the directory's name.
         self.snapshot_bytes = len(self._loaded.snapshot or b"")
 
     def write(self, writes: Sequence[Write], commit: int) -> None:
@@ -228,7 +231,7 @@ class Journal:
             _write(fd, content, 0)
             self._disk.sync(fd)
             self._new_path.rename(self._path)
-            self._sync_directory()
+            self._sync_directory(self._directory)
         except BaseException:
             os.close(fd)
             raise
@@ -237,8 +240,8 @@ class Journal:
         self._fd = fd
         self._end = self._durable = len(content)
 
-    def _sync_directory(self) -> None:
-        fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+    def _sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             self._disk.sync(fd)
         finally:

@@ -316,6 +316,20 @@ def test_a_first_start_that_was_cut_short_is_no_damage(tmp_path: Path) -> None:
         assert contents(tmp_path / str(fails)) == Loaded()
 
 
+def test_the_name_of_its_directory_is_durable_before_anything_is_promised(tmp_path: Path) -> None:
+    """Else a loss of power soon after the first start takes votes with it, and two lead in one term."""
+    synced: list[str] = []
+
+    class Noted:
+        def sync(self, fd: int) -> None:
+            synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+
+    for _ in range(2):  # Whoever made the directory may have ended before.
+        synced.clear()
+        Journal(tmp_path / "n1" / "raft", Noted()).close()
+        assert synced[-1] == str(tmp_path / "n1") and str(tmp_path / "n1" / "raft") in synced[:-1]
+
+
 def test_two_processes_do_not_share_a_journal(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     with pytest.raises(DataDirectoryLocked):

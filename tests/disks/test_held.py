@@ -61,6 +61,34 @@ def test_shards_are_spread_and_found_where_they_are(disks: list[Path]) -> None:
         assert found.lost() == []
 
 
+def test_the_name_of_a_new_directory_is_durable_before_anything_is_put_into_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    fsync = os.fsync
+
+    def noted(fd: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{fd}").readlink())
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    for _ in range(2):  # Whoever made it may have ended before.
+        synced.clear()
+        with held(tmp_path / "d1"):
+            assert tmp_path in synced
+
+    def failing(fd: int) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink() == tmp_path:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", failing)
+    with (
+        pytest.raises(DataDirectoryUnusable, match=r"the name of .*d1 cannot be made durable: Input/output"),
+        held(tmp_path / "d1"),
+    ):
+        pass
+
+
 def test_where_a_shard_lies_is_nowhere_written_down(disks: list[Path]) -> None:
     (disks[1] / "shard-1").rename(disks[2] / "shard-1")
     with held(*disks) as found:

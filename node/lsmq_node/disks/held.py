@@ -24,7 +24,7 @@ from lsmq_node.settings import InvalidConfig
 from lsmq_node.storage import DirectoryLock
 
 from .choice import DiskRoom, choose
-from .looking import DiskListing, finish_moves, shard_directory, sync_directory
+from .looking import DiskListing, finish_moves, shard_directory, sync_directory, sync_name
 from .mark import MARK_FILE, DiskMark
 from .node_file import NODE_FILE, RESTORING, NodeFile
 from .starts import count_start
@@ -242,6 +242,7 @@ def held_disks(
             _check_new(first, paths[1:])
         held.callback(DirectoryLock(first).release)
         file = NodeFile.load(first) or wanted.store(first)
+        sync_name(first)  # Before anything is promised in it.
         check(file)
         file, further = _further(first, [path.absolute() for path in paths[1:]], file, held)
         disks = [NodeDisk(first), *further]

@@ -35,6 +35,18 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
+def sync_name(path: Path) -> None:
+    """Have the name of a directory survive a crash, where its parent may be read. Raises ``DataDirectoryUnusable``."""
+    try:
+        sync_directory(path.parent)
+    except PermissionError:
+        return
+    except OSError as error:
+        raise DataDirectoryUnusable(
+            f"the name of {path} cannot be made durable: {error.strerror}", directory=str(path)
+        ) from error
+
+
 class DiskListing:
     """What lies on some disks at one moment. Raises ``OSError`` where one cannot be read."""
 
