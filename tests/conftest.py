@@ -87,7 +87,8 @@ def node(make_node: Callable[..., NodeProcess]) -> NodeProcess:
 @pytest.fixture(scope="session")
 def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
     """One node for all tests that only need a node: do not kill it, and use topic names of your own."""
-    shared = NodeProcess(tmp_path_factory.mktemp("shared") / "data").start()
+    # Each test leaves a topic, and the numbers of each are looked for.
+    shared = NodeProcess(tmp_path_factory.mktemp("shared") / "data", metrics_series=10_000).start()
     yield shared
     if shared.alive:
         shared.stop()
