@@ -85,7 +85,7 @@ class FullDisk:
 
     def sync(self, fd: int) -> None:
         self.syncs += 1
-        if self.syncs > 4:  # Each file that takes the place of another one is synced, and its directory.
+        if self.syncs > 5:  # Each file that takes the place of another one, its directory, and that of its directory.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lsmq_coordinator import journal
+from lsmq_coordinator.journal import Journal
+from lsmq_node.disks import held
 from lsmq_node.storage import producers
 from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.segments import SegmentFiles
@@ -34,7 +37,16 @@ def log_is_not_synced(patch: Patch) -> None:
 
 
 def names_are_not_synced(patch: Patch) -> None:
+    """Of files, nor of the directories that they are in."""
     patch.setattr(OsDisk, "sync_directory", lambda self, path: None)
+    patch.setattr(held, "sync_name", lambda path: None)
+    synced = Journal._sync_directory
+
+    def sync(self: Journal, path: Path) -> None:
+        if path == self._directory:
+            synced(self, path)
+
+    patch.setattr(Journal, "_sync_directory", sync)
 
 
 def journal_is_not_synced(patch: Patch) -> None:
