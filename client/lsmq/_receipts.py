@@ -160,10 +160,10 @@ class PendingBatch:
         offset, queue = (self._offsets or self.offsets)[index], self.queues[index]
         if self._flags is None and offset >= 0 and not self.later:  # as most are: a third of the time of what follows
             return tuple.__new__(Sent, (queue, offset, topic_id, None, False, False, ""))
-        return self._rarely_sent(index, topic_id, queue, offset)
+        return self._sent(index, topic_id, queue, offset)
 
-    def _rarely_sent(self, index: int, topic_id: int, queue: int, offset: int, name: str | None = None) -> Sent:
-        """Of a message that comes later, or is stored nowhere, or may be a repeat."""
+    def _sent(self, index: int, topic_id: int, queue: int, offset: int, name: str | None = None) -> Sent:
+        """Of any message: it may come later, be stored nowhere, or be a repeat."""
         if index in self.later:
             return Sent(queue, -1, 0, name, later_id=delayed_id(self.shard, self.later[index], offset))
         dropped = self._is(index, Flag.DROPPED)
@@ -247,7 +247,7 @@ class NamedPendingBatch(PendingBatch):
 
     def sent(self, index: int, topic_id: int) -> Sent:
         offset, queue = self.offsets[index], self._numbers[index]
-        return self._rarely_sent(index, topic_id, queue, offset, self._names[self.queues[index]])
+        return self._sent(index, topic_id, queue, offset, self._names[self.queues[index]])
 
 
 class Receipt:

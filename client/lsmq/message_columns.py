@@ -163,18 +163,9 @@ class MessageBatch:
         made: list[Message] = []
         for queue, offset, body, header, stored_ms, priority, expires_ms, delete, subpriority in rows:
             key, tag, properties, headers, kind = header
+            own = dict(properties) if properties else NO_PROPERTIES
             fields = (
-                *(
-                    topic,
-                    queue,
-                    offset,
-                    topic_id,
-                    body,
-                    key,
-                    tag,
-                    priority,
-                    dict(properties) if properties else NO_PROPERTIES,
-                ),
+                *(topic, queue, offset, topic_id, body, key, tag, priority, own),
                 *(stored_ms, headers, delete, kind, expires_ms or None, subpriority),
             )
             made.append(make_message(*fields) if names is None else NamedMessage(*fields, names[queue]))

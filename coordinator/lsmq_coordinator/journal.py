@@ -145,9 +145,8 @@ class Journal:
         # Written anew as a whole: whoever wrote it may have ended before it was durable. And if its sync failed, the
         # system takes for clean what is not on the disk, and another sync would not put it there.
         self._replace([content[len(MAGIC) : self._end]])
-        self._sync_directory(
-            self._directory.parent
-        )  # Else all of it goes, promises and all, with the directory's name.
+        # Else a loss of power takes the directory's name, and all that was promised with it.
+        self._sync_directory(self._directory.parent)
         self.snapshot_bytes = len(self._loaded.snapshot or b"")
 
     def write(self, writes: Sequence[Write], commit: int) -> None:

@@ -206,8 +206,8 @@ class Overseer:
         self._begin_leadership()
         now = self._clock()
         self._detector.set_nodes(_members(self._raft.state), now)
-        life = self._raft.state.nodes[str(node)].life if str(node) in self._raft.state.nodes else None
-        if life == command.get("life"):
+        known = self._raft.state.nodes.get(str(node))
+        if known is not None and known.life == command.get("life"):
             self._witness.hear_start(shard, command)
         others = (set(shard.in_sync_nodes) - {node}) & self._detector.alive
         unheard = others - self._detector.heard

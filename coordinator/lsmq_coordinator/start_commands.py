@@ -35,7 +35,7 @@ _MAX_NUMBER = 1 << 53
 
 def register_start(state: ClusterState, command: Command) -> Change:
     """``shard``, ``node``, ``life``, ``incarnation``, ``starts``, ``registered``, ``went_back``, ``durable_lsn``;
-    optional ``witnessed_lsn``, and ``high_watermark`` and ``epoch``, which the leader makes the former of.
+    optional ``witnessed_lsn``, which the leader makes of ``high_watermark`` and ``epoch``, and of what it heard.
 
     ``starts`` are ``[number, token]`` of all starts that the disk remembers, the one at hand last; it knows of those up
     to the number ``registered`` that they were registered. Registered once, and again when the disk remembers that:

@@ -108,6 +108,9 @@ class Voter:
     ) -> None:
         """Listens at ``bind``, else at its own address. Owns the journal from here on. Raises ``AddressInUse``,
         ``JournalFailed``."""
+        # With it come pysyncobj and cryptography: 8 MB of memory, which a node without a cluster does not need.
+        from .raft_transport import RaftTransport
+
         self._journal, self._listener, self._timing = journal, listener, timing
         self._stopping, self._resigning = runtime.Event(), runtime.Event()
         self._failure: BaseException | None = None
@@ -136,9 +139,6 @@ class Voter:
         self._core.written(number, runtime.monotonic() - began, runtime.monotonic())
         try:
             known = self._known = frozenset(self._core.peers)
-            # With it come pysyncobj and cryptography: 8 MB of memory, which a node without a cluster does not need.
-            from .raft_transport import RaftTransport
-
             self._transport = RaftTransport(address, known, bind or address, keys, timing.reconnect_s, self, tls)
         except Exception as error:
             journal.close()

@@ -14,10 +14,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from .election import ReplicaProgress
+from .start_commands import MAX_LSN
 from .state import ClusterState, Shard
 
 #: What grew is noted so often while nothing happens: an entry of the log for all shards together.
 NOTE_S = 10.0
+#: What a start says for it alone; what was made of that goes into the log.
+_FOR_THE_WITNESS = frozenset({"epoch", "high_watermark"})
 
 
 class Witness:
@@ -40,12 +43,11 @@ class Witness:
                 self._take(shard, node, report.incarnation, report.epoch, report.high_watermark)
 
     def hear_start(self, shard: Shard, command: Mapping[str, Any]) -> None:
-        """A member that asks to be registered. It may be an older copy of itself: what that knew was right as well."""
-        try:
-            known = int(command.get("epoch", 0)), int(command.get("high_watermark", 0))
-            self._take(shard, str(command.get("node")), int(command["incarnation"]), *known)
-        except (KeyError, TypeError, ValueError):
-            return  # refused, for what it is
+        """A member that asks to be registered. It may be an older copy of itself: what that knew was right as well. One
+        of a release before knows of nothing."""
+        epoch, high_watermark = command.get("epoch", 0), command.get("high_watermark", 0)
+        if type(epoch) is type(high_watermark) is int and 0 <= high_watermark <= MAX_LSN:
+            self._take(shard, command["node"], command["incarnation"], epoch, high_watermark)
 
     def _take(self, shard: Shard, node: str, incarnation: int, epoch: int, high_watermark: int) -> None:
         if shard.listed(node) == incarnation and epoch >= shard.revived_epoch:
@@ -62,7 +64,8 @@ class Witness:
             self._heard.pop(command.get("shard", -1), None)
         if command.get("op") != "register_start":
             return command
-        return {**command, "witnessed_lsn": self._heard.get(command.get("shard", -1), 0)}
+        said = {name: value for name, value in command.items() if name not in _FOR_THE_WITNESS}
+        return {**said, "witnessed_lsn": self._heard.get(command.get("shard", -1), 0)}
 
     def due(self, now: float, *, lost: bool) -> dict[str, Any] | None:
         """The command that notes what was heard, if it is time or a node was lost."""

@@ -542,10 +542,14 @@ def test_where_all_start_at_once_each_says_what_it_knows_as_it_asks_to_be_regist
                 raft.testify({**start, "life": LIFE})
             with contextlib.suppress(NoControlLeader):
                 raft.testify({**asks[other], "life": "a process that is not agreed on", "high_watermark": 1_000})
+            for wrong in ("70", 1 << 70, -1):
+                with contextlib.suppress(NoControlLeader):
+                    raft.testify({**asks[other], "high_watermark": wrong})
             with contextlib.suppress(NoControlLeader):
                 raft.testify(asks[other])
         for ask in ({**start, "life": LIFE}, *asks.values()):
-            assert raft.testify(ask)["witnessed_lsn"] == 70
+            agreed = raft.testify(ask)
+            assert agreed["witnessed_lsn"] == 70 and "high_watermark" not in agreed
 
     running(run, beating=())
 

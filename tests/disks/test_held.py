@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -77,9 +78,11 @@ def test_the_name_of_a_new_directory_is_durable_before_anything_is_put_into_it(
         with held(tmp_path / "d1"):
             assert tmp_path in synced
 
+    failure = OSError(errno.EIO, "Input/output error")
+
     def failing(fd: int) -> None:
         if Path(f"/proc/self/fd/{fd}").readlink() == tmp_path:
-            raise OSError(5, "Input/output error")
+            raise failure
 
     monkeypatch.setattr(os, "fsync", failing)
     with (
@@ -87,6 +90,13 @@ def test_the_name_of_a_new_directory_is_durable_before_anything_is_put_into_it(
         held(tmp_path / "d1"),
     ):
         pass
+    failure = OSError(errno.EINVAL, "no directory is synced there")
+    with held(tmp_path / "d1") as found:
+        assert found.lost() == []
+    failure = OSError(errno.EIO, "Input/output error")
+    monkeypatch.setattr(Path, "is_mount", lambda path: path == tmp_path / "d1")
+    with held(tmp_path / "d1") as found:  # It has its name from elsewhere.
+        assert found.lost() == []
 
 
 def test_where_a_shard_lies_is_nowhere_written_down(disks: list[Path]) -> None:

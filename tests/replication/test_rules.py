@@ -216,13 +216,7 @@ def test_a_replica_whose_start_is_not_confirmed_promises_follows_and_answers_not
     said = core.handle(ev.ControlViewed(unknown), 0.0)
     assert said == [
         act.RegisterStart(
-            2,
-            (DiskStart(1, 7), DiskStart(2, 0)),
-            registered=1,
-            went_back=False,
-            durable_lsn=100,
-            high_watermark=40,
-            epoch=1,
+            2, (DiskStart(1, 7), DiskStart(2, 0)), 1, went_back=False, durable_lsn=100, high_watermark=40, epoch=1
         )
     ]
     for message in (PromiseRequest(5, C), Hello(ReplicaSession(2, 1), 1, 1, HISTORY, 100, borrows=True)):

@@ -257,6 +257,8 @@ def test_a_put_that_waits_for_room_fails_as_soon_as_a_flush_has_failed(stepped: 
         ([(b"q", b"x")], "a queue name is b'q'; it must be text"),
         ([("q", 5)], "for queue 'q' is of type int; it must be bytes"),
         ([("q", None)], "for queue 'q' is of type NoneType; it must be bytes"),
+        ([5], "each item is a queue name and a message; this one is 5"),
+        ([("q", b"x"), ("q", b"x", 1)], r"this one \(number 1 of 2\) is \('q', b'x', 1\)"),
         ([("q", [1])], "for queue 'q' is of type list; it must be bytes"),
         ([("good", b"x"), ("q", "text")], r"the message \(number 1 of 2\) for queue 'q' is text"),
         ([("q", memoryview(b"12345678").cast("I"))], "cast it to 'B'"),

@@ -8,6 +8,7 @@ whose name is on no disk, and whose ``shard-N.moved`` is, is ``shard-N.moving``;
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ from lsmq.errors import DataDirectoryUnusable
 MOVING, MOVED = ".moving", ".moved"
 #: A replica that is being replaced lies under this ending for a moment (``lsmq_node.cluster.opening``).
 _REPLACED = ".new"
+_NO_SYNC = frozenset({errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.EROFS})
 _NAME = re.compile(r"shard-(\d+)(\.new|\.moving|\.moved)?")
 
 
@@ -36,12 +38,18 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_name(path: Path) -> None:
-    """Have the name of a directory survive a crash, where its parent may be read. Raises ``DataDirectoryUnusable``."""
+    """Have the name of a directory survive a crash. Raises ``DataDirectoryUnusable``.
+
+    Where something is mounted on it, it has its name from elsewhere; and what cannot be read, or synced, has to be
+    taken as it is.
+    """
+    if path.is_mount():
+        return
     try:
         sync_directory(path.parent)
-    except PermissionError:
-        return
     except OSError as error:
+        if error.errno in _NO_SYNC:
+            return
         raise DataDirectoryUnusable(
             f"the name of {path} cannot be made durable: {error.strerror}", directory=str(path)
         ) from error

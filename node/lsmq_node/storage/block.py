@@ -61,8 +61,8 @@ class Block(SortedPart):
         _, width, topic = self._directory[Column.TOPIC]
         self._topic = -1 if width else topic
         self._queues: array[int] | None = None  # as deltas, once one was looked for
-        # What is made when it is asked for counts too: ends and keys, 8 bytes a record each.
-        self.memory_bytes = len(raw) + 16 * self.count + 1000 + unpacked_bytes
+        # What is made when it is asked for counts too: ends and keys, 8 bytes a record each, and queues, 4.
+        self.memory_bytes = len(raw) + 20 * self.count + 1000 + unpacked_bytes
 
     def _parse(self, raw: bytes) -> bool:
         """The usual case, without ceremony; False for a block that is compressed, or not as it should be."""

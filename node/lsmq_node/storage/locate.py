@@ -90,7 +90,8 @@ def in_tables(runs: Sequence[TableRun], key: int, offset: int, end: int) -> Iter
             yield row
             if row[1].last_keys[row[2]] != key:
                 continue
-        for table, page, number in islice(run.rows_from(key, probe, offset, end), row is not None, None):
+        rows = run.rows_from(key, probe, offset, end)
+        for table, page, number in rows if row is None else islice(rows, 1, None):
             yield table, page, number, None
 
 

@@ -88,7 +88,7 @@ class Put(Request):
             raise InvalidRequest(f"a queue name cannot be encoded in UTF-8: {error}") from error
         except OverflowError as error:
             raise MessageTooLarge("a message of 4 GiB or more cannot be stored; send it in parts") from error
-        except TypeError as error:
+        except (TypeError, ValueError) as error:
             raise _of_wrong_type(pairs) from error
         if len(pairs) > 1 and self.size_bytes > limit_bytes:
             raise RequestTooLarge(
@@ -150,8 +150,11 @@ def _ends_alike(pairs: Sequence[tuple[str, bytes]]) -> bool:
 
 def _of_wrong_type(pairs: Sequence[tuple[Any, Any]]) -> InvalidRequest:
     """Names the first that is no text or no bytes; looked for only when something is."""
-    for place, (name, message) in enumerate(pairs):
+    for place, pair in enumerate(pairs):
         at = f" (number {place} of {len(pairs)})" if len(pairs) > 1 else ""
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            return InvalidRequest(f"each item is a queue name and a message; this one{at} is {pair!r:.40}")
+        name, message = pair
         if not isinstance(name, str):
             return InvalidRequest(f"a queue name{at} is {name!r:.40}; it must be text")
         if isinstance(message, str):

@@ -215,7 +215,7 @@ class Table:
         first_key = root.first_keys[number]
         if first_key > key or (first_key == key and root.first_offsets[number] >= end):
             return None
-        page = self._cache.get(self.number, _FIRST_PAGE - number, self._load_page, number)
+        page = self.page(number)
         if not page.may_contain(key, probe):
             return None
         row = page.seek(key, offset)
