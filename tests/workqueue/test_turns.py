@@ -129,6 +129,7 @@ def test_a_newcomer_waits_for_one_turn_of_each_not_for_their_backlogs(
 
 def test_a_million_waiting_queues_take_eight_bytes_each() -> None:
     waiting = WaitingQueues()
+    waiting.compare()
     waiting.found(np.arange(1_000_000))
     for queue in range(1_000_000):
         waiting.add(queue)
@@ -138,6 +139,24 @@ def test_a_million_waiting_queues_take_eight_bytes_each() -> None:
     assert waiting.needs_look and waiting, "more came one by one than are remembered"
 
 
+def test_what_comes_while_all_are_compared_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_queues, "MAX_KNOWN", 4)
+    waiting = WaitingQueues(unknown=True)
+    waiting.add(1)
+    assert waiting.needs_look
+    waiting.compare()
+    assert waiting.needs_look and waiting, "nothing was found out yet, nor would be if this failed"
+    waiting.add(7)
+    waiting.found(np.array([1, 2]))
+    assert [waiting.next() for _ in range(4)] == [1, 2, 7, None]
+    waiting.compare()
+    for queue in range(5):
+        waiting.add(queue)
+    waiting.found(np.array([8]))
+    assert waiting.next() == 8
+    assert waiting.needs_look, "more came meanwhile than are remembered"
+
+
 def test_however_few_are_remembered_all_have_their_turns_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting_queues, "MAX_KNOWN", 4)
     waiting, served = WaitingQueues(), Counter[int]()
@@ -145,6 +164,7 @@ def test_however_few_are_remembered_all_have_their_turns_alike(monkeypatch: pyte
         waiting.add(queue)
     while served.total() < 1_000:
         if waiting.needs_look:
+            waiting.compare()
             waiting.found(np.arange(10))
         queue = waiting.next()
         if queue is not None:

@@ -1,7 +1,8 @@
 """Who runs next, and what time it is.
 
 What are threads in the product are greenlets here, all in one operating-system thread. One runs until it waits for
-something, or until it is preempted at a place where that may happen (:meth:`Scheduler.preempt`: locks, queues, files).
+something, or until it is preempted at a place where that may happen (:meth:`Scheduler.preempt`: locks, queues, files), or
+before it tells what it has found (:meth:`Scheduler.linger`: pools).
 Then the seed decides who of those that can run is next. Virtual time passes a few microseconds a step, and when nobody
 can run it jumps to the next moment at which somebody wants to.
 
@@ -24,6 +25,10 @@ from greenlet import getcurrent, greenlet
 #: 2023-11-14, in seconds since 1970: when every world begins, two and a half seconds before a minute's end.
 EPOCH_S = 1_700_000_037.5
 _STEP_S = 2e-6
+#: Of threads that lose their turn, so many stay away for a while, up to so long: others have the machine.
+_AWAY, _AWAY_S = 0.1, 0.003
+#: What somebody looked at in a pool is told up to so long after, so many times as often as a turn is lost.
+_LATE, _LATE_S = 2.5, 0.01
 
 
 class Deadlock(Exception):
@@ -194,7 +199,15 @@ class Scheduler:
     def preempt(self) -> None:
         """A thread may lose its turn here."""
         if self.current is not None and self._choice.random() < self.preemption:
-            self.step_aside()
+            if self._choice.random() < _AWAY:
+                self.sleep(_AWAY_S * self._choice.random())
+            else:
+                self.step_aside()
+
+    def linger(self) -> None:
+        """What a thread has found may be told late."""
+        if self._choice.random() < _LATE * self.preemption:
+            self.sleep(_LATE_S * self._choice.random())
 
     def choose(self, count: int) -> int:
         """One of so many, as the seed says."""

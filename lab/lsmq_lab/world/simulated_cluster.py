@@ -330,7 +330,7 @@ class SimulatedCluster:
             scope.enter_context(patch.object(gc, "collect", lambda *_: 0))
             scope.enter_context(patch.object(gc, "freeze", lambda: None))
             scope.callback(structlog.reset_defaults)
-            for log in map(logging.getLogger, ("lsmq", "lsmq_coordinator", "lsmq_node")):
+            for log in map(logging.getLogger, ("aiohttp", "lsmq", "lsmq_coordinator", "lsmq_node")):
                 scope.enter_context(patch.object(log, "handlers", [_Told(self)]))
                 scope.enter_context(patch.object(log, "propagate", False))
             structlog.configure(processors=[self._logged], cache_logger_on_first_use=False)
@@ -351,7 +351,7 @@ def _log_behind_tables(replica: Replica) -> tuple[int, int]:
 
 
 class _Told(logging.Handler):
-    """What is warned of is part of what happened."""
+    """What is warned of is part of what happened; no error reaches aiohttp, which knows of none of ours."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         super().__init__(logging.WARNING)
@@ -359,6 +359,9 @@ class _Told(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._cluster.note(f"{record.levelname.lower()} {record.getMessage()[:300]}")
+        if record.name.startswith("aiohttp") and record.levelno >= logging.ERROR:
+            error = record.exc_info[1] if record.exc_info else None
+            self._cluster.problems.append(f"aiohttp: {record.getMessage()} {_told(error)}")
 
 
 def _passes(error: BaseException) -> bool:

@@ -364,6 +364,7 @@ def runtime_of(scheduler: Scheduler) -> dict[str, object]:
                     continue
                 try:
                     result = work()
+                    scheduler.linger()
                 except BaseException as error:
                     future.set_exception(error)
                     del error

@@ -92,6 +92,8 @@ class HttpConnection(web.RequestHandler):
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
+        if isinstance(exc, ConnectionError):
+            raise exc  # The caller is gone: nobody is answered, nothing is wrong, and the connection ends.
         super().handle_error(request, status, exc, message)  # It logs, and raises where an answer has begun.
         reason = " ".join((message or "").split())[:_REASON_CHARACTERS]
         error = InvalidRequest(f"this is no HTTP request: {reason}") if status == 400 else LsmqError("internal error")
@@ -141,7 +143,7 @@ async def failures(request: web.Request, handler: Handler) -> web.StreamResponse
     except web.HTTPException as error:
         return error_answer(request, InvalidRequest(error.reason))
     except ConnectionError:
-        raise  # The caller is gone; aiohttp ends the connection.
+        raise  # To HttpConnection.handle_error
     except Exception as error:
         _log.error("request_failed", method=request.method, path=request.path, exc_info=error)
         return error_answer(request, LsmqError(f"internal error: {type(error).__name__}; the node's log has more"))

@@ -159,6 +159,7 @@ class ShardWork(ShardMachine):
 
     async def find_waiting(self, turns: QueueTurns) -> None:
         """Have turns for all queues with new messages. Costs a look at all of the topic's here."""
+        turns.waiting.compare()
         turns.waiting.found(await self.in_readers(self._find_waiting))
 
     def _find_waiting(self) -> NDArray[np.int64]:

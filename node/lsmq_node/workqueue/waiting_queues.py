@@ -3,7 +3,8 @@
 Round robin: who had its turn goes to the end, behind all others; what was found when everything was compared stands
 before those that got messages since. Those that were found take eight bytes each. Of those that came one by one a
 bounded number is remembered; when they are more it is only known that there are some, and all are compared once more
-before any of them has its turn.
+before any of them has its turn. That is done beside everything else: what comes meanwhile may have been seen, or not,
+and stays remembered.
 """
 
 from __future__ import annotations
@@ -30,21 +31,31 @@ class WaitingQueues:
         self._known: set[int] = set()  # in the two above
         self._credits: dict[int, int] = {}  # of the one at the front, when its turn was cut short
         self._overflown = unknown  # there are queues that are not here
+        self._comparing = False  # or has been, and nothing was found out
 
     def __bool__(self) -> bool:
-        return bool(self._first or self._ring or self._overflown) or self._visited < len(self._found)
+        return bool(self._first or self._ring or self._unknown) or self._visited < len(self._found)
+
+    @property
+    def _unknown(self) -> bool:
+        return self._overflown or self._comparing
 
     @property
     def needs_look(self) -> bool:
-        """Whether all that were known had their turn, and there are others: :meth:`found` is to be called."""
-        return self._overflown and not self._first and self._visited >= len(self._found)
+        """Whether all that were known had their turn, and there are others: all are to be compared."""
+        return self._unknown and not self._first and self._visited >= len(self._found)
 
-    def found(self, queues: NDArray[np.int64]) -> None:
-        """All that have messages now."""
-        self._found, self._visited = queues, 0
+    def compare(self) -> None:
+        """All are compared from here on: what has come until now is seen then."""
         self._ring.clear()
         self._known = set(self._first)
         self._overflown = False
+        self._comparing = True
+
+    def found(self, queues: NDArray[np.int64]) -> None:
+        """All that had messages when they were compared, after :meth:`compare`."""
+        self._found, self._visited = queues, 0
+        self._comparing = False
 
     def add(self, queue: int) -> None:
         """It has messages: its turn comes after the others'."""
@@ -73,7 +84,7 @@ class WaitingQueues:
             queue = int(self._found[self._visited])
             self._visited += 1
             return queue
-        elif self._ring and not self._overflown:
+        elif self._ring and not self._unknown:
             queue = self._ring.popleft()
         else:
             self._found, self._visited = np.empty(0, np.int64), 0

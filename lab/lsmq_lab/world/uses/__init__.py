@@ -5,6 +5,7 @@ A seed switches some of them on, so that a run stays short.
 
 from __future__ import annotations
 
+from .awaited import Awaited
 from .bounded import Bounded
 from .compacted import Compacted
 from .deduplicated import Deduplicated
@@ -20,7 +21,7 @@ from .use import Use
 #: By name.
 USES: dict[str, type[Use]] = {
     use.name: use
-    for use in (Bounded, Compacted, Deduplicated, Delayed, Named, Pushed, Ring, Scheduled, ShortLived, Urgent)
+    for use in (Awaited, Bounded, Compacted, Deduplicated, Delayed, Named, Pushed, Ring, Scheduled, ShortLived, Urgent)
 }
 
 __all__ = ["USES", "Use"]
