@@ -1,10 +1,10 @@
 """Who runs next, and what time it is.
 
 What are threads in the product are greenlets here, all in one operating-system thread. One runs until it waits for
-something, or until it is preempted at a place where that may happen (:meth:`Scheduler.preempt`: locks, queues, files), or
-before it tells what it has found (:meth:`Scheduler.linger`: pools).
-Then the seed decides who of those that can run is next. Virtual time passes a few microseconds a step, and when nobody
-can run it jumps to the next moment at which somebody wants to.
+something, or until it is preempted at a place where that may happen (:meth:`Scheduler.preempt`: locks, queues, files),
+or before it tells what it has found (:meth:`Scheduler.linger`: pools). Then the seed decides who of those that can run
+is next. Virtual time passes a few microseconds a step, and when nobody can run it jumps to the next moment at which
+somebody wants to.
 
 Threads belong to a :class:`SimulatedProcess`, which has clocks and randomness of its own, and which can be paused, or
 killed: its threads never run again, not even to clean up.
