@@ -197,7 +197,7 @@ class Overseer:
     def _hear_first(self, command: Mapping[str, Any]) -> None:
         """Raises ``NoControlLeader`` while nobody can tell how far the log of a disk was durable: a new leadership has
         heard nothing of the shard, until each other member of its in-sync set was heard, or is known to be dead. For a
-        while it waits for what they say of the shard: all may have just started, and ask for the same.
+        while it waits for what all of them say of the shard: they may have just started, or be about to.
         """
         shard = self._raft.state.shards.get(command.get("shard", -1))
         node, incarnation = command.get("node"), command.get("incarnation")
@@ -209,8 +209,8 @@ class Overseer:
         known = self._raft.state.nodes.get(str(node))
         if known is not None and known.life == command.get("life"):
             self._witness.hear_start(shard, command)
-        others = (set(shard.in_sync_nodes) - {node}) & self._detector.alive
-        unheard = others - self._detector.heard
+        others = set(shard.in_sync_nodes) - {node}
+        unheard = others & self._detector.alive - self._detector.heard
         if now - self._led_since < HEAR_STARTS_S:
             unheard |= {other for other in others if not self._witness.has_told(shard.id, other)}
         if unheard:

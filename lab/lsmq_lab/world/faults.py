@@ -1,7 +1,8 @@
 """What befalls a cluster, as a plan that is drawn from a seed, can be printed, and can be made smaller.
 
 Faults end with the plan's end, when everything is mended and everybody is started. What destroys what a disk held
-befalls one machine at a time, while all others have everything: more may lose what was acknowledged.
+befalls one machine at a time, while all others have everything: more may lose what was acknowledged. Until that machine
+has come back somebody stays who knows what it had.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from lsmq import Client, ClusterAdmin
 from lsmq.errors import LsmqError, UnknownTopic
 
 from .disk import UNLIMITED_BYTES
+from .scheduler import SimulatedProcess
 from .simulated_cluster import SimulatedCluster, SimulatedNode
 
 #: What may happen, and how often beside the rest.
@@ -43,8 +45,9 @@ _KINDS = {
 #: What an operator does beside that, where there is a node more than replicas.
 _MEMBERSHIP = {"move": 4, "transfer": 3, "drain": 2}
 DESTRUCTIVE = ("fail sync", "lose disk", "set back", "lose tail", "flip bit")
-
-
+#: After that a node may have forgotten what it knew of others, or nobody hears of it.
+_SILENCING = (*DESTRUCTIVE, "kill", "power", "power at step", "stop", "pause", "cut", "isolate", "full")
+_PATIENCE_S = 0.2
 _OPERATOR_DEADLINE_MS = 1_000
 #: In so much time, or less, as many faults come.
 _USUAL_S = 3.0
@@ -91,6 +94,15 @@ def drawn(chance: Random, nodes: int, begin_s: float, end_s: float, *, membershi
     return sorted(plan, key=lambda fault: fault.at_s)
 
 
+@dataclass(frozen=True, slots=True)
+class _Testimony:
+    """``life`` of a node's replica is over, and its disk is not what it was; ``witnesses`` know what it had."""
+
+    node: str
+    life: tuple[int, int]
+    witnesses: list[SimulatedProcess | None]
+
+
 class Weather:
     """Brings a plan over a cluster, whose times count from now."""
 
@@ -101,6 +113,9 @@ class Weather:
         #: Machines whose daemon may have stopped a shard or itself for good.
         self.hurt: set[str] = set()
         self.destroyed = 0
+        #: Who has yet to tell how far the logs of a disk went, by shard: those of disks that were destroyed.
+        self._testimonies: dict[int, list[_Testimony]] = {}
+        self.mending = 0
         self.ordered = 0
         self._drained: set[str] = set()
         self._grown = 0
@@ -112,9 +127,12 @@ class Weather:
             return
         cluster = self.cluster
         node = cluster.nodes[fault.node - 1] if fault.node else cluster.leader()
+        if fault.kind in _SILENCING and (self._silences(node) or self._silences(cluster.nodes[fault.other - 1])):
+            return
         if fault.kind in DESTRUCTIVE:
             if not all(each.up for each in cluster.nodes) or not cluster.whole():
                 return
+            self._name_witnesses(node)
             self.destroyed += 1
         self.done.append(fault)
         cluster.note(f"FAULT {fault}")
@@ -136,10 +154,52 @@ class Weather:
             if node.process is not None and node.process.paused:
                 node.process.resume()
             if node.id in self.hurt and node.up:
-                node.kill()
+                self._start_again(node)
             node.start()
         for id in sorted(self._drained):
             self._order(f"undrain {id}", lambda client, id=id: ClusterAdmin(client).undrain(id), tries=100)  # type: ignore[misc]
+
+    def _start_again(self, node: SimulatedNode) -> None:
+        self.mending += 1
+
+        def again() -> None:
+            if self._silences(node):
+                self.cluster.world.scheduler.call_later(_PATIENCE_S, again)
+                return
+            self.mending -= 1
+            node.kill()
+            node.start()
+
+        again()
+
+    def _name_witnesses(self, node: SimulatedNode) -> None:
+        """Of what a disk had that is destroyed now: other replicas, as far as they know of high watermarks."""
+        state = self.cluster.state()
+        for shard in state.shards.values() if state is not None else ():
+            start = shard.start_of(node.id)
+            if start is None:
+                continue
+            others = {
+                other: replica.high_watermark
+                for other, replica in self.cluster.replicas()
+                if replica.shard == shard.id and other is not node and other.wanted
+            }
+            most = max(others.values(), default=0)
+            lives = [other.process for other, lsn in others.items() if lsn == most]
+            self._testimonies.setdefault(shard.id, []).append(_Testimony(node.id, start.life, lives))
+
+    def _silences(self, node: SimulatedNode) -> bool:
+        """Whether nobody would be left who knows how far a log of a disk went that was destroyed."""
+        state = self.cluster.state()
+        for id, testimonies in self._testimonies.items():
+            shard = None if state is None else state.shards.get(id)
+            for testimony in list(testimonies):
+                start = None if shard is None else shard.start_of(testimony.node)
+                if start is not None and start.life != testimony.life:
+                    testimonies.remove(testimony)  # It was judged.
+                elif [life for life in testimony.witnesses if life is not None and life.alive] == [node.process]:
+                    return True
+        return False
 
     def _order(self, what: str, order: Callable[[Client], Awaitable[object]], *, tries: int = 1) -> None:
         """An operator asks for something, and goes on though it is refused."""

@@ -152,7 +152,7 @@ def _play(cluster: SimulatedCluster, report: SeedReport) -> None:
     if cluster.problems:
         return
     weather.mend()
-    if not _until(made, cluster.whole, _HEAL_LIMIT_S):
+    if not _until(made, lambda: not weather.mending and cluster.whole(), _HEAL_LIMIT_S):
         cluster.problems.append(f"not whole {_HEAL_LIMIT_S:.0f} s after all was mended: {_state(cluster)}")
         return
     clients.stopping = True
