@@ -583,7 +583,7 @@ def test_the_dead_are_waited_for_while_they_may_be_about_to_start() -> None:
         await time.passes(0.2)
         assert raft.testify(start)["witnessed_lsn"] == 0
 
-    running(run, beating=())
+    running(run, beating=("n1",))
 
 
 def test_a_voter_that_does_not_lead_judges_no_process() -> None:
