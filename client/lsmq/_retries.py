@@ -59,7 +59,7 @@ class Backoff:
     __slots__ = ("_rng", "_skips", "_step_ms")
 
     def __init__(self, rng: runtime.Random | None = None) -> None:
-        self._rng = rng or runtime.Random()
+        self._rng = rng or runtime.random
         self._step_ms: float = FIRST_PAUSE_MS
         self._skips = 0
 

@@ -20,14 +20,7 @@ from lsmq._shard_sender import Identity, ProducerStats, SenderOptions, ShardSend
 from lsmq._unclosed_producers import open_producers, warn_of_unclosed
 from lsmq.background_tasks import BackgroundTasks
 from lsmq.client import Client
-from lsmq.errors import (
-    BufferFull,
-    ClientClosed,
-    InvalidRequest,
-    LsmqError,
-    MessageTooLarge,
-    TopicReplaced,
-)
+from lsmq.errors import BufferFull, ClientClosed, InvalidRequest, LsmqError, MessageTooLarge, TopicReplaced
 from lsmq.messages import (
     Key,
     MessageOptions,
@@ -327,6 +320,13 @@ class Producer:
 
     async def send_and_wait(self, body: Body, **options: Unpack[MessageOptions]) -> Sent:
         """Send one message and return where it was stored."""
+        if self._tracing is None and self._topic is not None and not self._space_turn.locked():
+            try:
+                receipt = self.send_nowait(body, **options)
+            except BufferFull:
+                pass
+            else:
+                return await receipt
         return await (await self.send(body, **options))
 
     def send_nowait(self, body: Body, **options: Unpack[MessageOptions]) -> Receipt:
