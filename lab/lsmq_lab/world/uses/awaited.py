@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from lsmq import Client, Consumer, Message, Producer, PushConsumer, WorkQueue
+from lsmq import Client, Consumer, Message, Producer, PushConsumer, TransactionalProducer, WorkQueue
 
 from .use import Use, UsedTopics, UseRole
 
 _TAG = "loud"
+_NAME = "inbox.of.ann"
 _ROUNDS = 10
 #: Nobody asks again by himself within that.
 _HELD_MS = 60_000
@@ -33,22 +34,27 @@ class Awaited(Use):
             "worker": self._work,
             "worker who picks": self._pick,
             "reader": self._read,
+            "member": self._join,
             "subscriber": self._listen,
         }
         for number in range(_ROUNDS):
-            topic = f"awaited-{number}"
-            await client.create_topic(topic, queues=2)
+            topic, named = f"awaited-{number}", self.random.random() < 0.5
+            await client.create_topic(topic, queues="named" if named else 2)
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._send(client, topic))
+                tasks.create_task(self._send(client, topic, {"queue": _NAME} if named else {}))
                 for who, wait in waiting.items():
                     tasks.create_task(self._wait(who, wait, client, topic))
         self.counted = _ROUNDS
 
-    async def _send(self, client: Client, topic: str) -> None:
+    async def _send(self, client: Client, topic: str, where: dict[str, Any]) -> None:
         await self._soon()
+        if self.random.random() < 0.25:
+            async with TransactionalProducer(client, f"of-{topic}") as sender, sender.transaction() as transaction:
+                await transaction.send(topic, "hello", tag=_TAG, **where)
+            return
         delay_ms = self.random.choice((None, None, self.random.randint(1, _MOST_DELAY_MS)))
         async with Producer(client, topic) as producer:
-            await producer.send_and_wait(topic, tag=_TAG, delay_ms=delay_ms)
+            await producer.send_and_wait("hello", tag=_TAG, delay_ms=delay_ms, **where)
 
     async def _soon(self) -> None:
         await asyncio.sleep(self.random.uniform(0.0, _ABOUT_S))
@@ -71,6 +77,10 @@ class Awaited(Use):
 
     async def _read(self, client: Client, topic: str) -> None:
         async with Consumer(client, topic, wait_ms=_HELD_MS, read_from="leader") as consumer:
+            await self._until(consumer.poll)
+
+    async def _join(self, client: Client, topic: str) -> None:
+        async with Consumer(client, topic, group="members", wait_ms=_HELD_MS) as consumer:
             await self._until(consumer.poll)
 
     async def _listen(self, client: Client, topic: str) -> None:
