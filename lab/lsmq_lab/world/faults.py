@@ -130,7 +130,7 @@ class Weather:
         if fault.kind in _SILENCING and (self._silences(node) or self._silences(cluster.nodes[fault.other - 1])):
             return
         if fault.kind in DESTRUCTIVE:
-            if not all(each.up for each in cluster.nodes) or not cluster.whole():
+            if not all(each.up for each in cluster.nodes) or not cluster.whole() or self._open_testimonies():
                 return
             self._name_witnesses(node)
             self.destroyed += 1
@@ -190,16 +190,21 @@ class Weather:
 
     def _silences(self, node: SimulatedNode) -> bool:
         """Whether nobody would be left who knows how far a log of a disk went that was destroyed."""
+        return any(
+            [life for life in testimony.witnesses if life is not None and life.alive] == [node.process]
+            for testimony in self._open_testimonies()
+        )
+
+    def _open_testimonies(self) -> list[_Testimony]:
+        """Those of disks that nobody has judged yet: no start from what they have by now was registered."""
         state = self.cluster.state()
         for id, testimonies in self._testimonies.items():
             shard = None if state is None else state.shards.get(id)
             for testimony in list(testimonies):
                 start = None if shard is None else shard.start_of(testimony.node)
                 if start is not None and start.life != testimony.life:
-                    testimonies.remove(testimony)  # It was judged.
-                elif [life for life in testimony.witnesses if life is not None and life.alive] == [node.process]:
-                    return True
-        return False
+                    testimonies.remove(testimony)
+        return [testimony for testimonies in self._testimonies.values() for testimony in testimonies]
 
     def _order(self, what: str, order: Callable[[Client], Awaitable[object]], *, tries: int = 1) -> None:
         """An operator asks for something, and goes on though it is refused."""
