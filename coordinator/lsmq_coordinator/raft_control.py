@@ -25,7 +25,7 @@ from lsmq.errors import AddressInUse, InvalidRequest, TimedOut, Unavailable
 from .auth import ClusterSecret
 from .commands import apply
 from .errors import ControlStopped, NoControlLeader, NotControlLeader
-from .journal import FULL, OS_DISK, Journal, JournalDisk
+from .journal import FULL, OS_DISK, Journal, JournalDisk, JournalFailed
 from .known_voters import FILE as KNOWN_VOTERS
 from .known_voters import KnownVoters
 from .parts import Part
@@ -106,7 +106,7 @@ class RaftControl:
 
     async def start(self) -> None:
         """Opens the log and listens, where this node votes. Raises ``CorruptFile``, ``DataDirectoryLocked``,
-        ``AddressInUse``.
+        ``AddressInUse``, and ``ControlStopped`` where the disk fails.
 
         Where the disk has no room the voter begins as one that has stopped: :meth:`keep` opens it.
         """
@@ -126,6 +126,8 @@ class RaftControl:
         try:
             self._voter = await asyncio.to_thread(self._open)
         except Exception as error:
+            if isinstance(error, JournalFailed) and not _wants_room(error):
+                raise ControlStopped(f"{error}; start the node again when the disk is repaired") from error
             if not _wants_room(error):
                 raise
             self._failure = error

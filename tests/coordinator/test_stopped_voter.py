@@ -15,6 +15,7 @@ import pytest
 from lsmq.errors import LsmqError
 from lsmq_coordinator import journal, raft_control
 from lsmq_coordinator.auth import ClusterSecret
+from lsmq_coordinator.errors import ControlStopped
 from lsmq_coordinator.journal import OS_DISK
 from lsmq_coordinator.parts import Parts
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
@@ -139,6 +140,20 @@ def test_a_voter_that_is_started_on_a_full_disk_waits_for_room(
             await until(lambda: raft.is_leader)
             assert parts.problems(essential=True) == []
             assert ("before" in raft.state.topics) == known
+
+    asyncio.run(main())
+
+
+def test_a_voter_that_is_started_on_a_disk_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FailingDisk(monkeypatch)
+
+    async def main() -> None:
+        async with kept_voter(tmp_path, disk) as (raft, _):
+            await found(raft)
+        disk.fails_syncs = True
+        with pytest.raises(ControlStopped, match=r"JOURNAL.*Input/output error.*start the node again"):
+            async with kept_voter(tmp_path, disk):
+                pass
 
     asyncio.run(main())
 
