@@ -161,6 +161,35 @@ def test_a_cut_holds_back_what_is_sent_until_it_is_mended(made: World) -> None:
     assert made.run_async(program, process=made.process("client", "10.0.0.2")) > 5.0
 
 
+def test_bytes_stay_in_order_over_cuts_that_come_and_go(made: World) -> None:
+    content = bytes(range(250)) * 40
+
+    async def server() -> bytes:
+        async def client() -> None:
+            _, writer = await asyncio.open_connection("10.0.0.2", 7000)
+            for at in range(0, len(content), 50):
+                writer.write(content[at : at + 50])
+                await asyncio.sleep(1e-4)
+            writer.close()
+
+        whole = asyncio.get_running_loop().create_future()
+
+        async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            whole.set_result(await reader.read(-1))
+            writer.close()
+
+        async with await asyncio.start_server(take, "10.0.0.2", 7000):
+            sender = made.process("client", "10.0.0.1")
+            made.scheduler.spawn(lambda: made.loop_run(client), "main", sender)
+            return await whole
+
+    for number in range(100):
+        at = made.scheduler.now + number * 3e-4
+        made.scheduler.call_at(at, lambda: made.network.cut("10.0.0.1", "10.0.0.2"))
+        made.scheduler.call_at(at + 1e-4, lambda: made.network.mend("10.0.0.1", "10.0.0.2"))
+    assert made.run_async(server, process=made.process("server", "10.0.0.2")) == content
+
+
 def test_a_killed_process_resets_its_connections_and_never_runs_again(made: World) -> None:
     server = made.process("server", "10.0.0.1")
     ticks: list[float] = []

@@ -14,6 +14,7 @@ import errno
 import os
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from .scheduler import Scheduler, SimulatedProcess
 
@@ -108,8 +109,7 @@ class Network:
         mended = [cut for cut in sorted(self.cuts) if source is None or cut == (source, target)]
         for cut in mended:
             self.cuts.discard(cut)
-            for deliver in self._undelivered.pop(cut, ()):
-                self._deliver_later(*cut, deliver)
+            self.scheduler.call_later(self.delay_s[1], partial(self._deliver_late, cut))
 
     def reset(self, one: str, other: str, *, dialled_by: str | None = None) -> None:
         """Break the connections between two machines, on both sides: all, or those that one of them dialled."""
@@ -167,16 +167,18 @@ class Network:
         direction = source.local[0], source.remote[0]
 
         def arrive() -> None:
-            if direction in self.cuts:
+            if direction in self.cuts or direction in self._undelivered:  # behind what was sent before
                 self._undelivered.setdefault(direction, []).append(deliver)
             else:
                 deliver()
 
         self.scheduler.call_at(source.arrives, arrive)
 
-    def _deliver_later(self, source: str, target: str, deliver: Callable[[], None]) -> None:
-        # All with one delay, so that they stay in order.
-        self.scheduler.call_later(self.delay_s[1], deliver)
+    def _deliver_late(self, direction: tuple[str, str]) -> None:
+        """What arrived while it was cut, and since it was mended."""
+        if direction not in self.cuts:
+            for deliver in self._undelivered.pop(direction, ()):
+                deliver()
 
     def send(self, endpoint: Endpoint, content: bytes) -> int:
         if endpoint.error:
