@@ -17,6 +17,7 @@ from lsmq_node.machines import service as machine_service
 from lsmq_node.storage.segments import SegmentFiles
 from lsmq_node.workqueue import WorkService, burial
 from lsmq_node.workqueue.burial import DeadLetterMover
+from lsmq_node.workqueue.queue_turns import QueueTurns
 from lsmq_node.workqueue.shard_work import ShardWork
 from support.waiting import comes_true
 
@@ -165,3 +166,38 @@ def test_dead_letters_come_although_moving_them_has_failed_in_an_unexpected_way(
 
     with patch.object(DeadLetterMover, "_bury_all", fails_once), patch.object(burial, "_FAILED_S", 0.05):
         with_node(tmp_path, test)
+
+
+def test_of_a_group_that_is_deleted_all_comes_again_also_to_those_who_wait(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        await send(session, "0", "1")
+        assert await settle(session, "ack", await pop(session)) == 200
+        held = asyncio.create_task(pop(session, wait_ms=10_000))
+        await comes_true(lambda: any(work.is_waited_for for work in work_service(session).shards()), "a pop is held")
+        assert (await session.delete("/v1/groups/g/offsets?shard=0")).status == 204
+        assert [message["body"] for message in await held] == ["0", "1"], "though none came since"
+
+    with_node(tmp_path, test)
+
+
+def test_a_work_queue_that_was_being_read_while_its_group_was_deleted_is_read_again(tmp_path: Path) -> None:
+    find, deleted = ShardWork.find_waiting, asyncio.Event()
+
+    async def test(session: Session, broker: Broker) -> None:
+        async def finds_late(self: ShardWork, turns: QueueTurns) -> None:
+            await find(self, turns)
+            if not deleted.is_set():
+                deleted.set()
+                assert (await session.delete("/v1/groups/g/offsets?shard=0")).status == 204
+
+        await send(session, "0", "1")
+        assert await settle(session, "ack", await pop(session)) == 200
+        known = work_service(session)
+        with patch.object(machine_service, "IDLE_S", 0.0):
+            await comes_true(lambda: not known.shards(), "it is forgotten")
+        with patch.object(ShardWork, "find_waiting", finds_late):
+            answer = await session.post("/v1/groups/g/pop", json={"topic": "t"})
+            assert answer.status == 503 and deleted.is_set(), await answer.text()
+        assert [message["body"] for message in await pop(session)] == ["0", "1"]
+
+    with_node(tmp_path, test)

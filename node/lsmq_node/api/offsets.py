@@ -148,10 +148,9 @@ async def delete_offsets(call: Call) -> web.StreamResponse:
     shard, shards = call.query["shard"], call.broker.topology.shard_count
     if shard >= shards:
         raise InvalidRequest(f"shard is {shard}; there are {shards}, from 0", field="shard")
-    group, streams = call.path("group"), call.node.push
+    group, streams, work = call.path("group"), call.node.push, call.node.work
     streams.forgetting(group)
-    await call.node.work.forget(group, shard)
-    await call.node.groups.forget_offsets(group, shard)
+    await call.node.groups.forget_offsets(group, shard, lambda: work.forget(group, shard))
     streams.forgetting(group)
     return web.Response(status=204)
 

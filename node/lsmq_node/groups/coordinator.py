@@ -7,7 +7,7 @@ awake and could serve: a stopped process or a lost lease costs nobody his member
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -333,11 +333,13 @@ class ShardGroups(ShardMachine):
                     del self._fencing[group]
         self.check()
 
-    async def unfence(self, group: str) -> None:
-        """Forget the fence and the committed offsets of a group in this shard. Durable on return."""
+    async def unfence(self, group: str, also: Callable[[], None] = lambda: None) -> None:
+        """Forget the fence and the committed offsets of a group in this shard, and what ``also`` puts in line. Durable
+        on return."""
         self.check()
         self.port.check_writable(Ack.QUORUM)
         self.store.forget_group(group)
+        also()
         self._committing.discard(group)
         self._drop_made(group)
         await self.durable(self.put(Step({FENCE_PREFIX + group: None}, appended=partial(self.fences.pop, group, None))))

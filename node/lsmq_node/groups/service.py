@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -362,10 +362,11 @@ class GroupService(MachineService[ShardGroups]):
                 limit=limit,
             )
 
-    async def forget_offsets(self, group: str, shard: int) -> None:
-        """Drop committed offsets and the fence of a group in one shard."""
+    async def forget_offsets(self, group: str, shard: int, also: Callable[[], None]) -> None:
+        """Drop committed offsets and the fence of a group in one shard. ``also`` puts in line what is to go with them,
+        in the same step of the loop. All of it is durable on return."""
         self._permits.forget(group)
-        await (await self.shard(shard)).unfence(group)
+        await (await self.shard(shard)).unfence(group, also)
 
 
 def _cut(first: int, end: int) -> Iterator[tuple[int, int]]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import structlog
 
+from lsmq.errors import Unavailable
 from lsmq_coordinator.parts import kept
 from lsmq_node.broker import Background, Broker, ShardPort
 
@@ -38,6 +39,7 @@ class MachineService(Generic[M]):
         self._each = each
         self._known: dict[MachineKey, M] = {}
         self._loading: dict[MachineKey, asyncio.Task[M]] = {}
+        self._unready: dict[MachineKey, M] = {}  # those that are being read
         self._left: dict[
             MachineKey, tuple[int, float, Any]
         ] = {}  # epoch, when, and what a machine left for the next one
@@ -112,7 +114,7 @@ class MachineService(Generic[M]):
     async def _build(self, key: MachineKey, port: ShardPort, make: Callable[[ShardPort], M]) -> M:
         found = None
         try:
-            found = make(port)
+            found = self._unready[key] = make(port)
             epoch, _, left = self._left.get(key, (-1, 0.0, None))
             await found.load(left if epoch == found.epoch else None)
             found.check()
@@ -122,6 +124,7 @@ class MachineService(Generic[M]):
             raise
         finally:
             del self._loading[key]
+            self._unready.pop(key, None)
         self._left.pop(key, None)
         self._known[key] = found
         return found
@@ -142,9 +145,15 @@ class MachineService(Generic[M]):
             known.end()
 
     def forget_all(self, chosen: Callable[[int, Any], bool]) -> None:
-        """Drop those ``chosen`` by shard and what they are, and what others have left for them."""
+        """Drop those ``chosen`` by shard and what they are, and what others have left for them.
+
+        What is put in line in the same step of the loop is seen by those that are made from here on.
+        """
         for key in [key for key in self._known if chosen(*key)]:
             self.drop(key)
+        for key, unready in self._unready.items():
+            if chosen(*key):
+                unready.break_off(Unavailable("what it reads was changed; it is read again", sent=False))
         self._left = {key: left for key, left in self._left.items() if not chosen(*key)}
 
     def drop_idle(self) -> bool:

@@ -21,7 +21,7 @@ from lsmq_node.storage import StoredTopic
 from .chunks import SETTINGS, prefix
 from .receipts import DeliveryReceipt, decode_receipt, group_hash
 from .settings import FairBy, Order, WorkSettings, decode_settings
-from .shard_work import ShardWork, WorkDelivery, delete_documents
+from .shard_work import ShardWork, WorkDelivery, put_deletions
 from .tasks import Refusal, WorkCounts
 
 #: Groups by topics and shards, that were used lately.
@@ -110,13 +110,11 @@ class WorkService(MachineService[ShardWork]):
         key = prefix(group, topic.id) + SETTINGS
         return any(port.store.document(key) is not None for port in self.broker.topology.ports())
 
-    async def forget(self, group: str, shard: int) -> None:
-        """Drop what a shard knows of the group's work. Durable on return."""
+    def forget(self, group: str, shard: int) -> None:
+        """Put in line that a shard knows nothing of the group's work, which begins anew behind that."""
         port = self.broker.topology.port(shard)
-        port.check_readable()
-        keys = [key for key, _ in port.store.documents(prefix(group))]
         self.forget_all(lambda number, what: number == shard and what[0] == group)
-        await delete_documents(port, keys)
+        put_deletions(port, [key for key, _ in port.store.documents(prefix(group))])
 
     # Delivering and settling
 

@@ -111,10 +111,10 @@ class ShardWork(ShardMachine):
         ``left``: deliveries of the one before, which could not store something. They stay in flight.
         """
         await self.port.prepare(self.topic)
-        if self.store.document(self.key_of(SETTINGS)) is None:
-            await self._declare(self.group, Mode.WORK_QUEUE)
         self._broker.waiters.watch(self.topic.id, self)  # before looking: nothing comes unseen
         await self.barrier()
+        if self.store.document(self.key_of(SETTINGS)) is None:
+            await self._declare(self.group, Mode.WORK_QUEUE)
         chunks: dict[int, dict[int, SettledChunk]] = {}
         burial: Burial | None = None
         is_new = True
@@ -139,7 +139,7 @@ class ShardWork(ShardMachine):
         self._dead_letters.begin(burial)
         self.check()
         if is_new:
-            await delete_documents(self.port, self._of_deleted_topics())
+            await self.durable(put_deletions(self.port, self._of_deleted_topics()))
             await self.put_settings(self.given)
         shard, topic = self.port.number, self.topic.name
         _log.info("work_queue_loaded", group=self.group, topic=topic, shard=shard, **self.figures())
@@ -563,10 +563,10 @@ class ShardWork(ShardMachine):
         }
 
 
-async def delete_documents(port: ShardPort, keys: Sequence[str]) -> None:
-    """However many. Durable on return."""
+def put_deletions(port: ShardPort, keys: Sequence[str]) -> asyncio.Future[None] | None:
+    """In line, however many; what to wait for."""
+    future = None
     for at in range(0, len(keys), _MAX_DELETES):
         port.check_writable(Ack.QUORUM)
         future = port.wait(port.store.put_documents(dict.fromkeys(keys[at : at + _MAX_DELETES])), Ack.QUORUM)
-        if future is not None:
-            await asyncio.shield(future)
+    return future
