@@ -252,17 +252,21 @@ class ShardGroups(ShardMachine):
             for name in groups:
                 if await self._is_in_use(name):
                     self._touch(name)
-                    continue
-                self.check()
-                await self.unfence(name)
-                if name in self.groups and not self.groups[name].members:
-                    await self.forget(name)
-                self.put_aside(Step(self._idle.forget(name)))
-                _log.info("group_forgotten", group=name, shard=self.port.number)
+                elif self._idle.is_idle(name):  # Nor has anybody come since the first of them was asked about.
+                    await self.unfence(name, partial(self._forget_memberless, name))
+                    _log.info("group_forgotten", group=name, shard=self.port.number)
         except LsmqError as error:
             _log.info("groups_not_forgotten", shard=self.port.number, code=error.code, message=error.message)
         finally:
             self._forgetting = False
+
+    def _forget_memberless(self, name: str) -> None:
+        documents = self._idle.forget(name)
+        if name in self.groups and not self.groups[name].members:
+            self.put(Step({**documents, group_key(name): None}, appended=partial(self._drop, name)))
+            self.wake(name)
+        else:
+            self.put_aside(Step(documents))
 
     # Storing
 

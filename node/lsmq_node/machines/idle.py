@@ -55,7 +55,12 @@ class IdleNames:
 
     def idle(self) -> list[str]:
         """Those that were not used for the whole retention."""
-        return [name for name, used in self._used.items() if self._hours - used >= self._retention > 0]
+        return [name for name in self._used if self.is_idle(name)]
+
+    def is_idle(self, name: str) -> bool:
+        """Whether it was not used for the whole retention, by now."""
+        used = self._used.get(name)
+        return used is not None and self._hours - used >= self._retention > 0
 
     def knows(self, name: str) -> bool:
         """Whether it was used since uses are written down."""

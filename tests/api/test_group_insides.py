@@ -1,0 +1,50 @@
+"""Groups in a node of the test's own process: what happens while somebody waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest.mock import patch
+
+from lsmq_node.broker import Broker
+from lsmq_node.groups.coordinator import ShardGroups
+from lsmq_node.machines import Step
+
+from .in_process import Session, node_of, with_node
+
+
+async def commit(session: Session, group: str, offset: int) -> None:
+    document = {"topic": "t", "queues": [0], "offsets": [offset]}
+    answer = await session.post(f"/v1/groups/{group}/offsets", json=document)
+    assert answer.status == 200, await answer.text()
+
+
+async def committed(session: Session, group: str) -> list[int]:
+    offsets: list[int] = (await (await session.get(f"/v1/groups/{group}/offsets?topic=t")).json())["offsets"]
+    return offsets
+
+
+async def groups_of(session: Session) -> ShardGroups:
+    return await node_of(session).groups.shard(0)
+
+
+def test_who_comes_while_idle_groups_are_forgotten_keeps_what_it_commits(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        await session.post("/v1/topics/t/messages", json={"messages": [{"queue": 0, "body": "x"}] * 2})
+        shard, asked = await groups_of(session), list[str]()
+        for name in ("a", "b"):
+            await commit(session, name, 1)
+        shard.put_aside(Step(shard._idle.hour()))
+        assert shard._idle.idle() == ["a", "b"]
+
+        async def is_in_use(name: str) -> bool:
+            asked.append(name)
+            if name == "a":
+                await commit(session, "b", 2)  # It is known to be idle, and not looked at yet.
+            return False
+
+        with patch.object(shard, "_is_in_use", is_in_use):
+            await shard._forget_idle(["a", "b"])
+        assert asked == ["a", "b"]
+        assert (await committed(session, "a"), await committed(session, "b")) == ([], [2])
+
+    with_node(tmp_path, test, group_retention_hours=1)
