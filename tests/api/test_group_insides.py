@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from unittest.mock import patch
 
+import pytest
+
+from lsmq.errors import UnknownMember
 from lsmq_node.broker import Broker
 from lsmq_node.groups.coordinator import ShardGroups
+from lsmq_node.groups.group import Beat
 from lsmq_node.machines import Step
+from support.waiting import PATIENCE_S
 
 from .in_process import Session, node_of, with_node
 
@@ -48,3 +54,21 @@ def test_who_comes_while_idle_groups_are_forgotten_keeps_what_it_commits(tmp_pat
         assert (await committed(session, "a"), await committed(session, "b")) == ([], [2])
 
     with_node(tmp_path, test, group_retention_hours=1)
+
+
+def test_whoever_waits_for_a_plan_of_a_group_hears_that_it_was_deleted(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        shard = await groups_of(session)
+        first, second = (asyncio.create_task(shard.heartbeat("g", Beat(name, ("t",)), 0)) for name in ("1", "2"))
+        await asyncio.sleep(0)  # The first one's plan is in line; the second one's is to come behind it.
+        leaving = asyncio.create_task(shard.leave("g", Beat("1", ())))
+        await asyncio.sleep(0)
+        assert shard.groups["g"].staged and shard.groups["g"].dirty
+        await shard.forget("g")
+        async with asyncio.timeout(PATIENCE_S):
+            await leaving
+            for beat in (first, second):
+                with pytest.raises(UnknownMember):
+                    await beat
+
+    with_node(tmp_path, test)

@@ -110,6 +110,8 @@ class ShardGroups(ShardMachine):
             self.wake(name)
         while True:
             self.check()
+            if self.groups.get(name) is not group:
+                raise _no_group(name, beat.member)
             if group.is_settled(beat.member):
                 answer = group.answer(beat.member, beat.owned)
                 if answer.version != beat.version or self._loop.time() >= deadline or self.service.held.closed:
@@ -125,11 +127,7 @@ class ShardGroups(ShardMachine):
         if group is not None:
             return group
         if beat.epoch:
-            raise UnknownMember(
-                f"there is no group {name!r} (any more); drop all queues and join again, with epoch 0",
-                group=name,
-                member=beat.member,
-            )
+            raise _no_group(name, beat.member)
         return self._new_group(name)
 
     def _new_group(self, name: str) -> CoordinatedGroup:
@@ -182,7 +180,7 @@ class ShardGroups(ShardMachine):
             raise UnknownMember(f"group {name!r} does not know member {beat.member!r}", group=name, member=beat.member)
         self._store(name, group)
         self.wake(name, beat.member)
-        while beat.member in group.plan.members:
+        while beat.member in group.plan.members and self.groups.get(name) is group:
             await self._planned(name, beat.member)
             self.check()
 
@@ -192,7 +190,7 @@ class ShardGroups(ShardMachine):
         group = self.groups.get(name) or self._new_group(name)
         group.declare(mode)
         self._store(name, group)
-        while not group.plan.generation:
+        while not group.plan.generation and self.groups.get(name) is group:
             await self._planned(name, "")
             self.check()
         return group
@@ -347,6 +345,14 @@ class ShardGroups(ShardMachine):
         self._committing.discard(group)
         self._drop_made(group)
         await self.durable(self.put(Step({FENCE_PREFIX + group: None}, appended=partial(self.fences.pop, group, None))))
+
+
+def _no_group(name: str, member: str) -> UnknownMember:
+    return UnknownMember(
+        f"there is no group {name!r} (any more); drop all queues and join again, with epoch 0",
+        group=name,
+        member=member,
+    )
 
 
 def _first_version() -> int:
