@@ -10,15 +10,16 @@ from typing import Any
 from unittest.mock import PropertyMock, patch
 
 import numpy as np
+import pytest
 
-from lsmq.errors import Unavailable
-from lsmq_node.broker import Broker
+from lsmq.errors import NotLeader, Unavailable
+from lsmq_node.broker import Broker, ByteBudget
 from lsmq_node.machines import service as machine_service
 from lsmq_node.storage.segments import SegmentFiles
 from lsmq_node.workqueue import WorkService, burial
 from lsmq_node.workqueue.burial import DeadLetterMover
 from lsmq_node.workqueue.queue_turns import QueueTurns
-from lsmq_node.workqueue.shard_work import ShardWork
+from lsmq_node.workqueue.shard_work import ShardWork, WorkDelivery
 from support.waiting import comes_true
 
 from .in_process import Session, node_of, with_node
@@ -199,5 +200,49 @@ def test_a_work_queue_that_was_being_read_while_its_group_was_deleted_is_read_ag
             answer = await session.post("/v1/groups/g/pop", json={"topic": "t"})
             assert answer.status == 503 and deleted.is_set(), await answer.text()
         assert [message["body"] for message in await pop(session)] == ["0", "1"]
+
+    with_node(tmp_path, test)
+
+
+@pytest.mark.parametrize("lost", ["leadership", "memory"])
+def test_what_was_taken_of_one_shard_is_answered_although_the_next_one_fails(tmp_path: Path, lost: str) -> None:
+    take, available, max_bytes = ShardWork.take, ShardWork.available, 100
+
+    async def test(session: Session, broker: Broker) -> None:
+        service, budget, topics = work_service(session), ByteBudget(max_bytes), []
+        for name in ("t", "u"):  # Shards are to a pop what topics of one shard are.
+            await session.put(f"/v1/topics/{name}", json={"queues": 1})
+            document = {"messages": [{"queue": 0, "body": name}]}
+            assert (await session.post(f"/v1/topics/{name}/messages", json=document)).status == 200
+            topics.append(await broker.topic(name))
+        first, second = [await service.work("g", topic, 0) for topic in topics]
+        other = budget.hold()
+
+        async def takes(self: ShardWork, *given: Any) -> list[WorkDelivery]:
+            found = await take(self, *given)
+            if lost == "leadership":
+                second.break_off(NotLeader("another one leads"))
+            return found
+
+        def looks(self: ShardWork, wanted: None) -> bool:
+            if lost == "memory" and self is second:
+                other.resize(max_bytes // 2)
+            return available(self, wanted)
+
+        service._turn = 1
+        with patch.object(ShardWork, "take", takes), patch.object(ShardWork, "available", looks), budget.hold() as hold:
+            found = await service._take([first, second], 10, max_bytes, None, None, lambda: False, hold)
+            assert [delivery.record.body for delivery in found] == [b"t"]
+
+    with_node(tmp_path, test)
+
+
+def test_a_message_that_is_larger_than_what_is_asked_for_comes_though_memory_is_short(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        await send(session, "x" * 1000)
+        work = await work_service(session).work("g", await broker.topic("t"), 0)
+        with ByteBudget(100).hold() as hold:
+            (found,) = await work_service(session)._take([work], 10, 100, None, None, lambda: False, hold)
+            assert hold.held_bytes == found.record.size_bytes == 1000
 
     with_node(tmp_path, test)

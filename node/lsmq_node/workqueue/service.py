@@ -172,22 +172,22 @@ class WorkService(MachineService[ShardWork]):
         self._turn += 1
         turn = self._turn % len(works) if works else 0
         for work in [*works[turn:], *works[:turn]]:
-            work.check()
-            if not work.available(wanted):
-                continue
-            hold.resize(max_bytes)
-            visible_ms = work.settings.visibility_ms if visibility_ms is None else visibility_ms
             try:
+                work.check()
+                if not work.available(wanted):
+                    continue
+                hold.resize(max_bytes)
+                visible_ms = work.settings.visibility_ms if visibility_ms is None else visibility_ms
                 taken = await work.take(limit - len(found), max_bytes - size_bytes, visible_ms, gone, wanted)
             except LsmqError:
                 if not found:
                     raise
-                break
+                break  # What was taken is hidden from others: it is answered.
             finally:
-                hold.resize(size_bytes)
+                hold.resize_made(size_bytes)
             found += taken
             size_bytes += sum(delivery.record.size_bytes for delivery in taken)
-            hold.resize(size_bytes)
+            hold.resize_made(size_bytes)
             if len(found) >= limit or size_bytes >= max_bytes:
                 break
         if found:
