@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +21,10 @@ from lsmq_node.storage.segments import SegmentFiles
 from lsmq_node.workqueue import WorkService, burial
 from lsmq_node.workqueue.burial import DeadLetterMover
 from lsmq_node.workqueue.queue_turns import QueueTurns
+from lsmq_node.workqueue.receipts import DeliveryReceipt
 from lsmq_node.workqueue.shard_work import ShardWork, WorkDelivery
-from support.waiting import comes_true
+from lsmq_node.workqueue.window import Window
+from support.waiting import PATIENCE_S, comes_true
 
 from .in_process import Session, node_of, with_node
 
@@ -86,10 +90,10 @@ def test_all_queues_are_looked_at_once_and_then_only_those_with_messages(tmp_pat
     looks = 0
     find = ShardWork._find_waiting
 
-    def counted(self: ShardWork) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def counted(self: ShardWork, windows: Sequence[tuple[int, int]]) -> np.ndarray[Any, np.dtype[np.int64]]:
         nonlocal looks
         looks += 1
-        return find(self)
+        return find(self, windows)
 
     async def test(session: Session, broker: Broker) -> None:
         with patch.object(ShardWork, "_find_waiting", counted):
@@ -244,5 +248,33 @@ def test_a_message_that_is_larger_than_what_is_asked_for_comes_though_memory_is_
         with ByteBudget(100).hold() as hold:
             (found,) = await work_service(session)._take([work], 10, 100, None, None, lambda: False, hold)
             assert hold.held_bytes == found.record.size_bytes == 1000
+
+    with_node(tmp_path, test)
+
+
+def test_what_a_filter_finds_at_first_is_not_disturbed_by_acknowledgements(tmp_path: Path) -> None:
+    ahead_count = Window.ahead_count.fget
+    assert ahead_count is not None
+    loop_thread, receipts = threading.get_ident(), list[DeliveryReceipt]()
+
+    async def test(session: Session, broker: Broker) -> None:
+        loop = asyncio.get_running_loop()
+
+        def counts(self: Window) -> int:
+            if receipts and threading.get_ident() != loop_thread:
+                settling = asyncio.run_coroutine_threadsafe(work.settle([receipts.pop()], work.ledger.ack), loop)
+                settling.result(PATIENCE_S)
+            return ahead_count(self)
+
+        for body in ("old", "new"):
+            messages = [{"queue": queue, "body": body, "tag": "a"} for queue in (0, 1)]
+            assert (await session.post("/v1/topics/t/messages", json={"messages": messages})).status == 200
+            if body == "old":
+                assert len(await pop(session)) == 2
+        work = await work_service(session).work("g", await broker.topic("t"), 0)
+        receipts.extend(work.ledger.deliveries()[:1])
+        with patch.object(Window, "ahead_count", property(counts)):
+            found = await pop(session, tag="a")
+        assert [message["body"] for message in found] == ["new", "new"]
 
     with_node(tmp_path, test)

@@ -160,11 +160,12 @@ class ShardWork(ShardMachine):
     async def find_waiting(self, turns: QueueTurns) -> None:
         """Have turns for all queues with new messages. Costs a look at all of the topic's here."""
         turns.waiting.compare()
-        turns.waiting.found(await self.in_readers(self._find_waiting))
+        windows = self.ledger.windows()
+        turns.waiting.found(await self.in_readers(lambda: self._find_waiting(windows)))
 
-    def _find_waiting(self) -> NDArray[np.int64]:
-        """Queues with messages that were not delivered: a look at all of them. In a thread."""
-        first, counts = self._count_new(self.ledger.windows())
+    def _find_waiting(self, windows: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+        """Queues with messages that were not delivered: a look at all of them. In a thread, as :meth:`_count_new`."""
+        first, counts = self._count_new(windows)
         return np.flatnonzero(counts).astype(np.int64) + first
 
     def _count_new(self, windows: Sequence[tuple[int, int]]) -> tuple[int, NDArray[np.int64]]:
