@@ -278,3 +278,23 @@ def test_what_a_filter_finds_at_first_is_not_disturbed_by_acknowledgements(tmp_p
         assert [message["body"] for message in found] == ["new", "new"]
 
     with_node(tmp_path, test)
+
+
+def _is_given(work: ShardWork, given: dict[str, Any]) -> bool:
+    return work.given == given
+
+
+def test_settings_hold_although_whoever_set_them_went_before_they_were_stored(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        await send(session, "0")
+        work = await work_service(session).work("g", await broker.topic("t"), 0)
+        for given in ({"max_deliveries": 1}, {"order": "key"}):
+            setting = asyncio.create_task(work.put_settings(given))
+            await asyncio.sleep(0)  # It is in line.
+            setting.cancel()
+            await asyncio.wait([setting])
+            assert setting.cancelled()
+            await comes_true(partial(_is_given, work, given), "they hold")
+        assert not work.is_current, "turns are others: it is read again"
+
+    with_node(tmp_path, test)

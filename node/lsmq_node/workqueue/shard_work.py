@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -446,9 +447,12 @@ class ShardWork(ShardMachine):
     async def put_settings(self, given: Mapping[str, Any]) -> None:
         """Durable on return. They hold for what happens from then on."""
         self.check()
-        before = self.settings
-        await self.durable(self.put(Step({self.key_of(SETTINGS): encode_settings(given)})))
-        self.given = dict(given)
+        stored = partial(self._configured, dict(given))
+        await self.durable(self.put(Step({self.key_of(SETTINGS): encode_settings(given)}, stored=stored)))
+
+    def _configured(self, given: dict[str, Any]) -> None:
+        """These are stored, whoever still waits for that."""
+        before, self.given = self.settings, given
         self.ledger.settings = self.settings
         if before.turns != self.settings.turns:
             self.break_off(Unavailable("whose turn it is in the work queue was changed; it is read again", sent=False))
