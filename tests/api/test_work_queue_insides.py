@@ -16,6 +16,7 @@ import pytest
 
 from lsmq.errors import NotLeader, Unavailable
 from lsmq_node.broker import Broker, ByteBudget
+from lsmq_node.cluster.disk_thread import DiskThread
 from lsmq_node.machines import service as machine_service
 from lsmq_node.storage.segments import SegmentFiles
 from lsmq_node.workqueue import WorkService, burial
@@ -296,5 +297,34 @@ def test_settings_hold_although_whoever_set_them_went_before_they_were_stored(tm
             assert setting.cancelled()
             await comes_true(partial(_is_given, work, given), "they hold")
         assert not work.is_current, "turns are others: it is read again"
+
+    with_node(tmp_path, test)
+
+
+def test_an_acknowledgement_that_comes_again_waits_for_the_first_one(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        assert (await session.put("/v1/groups/g/work-queue", json={"topic": "t", "order": "key"})).status == 200
+        await send(session, "0", "1", "2")
+        messages = await pop(session)
+        assert await settle(session, "ack", messages[1:2]) == 200  # There is a document of the queue from here on.
+        (work,) = work_service(session).shards()
+        receipt = next(each for each in work.leaves() if each.offset == 2)
+
+        def acknowledge() -> asyncio.Task[Any]:
+            return asyncio.create_task(work.settle([receipt], work.ledger.ack))
+
+        with patch.object(DiskThread, "kick_soon"):  # Nothing is committed.
+            first = acknowledge()
+            await comes_true(lambda: work._flushing is not None, "it is in line")
+            work.ledger.line_up(0, [], [], 3, 1, work.now_ms())  # Somebody looks, and there is nothing.
+            work.after()
+            assert work._flush is not None
+            await comes_true(lambda: work._flush is None, "that has nothing to store")
+            again = acknowledge()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not (first.done() or again.done())
+        await work.barrier()
+        assert [await first, await again] == [[None], [None]]
 
     with_node(tmp_path, test)

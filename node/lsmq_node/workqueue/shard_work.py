@@ -471,7 +471,8 @@ class ShardWork(ShardMachine):
         self.check()
         try:
             self.port.check_writable(Ack.QUORUM)
-            self._flushing = future = self.put(self._step(self.ledger.take_changes()))
+            # Where there was nothing to store, what was put in line before may be on its way still.
+            self._flushing = future = self.put(self._step(self.ledger.take_changes())) or self._flushing
         except LsmqError as error:
             self.break_off(error)
             raise
