@@ -37,6 +37,10 @@ class LocalRights:
         """There is nothing newer elsewhere."""
 
     async def change(self, changes: Mapping[str, bytes | None], version: int) -> bool:
+        changing = asyncio.create_task(self._change(changes, version))
+        return await asyncio.shield(changing)  # Who asked may go away; what is stored has to be known.
+
+    async def _change(self, changes: Mapping[str, bytes | None], version: int) -> bool:
         async with self._changing:
             if version != self._version:
                 return False
@@ -54,7 +58,7 @@ class LocalRights:
                 self._store.wait(self._store.put_documents({RIGHTS + key: body for key, body in changes.items()}))
 
             try:
-                await asyncio.shield(asyncio.to_thread(put))
+                await asyncio.to_thread(put)
             except DocumentsFull as error:
                 raise TooManyRights(error.message, **error.details) from error
             self._known, self._version = known, self._version + 1
