@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from lsmq.errors import UnknownQueue
 from lsmq_node.broker import Broker, own_options
+from lsmq_node.broker.name_cleaner import NameCleaner
+from lsmq_node.cluster.disk_thread import DiskThread
+from lsmq_node.storage import StoredTopic
+from lsmq_node.storage.queue_options import QueueOptions
 from support.waiting import comes_true
 
 from .calls import Api
@@ -106,3 +113,58 @@ def test_changes_at_once_are_all_obeyed_and_the_limit_is_named(tmp_path: Path, m
         assert answer.status == 200, "options of a topic go with it"
 
     with_node(tmp_path, scenario)
+
+
+def test_a_queue_that_is_being_deleted_gets_no_options(tmp_path: Path) -> None:
+    async def scenario(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/n", json={"queues": "named"})
+        topic = await broker.topic("n")
+        await broker.queue_lists.declare(topic, "a")
+        with patch.object(DiskThread, "kick_soon"):  # Nothing is committed.
+            deleting = asyncio.create_task(broker.queue_lists.delete(topic, "a"))
+            await asyncio.sleep(0)
+            altering = asyncio.create_task(broker.own_options.alter(topic, "a", {"retention_ms": 5}))
+            for _ in range(20):
+                await asyncio.sleep(0)
+        await broker.queue_lists.declare(topic, "b")
+        await deleting
+        with pytest.raises(UnknownQueue):
+            await altering
+        await broker.queue_lists.declare(topic, "a")
+        assert broker.own_options.of(topic, "a") == QueueOptions(), "it is another one"
+
+    with_node(tmp_path, scenario)
+
+
+def test_a_queue_that_is_being_forgotten_gets_no_options(tmp_path: Path) -> None:
+    async def scenario(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/n", json={"queues": "named"})
+        topic = await broker.topic("n")
+        for name in ("a", "kept"):
+            await broker.queue_lists.declare(topic, name)
+        await broker.own_options.alter(topic, "kept", {"retention_ms": 5})
+        numbers, altering = broker.names.numbers, list[asyncio.Task[Any]]()
+
+        async def asked(*given: Any) -> list[int]:
+            found = await numbers(*given)
+            if not altering:
+                altering.append(asyncio.create_task(broker.own_options.alter(topic, "a", {"retention_ms": 5})))
+                await asyncio.wait(altering, timeout=0.2)  # It is done, or waits.
+            return found
+
+        cleaner, port = NameCleaner(broker), broker.topology.port(0)
+        with patch.object(broker.names, "numbers", asked):
+            await comes_true(lambda: _is_forgotten(cleaner, topic, broker), "it is seen to be empty, and forgotten")
+        assert port.store.names(topic.id).count == 1
+        with pytest.raises(UnknownQueue):
+            await altering[0]
+        await broker.queue_lists.declare(topic, "a")
+        assert broker.own_options.of(topic, "a") == QueueOptions(), "it is another one"
+
+    with_node(tmp_path, scenario)
+
+
+async def _is_forgotten(cleaner: NameCleaner, topic: StoredTopic, broker: Broker) -> bool:
+    port = broker.topology.port(0)
+    await cleaner._forget(port, topic, 0.01)
+    return port.store.names(topic.id).count < 2

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lsmq import runtime
 from lsmq.errors import LsmqError
 from lsmq_coordinator.parts import kept
-from lsmq_node.storage import NamesBehind, ShardStore, StoredTopic, TopicNames, topic_names
+from lsmq_node.storage import Appended, NamesBehind, ShardStore, StoredTopic, TopicNames, topic_names
 from lsmq_node.storage.columns import I64, U32
 
 from .background import Background
@@ -116,23 +116,27 @@ class NameCleaner:
         except NamesBehind:
             return
         due = _due(seen, port.store, topic, numbers, now, after_s)
-        if len(due) and (kept := kept_names(port.store, topic)):
-            due = due[~np.isin(due, await self._broker.names.numbers(topic, kept))]
         for at in range(0, len(due), _AT_ONCE):
-            while True:
-                self._broker.admission.write()
-                port.check_writable(Ack.QUORUM)
-                _begin_anew(seen, topic, names)
-                some = due[at : at + _AT_ONCE]
-                some = some[seen.since[some.astype(np.int64) - port.store.numbers(topic.id)[0]] > 0]
-                try:
-                    appended = names.forget(some)
-                except NamesBehind:
-                    await self._broker.names.current(port, topic)
-                    continue
-                break
+            some = due[at : at + _AT_ONCE]
+            async with self._broker.own_options.changing:
+                if kept := kept_names(port.store, topic):
+                    some = some[~np.isin(some, await self._broker.names.numbers(topic, kept))]
+                appended = await self._put_forgotten(port, topic, seen, some)
             if appended is not None:
                 await port.wait(appended, Ack.QUORUM)
+
+    async def _put_forgotten(self, port: ShardPort, topic: StoredTopic, seen: _Seen, due: U32) -> Appended | None:
+        """In line: those go that are empty still. Nothing is awaited between that and the return."""
+        names = port.store.names(topic.id)
+        while True:
+            self._broker.admission.write()
+            port.check_writable(Ack.QUORUM)
+            _begin_anew(seen, topic, names)
+            some = due[seen.since[due.astype(np.int64) - port.store.numbers(topic.id)[0]] > 0]
+            try:
+                return names.forget(some)
+            except NamesBehind:
+                await self._broker.names.current(port, topic)
 
     # The log of names
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lsmq.errors import TooManyQueues
-from lsmq_node.storage import ShardStore, StoredTopic, queue_options
+from lsmq_node.storage import NamesBehind, ShardStore, StoredTopic, queue_options
 from lsmq_node.storage.queue_options import MAX_QUEUE_OPTIONS, QueueOptions
 
 from .admission import Admission
-from .names import BrokerNames
+from .names import BrokerNames, unknown_queue
 from .placement import shard_of
 from .topology import Ack, ShardPort, Topology
 
@@ -23,7 +23,8 @@ class OwnOptions:
         self._topology = topology
         self._names = names
         self._admission = admission
-        self._changing = asyncio.Lock()  # who changes options has read those of before
+        #: Who changes options has read those of before; who holds it sees all, and nobody changes any.
+        self.changing = asyncio.Lock()
 
     def of(self, topic: StoredTopic, queue: int | str) -> QueueOptions:
         """What is set of a queue. Raises ``NotLeader``, ``Unavailable``."""
@@ -36,19 +37,19 @@ class OwnOptions:
 
         Raises ``UnknownQueue``, ``InvalidRequest``, ``TooManyQueues`` and what a write raises.
         """
-        async with self._changing:
+        async with self.changing:
             if isinstance(queue, str):
-                await self._names.number(topic, queue)  # Options of what is not there would stay for ever.
+                port = await self._lasting(topic, queue)  # Options of what is not there would stay for ever.
             else:
                 self._admission.queue(topic, queue)
-            port = await self._writable(topic, queue)
+                port = await self._writable(topic, queue)
             options = _known(port.store, topic, queue).altered(changes)
             await self._put(port, topic, queue, options)
         return options
 
     async def forget(self, topic: StoredTopic, queue: str) -> None:
         """Before a queue is deleted: the next one of its name has none. Durable on return; raises what a write does."""
-        async with self._changing:
+        async with self.changing:
             port = await self._writable(topic, queue)
             if _known(port.store, topic, queue) != QueueOptions():
                 await self._put(port, topic, queue, QueueOptions())
@@ -64,6 +65,18 @@ class OwnOptions:
                 limit=MAX_QUEUE_OPTIONS,
             )
         await port.wait(port.store.put_documents({key: body}), Ack.QUORUM)
+
+    async def _lasting(self, topic: StoredTopic, queue: str) -> ShardPort:
+        """The shard of a queue that is there, and is not about to go. Raises ``UnknownQueue``."""
+        while True:
+            await self._names.number(topic, queue)
+            port = await self._writable(topic, queue)
+            try:
+                if port.store.names(topic.id).lasting_numbers(queue.encode()) is None:
+                    raise unknown_queue(topic, queue)
+            except NamesBehind:
+                continue
+            return port
 
     async def _writable(self, topic: StoredTopic, queue: int | str) -> ShardPort:
         self._admission.write()

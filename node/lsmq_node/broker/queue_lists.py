@@ -107,8 +107,8 @@ class QueueLists:
 
         Raises ``UnknownQueue`` and what a write raises.
         """
-        await self._own_options.forget(topic, name)
         while True:
+            await self._own_options.forget(topic, name)  # Nothing is awaited between this and the append.
             port = await self._writable(topic, name)
             try:
                 appended, gone = port.store.names(topic.id).delete((name,))
