@@ -102,6 +102,7 @@ class Asker:
     async def barred(self) -> None:
         """Until he may not any more. Then raises ``Unauthenticated`` or ``Forbidden``; never returns."""
         while True:
+            self.check_again()  # It may be so already.
             left_s = None
             if self.expires_ms is not None:
                 left_s = max(0.0, (self.expires_ms - runtime.wall_ms()) / 1000)
@@ -110,7 +111,6 @@ class Asker:
                     await self._rights.changed()
             except TimeoutError:
                 pass
-            self.check_again()
 
     def token(self) -> str | None:
         """The bearer token of a request that is made for him elsewhere, now; None where nobody asks."""
