@@ -283,6 +283,9 @@ class PushStreams:
             self._audience.messages(link, value)
         elif kind == "late":
             self._audience.late([(queue, offset) for queue, offset in value])
+        elif kind == "leaders":
+            for shard, epoch, url in value:
+                self._router.table.learn_leader(shard, url, epoch)
         elif kind == "queues":
             self._attempts.passed((link.url,))
             self._note_gained(subtract(link.queues, value))

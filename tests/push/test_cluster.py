@@ -124,6 +124,24 @@ async def test_subscribers_go_on_when_a_leader_goes(cluster: LocalCluster, troub
     await asyncio.to_thread(cluster.wait_ready)
 
 
+async def test_who_has_come_to_a_node_that_leads_no_more_hears_who_does(cluster: LocalCluster) -> None:
+    """Nothing else would come of that stream, and routes are looked at every so often only."""
+    topic = "led-elsewhere"
+    urls = {node.id: node.url for node in cluster.plan.nodes}
+    async with Client(list(urls.values()), refresh_s=3_600) as client:
+        made = await client.create_topic(topic, queues=1)
+        (shard,) = {route.shard for route in made.routes}
+        leads = leader(cluster, shard)
+        other = next(url for id, url in urls.items() if id != leads)
+        client._router.table.learn_leader(shard, other, client._router.table.leadership(shard).epoch)
+        async with PushConsumer(client, topic, group=topic) as consumer, Producer(client, topic) as producer:
+            await producer.send_and_wait("hello")
+            assert [message.text() for message in await consumer.poll(timeout_ms=60_000)] == ["hello"]
+        async with held(other, topic, scope="node") as stream:
+            ((found, epoch, url),) = await stream.until("leaders")
+            assert (found, url) == (shard, urls[leads]) and epoch >= 1
+
+
 async def test_any_node_gives_all_queues_over_one_stream(cluster: LocalCluster) -> None:
     topic = "anywhere"
     async with Client([node.url for node in cluster.plan.nodes]) as client:

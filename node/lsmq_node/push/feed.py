@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger("lsmq.push")
 
+#: Shard, epoch, and URL where somebody is known to lead it.
+LeaderElsewhere = list[int | str | None]
+
 _FLUSH_S = 2.0
 _SHARING_PAUSE = 4  # times as long as it took to share out the queues, they are not shared out again
 
@@ -63,6 +66,7 @@ class Feed:
         self._shared_at = float("-inf")
         self._sharing_s = 0.0
         self._led: dict[int, LedPart] = {}  # by their first queue
+        self._leaders: list[LeaderElsewhere] = []  # as the streams know them
 
     # Streams
 
@@ -141,6 +145,19 @@ class Feed:
                 self._service.begin(port, make, (self, queues.first))
             if not leads.here:
                 self._end_whole(queues.shard)
+        if (leaders := self.leaders()) != self._leaders:
+            self._leaders = leaders
+            for stream in self.streams.values():
+                stream.changed()
+
+    def leaders(self) -> list[LeaderElsewhere]:
+        """Of the topic's shards that this node does not lead, who does, as far as it knows."""
+        found = []
+        for queues in numbered_ranges(self.topic, self._topology.home_shards):
+            leads = self._topology.leadership(queues.shard)
+            if not leads.here and [queues.shard, leads.epoch, leads.url] not in found:
+                found.append([queues.shard, leads.epoch, leads.url])
+        return found
 
     def began(self, led: LedPart) -> None:
         """The node leads a part, or goes on with it."""

@@ -17,7 +17,7 @@ from lsmq.errors import NotLeader, ShuttingDown, Unavailable, UnknownFetchSessio
 from lsmq_node.broker import Broker, ByteBudget, Fetched
 from lsmq_node.broker.sessions import FetchSession
 
-from .feed import Feed
+from .feed import Feed, LeaderElsewhere
 from .held import FRAME_BYTES, FRAME_MESSAGES, HeldStream, Sink, StreamCounts
 from .ledger import CreditLedger
 from .options import StreamOptions
@@ -42,6 +42,7 @@ class PushStream(HeldStream):
         self._queues_changed = True
         self._queues: NDArray[Any] = np.empty(0, np.uint32)  # what it may be sent of
         self._told: NDArray[Any] = self._queues  # what the subscriber knows to be its own
+        self._leaders_told: list[LeaderElsewhere] = []
 
     # What others say
 
@@ -88,6 +89,10 @@ class PushStream(HeldStream):
         before, self._told = self._told, self.feed.owned(self.number)
         if not np.array_equal(before, self._told):
             await self._tell("queues", _ranges(self._told))
+        # Whoever has come by what he knew of leaders hears that these are others: it may be all that is sent to him.
+        if not self.options.whole and (leaders := self.feed.leaders()) != self._leaders_told:
+            self._leaders_told = leaders
+            await self._tell("leaders", leaders)
 
     async def _send_messages(self, session: FetchSession) -> None:
         """Send what there is and what comes, until something else is to be done first."""
