@@ -8,7 +8,7 @@ thread (creating and deleting topics). Appending only touches memory and happens
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -44,6 +44,7 @@ from .catalog import stays_on_shards
 from .fetched import Fetched
 from .forwarding import Forwarder
 from .letter_targets import check_moving
+from .loop_work import in_turns, to_its_end
 from .name_admission import NameAdmission
 from .own_options import OwnOptions
 from .pacing import LimitPace
@@ -60,18 +61,7 @@ from .waiters import SHARED_WAITERS, WaiterTable
 #: A smaller payload is decompressed within a millisecond.
 _LARGE_PAYLOAD_BYTES = 512 * 1024
 
-#: Queues whose offsets are looked up in a few milliseconds.
-_QUEUES_A_TURN = 50_000
-
 Result = TypeVar("Result")
-
-
-async def _in_turns(places: NDArray[np.int64]) -> AsyncIterator[NDArray[np.int64]]:
-    """In pieces: the others on the loop have a turn between two."""
-    for begin in range(0, len(places), _QUEUES_A_TURN):
-        if begin:
-            await asyncio.sleep(0)
-        yield places[begin : begin + _QUEUES_A_TURN]
 
 
 async def _all(waits: Sequence[asyncio.Future[None] | None]) -> None:
@@ -172,6 +162,7 @@ class Broker:
         """Raises ``UnknownTopic``."""
         return await self.topology.topics.by_id(topic_id)
 
+    @to_its_end
     async def create_topic(
         self, name: str, queues: int, options: TopicOptions, by: Maker = NOBODY
     ) -> tuple[StoredTopic, bool]:
@@ -197,6 +188,7 @@ class Broker:
             self.topic_shares.made(by.address, topic)
         return topic, is_new
 
+    @to_its_end
     async def grow_topic(self, name: str, queues: int) -> StoredTopic:
         """Give the topic more queues, durably. Raises ``UnknownTopic``, ``TooManyQueues``, ``InvalidRequest``."""
         self.admission.write()
@@ -219,6 +211,7 @@ class Broker:
             others = [each for each in known if each.id != topic.id]
             self.allowances.grow_topic(topic.options.made_by, queues, others)
 
+    @to_its_end
     async def spread_topic(self, name: str, keys: KeysAtSpread = KeysAtSpread.STAY) -> StoredTopic:
         """Give the topic queues on shards that came after it, durably. Raises as :meth:`grow_topic`."""
         self.admission.write()
@@ -244,6 +237,7 @@ class Broker:
 
         return await self.topology.topics.alter(name, changes, check)
 
+    @to_its_end
     async def delete_topic(self, name: str) -> None:
         """Delete the topic and its messages. Who waits for it is told. Raises ``UnknownTopic``."""
         self.admission.write()
@@ -520,7 +514,7 @@ class Broker:
         parts = split_by_shard(queues, topic, self.topology.home_shards)
         ports = await self.reads.ports(topic, [shard for shard, _ in parts], source)
         for port, (_, places) in zip(ports, parts, strict=True):
-            async for piece in _in_turns(places):
+            async for piece in in_turns(places):
                 if port.store.has_topic(topic.id, int(queues[piece].max())):
                     earliest[piece] = port.store.earliest_offsets(topic.id, queues[piece])
                     latest[piece] = port.store.latest_offsets(topic.id, queues[piece])
@@ -592,7 +586,7 @@ class Broker:
         parts = split_by_shard(queues, topic, self.topology.home_shards)
         ports = await self.reads.ports(topic, [shard for shard, _ in parts])
         for port, (_, places) in zip(ports, parts, strict=True):
-            async for piece in _in_turns(places):
+            async for piece in in_turns(places):
                 offsets[piece] = port.store.committed_offsets(group, topic.id, queues[piece])
             port.check_readable()
         present = offsets >= 0
