@@ -11,6 +11,7 @@ from lsmq_node.storage import NamesBehind, ShardStore, StoredTopic, queue_option
 from lsmq_node.storage.queue_options import MAX_QUEUE_OPTIONS, QueueOptions
 
 from .admission import Admission
+from .loop_work import to_its_end
 from .names import BrokerNames, unknown_queue
 from .placement import shard_of
 from .topology import Ack, ShardPort, Topology
@@ -32,6 +33,7 @@ class OwnOptions:
         port.check_readable()
         return _known(port.store, topic, queue)
 
+    @to_its_end  # Until it is stored nobody else may read what there was before.
     async def alter(self, topic: StoredTopic, queue: int | str, changes: Mapping[str, Any]) -> QueueOptions:
         """Change some; None has one follow the topic again. Durable on return.
 
