@@ -15,12 +15,14 @@ import numpy as np
 import pytest
 
 from lsmq.errors import NotLeader, Unavailable
+from lsmq.filters import MessageFilter
 from lsmq_node.broker import Broker, ByteBudget
 from lsmq_node.cluster.disk_thread import DiskThread
 from lsmq_node.machines import service as machine_service
 from lsmq_node.storage.segments import SegmentFiles
 from lsmq_node.workqueue import WorkService, burial
 from lsmq_node.workqueue.burial import DeadLetterMover
+from lsmq_node.workqueue.picks import Picks
 from lsmq_node.workqueue.queue_turns import QueueTurns
 from lsmq_node.workqueue.receipts import DeliveryReceipt
 from lsmq_node.workqueue.shard_work import ShardWork, WorkDelivery
@@ -326,5 +328,73 @@ def test_an_acknowledgement_that_comes_again_waits_for_the_first_one(tmp_path: P
             assert not (first.done() or again.done())
         await work.barrier()
         assert [await first, await again] == [[None], [None]]
+
+    with_node(tmp_path, test)
+
+
+@pytest.mark.parametrize("how", ["fails", "is_cancelled"])
+def test_what_a_pop_has_taken_and_cannot_answer_comes_again_at_once(tmp_path: Path, how: str) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        await session.put("/v1/topics/n", json={"queues": "named"})
+        messages = [{"queue": "a", "body": "x"}]
+        assert (await session.post("/v1/topics/n/messages", json={"messages": messages})).status == 200
+        asked = asyncio.Event()
+
+        async def names_of(*given: Any) -> Any:
+            asked.set()
+            if how == "fails":
+                raise Unavailable("names cannot be read now")
+            await asyncio.Event().wait()
+
+        with patch.object(broker.names, "names_of", names_of):
+            popping = asyncio.create_task(session.post("/v1/groups/g/pop", json={"topic": "n"}))
+            await asked.wait()
+            if how == "is_cancelled":
+                popping.cancel()
+                await asyncio.wait([popping])
+            else:
+                assert (await popping).status == 503
+            (work,) = work_service(session).shards()
+            await comes_true(lambda: not work.figures()["in_flight"], "nobody has it")
+        answer = await session.post("/v1/groups/g/pop", json={"topic": "n"})
+        (message,) = (await answer.json())["messages"]
+        assert (message["body"], message["deliveries"]) == ("x", 1), "the first one does not count"
+
+    with_node(tmp_path, test)
+
+
+@pytest.mark.parametrize("looks_for", ["the next shard", "more that a filter picks"])
+def test_what_a_pop_has_taken_when_it_is_cancelled_comes_again_at_once(tmp_path: Path, looks_for: str) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        service, works = work_service(session), list[ShardWork]()
+        wanted = None if looks_for == "the next shard" else MessageFilter.of("a", None, None)
+        for name in ("t", "u"):  # Shards are to a pop what topics of one shard are.
+            await session.put(f"/v1/topics/{name}", json={"queues": 1})
+            document = {"messages": [{"queue": 0, "body": name, "tag": "a"}]}
+            assert (await session.post(f"/v1/topics/{name}/messages", json=document)).status == 200
+            works.append(await service.work("g", await broker.topic(name), 0))
+        some = works[:1] if wanted else works
+        where = Picks if wanted else ShardWork
+        take, taken = where._take_once, list[list[WorkDelivery]]()
+
+        async def takes(self: Any, *given: Any) -> Any:
+            if taken:
+                await asyncio.Event().wait()
+            found: Any = await take(self, *given)
+            await send(session, "more")
+            taken.append(found if wanted else found[0])
+            return found
+
+        service._turn = 1
+        with patch.object(where, "_take_once", takes), ByteBudget(100_000).hold() as hold:
+            popping = asyncio.create_task(service._take(some, 10, 1000, None, wanted, lambda: False, hold))
+            await comes_true(lambda: bool(taken), "it has some")
+            for _ in range(20):
+                await asyncio.sleep(0)
+            popping.cancel()
+            await asyncio.wait([popping])
+            assert popping.cancelled() and len(taken[0]) == 1
+        (first,) = await works[0].take(1, 1000, 1000, lambda: False)
+        assert (first.record.body, first.receipt.count) == (b"t", 1)
 
     with_node(tmp_path, test)

@@ -86,6 +86,14 @@ async def pop_messages(call: Call) -> web.StreamResponse:
         gone=lambda: request.transport is None or request.transport.is_closing(),
         hold=call.hold,
     )
+    try:
+        return await _popped(call, topic, group, found)
+    except BaseException:
+        service.take_back(group, topic, found)
+        raise
+
+
+async def _popped(call: Call, topic: StoredTopic, group: str, found: list[WorkDelivery]) -> web.StreamResponse:
     names: Mapping[int, str] = {}
     if topic.named:
         # A delivery of a queue that was deleted meanwhile has no message any more.
@@ -96,7 +104,7 @@ async def pop_messages(call: Call) -> web.StreamResponse:
             if delivery.record.queue in named and delivery.record.offset >= named[delivery.record.queue].earliest
         ]
         names = {queue: each.name for queue, each in named.items()}
-    form, owner = answer_format(request), group_hash(group)
+    form, owner = answer_format(call.request), group_hash(group)
     size = sum(delivery.record.size_bytes for delivery in found)
     call.hold.resize_made(RENDERED_TIMES * size)
 

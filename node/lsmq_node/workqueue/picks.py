@@ -177,6 +177,9 @@ class Picks:
                 if not delivered:
                     raise
                 break
+            except BaseException:  # Who waits for it is gone.
+                work.take_back(delivered)
+                raise
         if work.is_current:
             work.after()
         return delivered

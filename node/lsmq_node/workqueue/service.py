@@ -183,6 +183,9 @@ class WorkService(MachineService[ShardWork]):
                 if not found:
                     raise
                 break  # What was taken is hidden from others: it is answered.
+            except BaseException:  # Who waits for it is gone.
+                self.take_back(works[0].group, works[0].topic, found)
+                raise
             finally:
                 hold.resize_made(size_bytes)
             found += taken
@@ -194,6 +197,12 @@ class WorkService(MachineService[ShardWork]):
             count_messages(len(found))
             self.broker.reads.flow.add(works[0].topic.name, len(found), size_bytes)
         return found
+
+    def take_back(self, group: str, topic: StoredTopic, deliveries: Sequence[WorkDelivery]) -> None:
+        """What a pop has taken, and cannot be answered: it comes again at once, and the delivery does not count."""
+        for shard in {delivery.shard for delivery in deliveries}:
+            if (work := self.find(shard, (group, topic.id))) is not None:
+                work.take_back([delivery for delivery in deliveries if delivery.shard == shard])
 
     async def _wait(self, works: Sequence[ShardWork], wanted: MessageFilter | None, deadline: float) -> None:
         """Until one of them has something, or ``deadline``. Raises ``Unavailable`` at the limit of held polls."""

@@ -415,6 +415,13 @@ class ShardWork(ShardMachine):
             if receipt is not None
         ]
 
+    def take_back(self, deliveries: Sequence[WorkDelivery]) -> None:
+        """Nobody has got them: as if they had not been delivered."""
+        if self.is_current:
+            for delivery in deliveries:
+                self.ledger.release(delivery.receipt, self.now_ms())
+            self.after()
+
     def _hand_out(
         self, queue: int, fresh: Fresh, room: int, now: int, visibility_ms: int
     ) -> Sequence[DeliveryReceipt | None]:
