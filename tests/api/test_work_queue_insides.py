@@ -20,10 +20,11 @@ from lsmq_node.broker import Broker, ByteBudget
 from lsmq_node.cluster.disk_thread import DiskThread
 from lsmq_node.machines import service as machine_service
 from lsmq_node.storage.segments import SegmentFiles
-from lsmq_node.workqueue import WorkService, burial
+from lsmq_node.workqueue import WorkService, burial, picks, shard_work
 from lsmq_node.workqueue.burial import DeadLetterMover
 from lsmq_node.workqueue.picks import Picks
 from lsmq_node.workqueue.queue_turns import QueueTurns
+from lsmq_node.workqueue.reading import Found, read_again
 from lsmq_node.workqueue.receipts import DeliveryReceipt
 from lsmq_node.workqueue.shard_work import ShardWork, WorkDelivery
 from lsmq_node.workqueue.window import Window
@@ -396,5 +397,26 @@ def test_what_a_pop_has_taken_when_it_is_cancelled_comes_again_at_once(tmp_path:
             assert popping.cancelled() and len(taken[0]) == 1
         (first,) = await works[0].take(1, 1000, 1000, lambda: False)
         assert (first.record.body, first.receipt.count) == (b"t", 1)
+
+    with_node(tmp_path, test)
+
+
+def test_what_cannot_be_read_for_damage_comes_again_also_where_only_filters_pop(tmp_path: Path) -> None:
+    damaged = list[tuple[int, int]]()
+
+    def reads(store: Any, topic_id: int, places: Sequence[tuple[int, int]], max_bytes: int, found: Found) -> None:
+        if damaged:
+            read_again(store, topic_id, places, max_bytes, found)
+        else:
+            damaged.extend(places)
+            found.damaged.update(places)
+
+    async def test(session: Session, broker: Broker) -> None:
+        await session.post("/v1/topics/t/messages", json={"messages": [{"queue": 0, "body": "x", "tag": "a"}]})
+        assert await settle(session, "nack", await pop(session, tag="a"), delay_ms=0) == 200
+        with patch.object(picks, "read_again", reads), patch.object(shard_work, "_DAMAGED_S", 0.05):
+            assert await pop(session, tag="a") == [] and damaged
+            (message,) = await pop(session, tag="a", wait_ms=2_000)
+        assert message["body"] == "x"
 
     with_node(tmp_path, test)

@@ -235,7 +235,7 @@ class Picks:
             record = found.again.get(place)
             if place in found.gone and work.ledger.take(task):
                 work.ledger.gone([task], now)
-            elif place in found.damaged:
+            elif place in found.damaged and work.ledger.take(task):
                 work.damaged([task])
             elif record is None:
                 left.append(task)
