@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
-from lsmq.errors import UnknownMember
+from lsmq.errors import LsmqError, Unavailable, UnknownMember
 from lsmq_node.broker import Broker
 from lsmq_node.groups.coordinator import ShardGroups
 from lsmq_node.groups.group import Beat
 from lsmq_node.machines import Step
+from lsmq_node.storage.segments import SegmentFiles
 from support.waiting import PATIENCE_S
 
 from .in_process import Session, node_of, with_node
@@ -70,5 +72,26 @@ def test_whoever_waits_for_a_plan_of_a_group_hears_that_it_was_deleted(tmp_path:
             for beat in (first, second):
                 with pytest.raises(UnknownMember):
                     await beat
+
+    with_node(tmp_path, test)
+
+
+def test_offsets_that_could_not_be_dropped_are_not_said_to_be_although_the_fence_is(tmp_path: Path) -> None:
+    no_descriptor = OSError(errno.EMFILE, "too many open files")
+
+    async def test(session: Session, broker: Broker) -> None:
+        await session.post("/v1/topics/t/messages", json={"messages": [{"queue": 0, "body": "x"}] * 2})
+        await commit(session, "g", 1)
+        shard = await groups_of(session)
+
+        def also() -> None:  # Meanwhile the disk's thread drops all that is in line.
+            with patch.object(SegmentFiles, "prepare", side_effect=no_descriptor), pytest.raises(LsmqError):
+                shard.store.commit()
+
+        with pytest.raises(Unavailable):
+            await shard.unfence("g", also)
+        assert await committed(session, "g") == [1]
+        assert (await session.delete("/v1/groups/g/offsets?shard=0")).status == 204
+        assert await committed(session, "g") == []
 
     with_node(tmp_path, test)

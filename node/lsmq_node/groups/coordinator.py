@@ -345,6 +345,7 @@ class ShardGroups(ShardMachine):
         self._committing.discard(group)
         self._drop_made(group)
         await self.durable(self.put(Step({FENCE_PREFIX + group: None}, appended=partial(self.fences.pop, group, None))))
+        self.check()  # What was put in line first may have been dropped before the rest was.
 
 
 def _no_group(name: str, member: str) -> UnknownMember:
