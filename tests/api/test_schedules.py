@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.broker import Broker
 from lsmq_node.schedules import Schedule, shard_schedules
+from lsmq_node.schedules.shard_schedules import ShardSchedules
 from lsmq_node.storage import ShardStore
+from support.waiting import comes_true
 
 from .calls import Api
 from .in_process import SMALL, Session, node_of, with_node
@@ -175,3 +179,36 @@ def test_a_schedule_has_these_bytes() -> None:
     assert schedule.encode() == packed
     assert Schedule.decode("schedule/3/nightly", packed) == schedule
     assert replace(schedule, created_ms=5).producer_id != schedule.producer_id
+
+
+def test_a_schedule_that_is_moved_to_another_shard_is_there_although_who_moved_it_is_gone(tmp_path: Path) -> None:
+    forget = ShardSchedules.forget
+
+    async def check(client: Session, broker: Broker) -> None:
+        await broker.topology.grow_shards(2)
+        assert (await client.put("/v1/topics/two", json={"queues": 2})).status == 201
+        topic = await broker.topic("two")
+        assert broker.shard_of(topic, 0) != broker.shard_of(topic, 1)
+        document = {**DAILY, "message": {"body": "x", "queue": 0}}
+        assert (await client.put(path("two", "s"), json=document)).status == 201
+        schedules, forgotten = node_of(client).schedules, asyncio.Event()
+        moved = replace(await schedules.get(topic, "s"), queue=1)
+
+        async def forgets(self: ShardSchedules, *given: Any) -> None:
+            await forget(self, *given)
+            forgotten.set()
+            await asyncio.sleep(0)
+
+        with patch.object(ShardSchedules, "forget", forgets):
+            moving = asyncio.create_task(schedules.put(topic, moved))
+            await forgotten.wait()
+            moving.cancel()
+            await asyncio.wait([moving])
+        assert moving.cancelled()
+
+        async def is_there() -> bool:
+            return [each.queue for each in await schedules.some(topic, "", 10)] == [1]
+
+        await comes_true(is_there, "it is kept in the other shard")
+
+    with_node(tmp_path, check)

@@ -8,6 +8,7 @@ from typing import Any
 
 from lsmq.errors import InvalidRequest, UnknownSchedule
 from lsmq_node.broker import Broker, LeaderCalls, Maker
+from lsmq_node.broker.loop_work import to_its_end
 from lsmq_node.machines import MachineService
 from lsmq_node.storage import StoredTopic
 
@@ -30,6 +31,7 @@ class ScheduleService(MachineService[ShardSchedules]):
     def _shards_of(self, topic: StoredTopic) -> list[int]:
         return sorted({part.shard for part in self.broker.ranges(topic)})
 
+    @to_its_end  # Else it might be deleted in one shard, and kept in none.
     async def put(self, topic: StoredTopic, schedule: Schedule) -> bool:
         """Make it, or put it in place of the topic's schedule of its name; whether there was one. Durable on return.
         Counted for whoever asks, where that is new in its shard.
