@@ -87,7 +87,9 @@ async def pop_messages(call: Call) -> web.StreamResponse:
         hold=call.hold,
     )
     try:
-        return await _popped(call, topic, group, found)
+        popped = await _popped(call, topic, group, found)
+        call.asker.check_again()  # Who may not any more is not given it.
+        return popped
     except BaseException:
         service.take_back(group, topic, found)
         raise
