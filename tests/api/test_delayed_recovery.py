@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 from pathlib import Path
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 
+from lsmq.errors import TimedOut
 from lsmq.record_batch import LAST_DUE_MS, BatchBuilder, RecordBatch
 from lsmq_node.broker import Broker
+from lsmq_node.cluster.disk_thread import DiskThread
+from lsmq_node.cluster.single import LocalShard
+from lsmq_node.delayed import DelayedId
 from lsmq_node.delayed.deliveries import batches, topics_of
 from lsmq_node.storage import HAND, Hand, ShardStore
 from lsmq_node.storage.delayed import BEGIN, DUE
 from lsmq_node.storage.sorted_records import SortedRecords
+from support.waiting import comes_true
 
-from .in_process import SMALL, Session, with_node
+from .in_process import SMALL, Session, node_of, with_node
 
 MESSAGES = 30
 
@@ -62,5 +71,35 @@ def test_what_was_about_to_be_delivered_comes_once(tmp_path: Path, stored_batche
                 continue
             found = [int(each["body"]) for each in (await answer.json())["messages"]]
             assert found == list(range(at, MESSAGES, 3))
+
+    with_node(tmp_path, check)
+
+
+def test_a_message_put_at_another_time_comes_once_though_that_took_too_long_and_nobody_waits(tmp_path: Path) -> None:
+    async def check(client: Session, broker: Broker) -> None:
+        port, machine = broker.topology.port(0), await node_of(client).delayed.shard(0)
+        assert isinstance(port, LocalShard)
+        document = {"messages": [{"queue": 0, "body": "x", "delay_ms": 500}]}
+        answer = await client.post("/v1/topics/t/messages", json=document)
+        (sent,) = (await answer.json())["results"]
+        place, topic = DelayedId.parse(sent["id"], 1).place, await broker.topic("t")
+        with patch.object(DiskThread, "kick_soon"):  # Nothing is committed.
+            moving = asyncio.create_task(machine.reschedule(place, topic.id, 1_500))
+            await comes_true(lambda: place in machine._cancelled, "it is in line")
+            moving.cancel()
+            await asyncio.wait([moving])
+            port._writes.expire(math.inf, lambda: TimedOut("not enough replicas have it yet"))
+            await comes_true(
+                lambda: not machine.is_current or machine.hand.to >= place, "it is due, or to be looked at"
+            )
+        delayed, moved = node_of(client).delayed, place[0] + 1_000
+
+        async def has_come() -> bool:
+            await broker.own_options.alter(topic, 1, {"retention_messages": 5})  # All that is in line is committed.
+            return any(shard.hand.to[0] >= moved for shard in delayed.shards())
+
+        await comes_true(has_come, "it has come")
+        await (await delayed.shard(0)).barrier()
+        assert (await broker.offsets(topic, np.array((0,))))[1].tolist() == [1], "once"
 
     with_node(tmp_path, check)

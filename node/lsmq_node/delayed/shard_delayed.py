@@ -393,6 +393,8 @@ class ShardDelayed(ShardMachine):
         self._cancelled.add(place)
 
         def committed(done: asyncio.Future[None]) -> None:
+            if not done.cancelled() and isinstance(error := done.exception(), LsmqError):
+                self.break_off(error)  # It may be stored all the same, whoever still waits for that.
             self._cancellations.append((self._reads, place))
             self._forget_cancelled()
 
