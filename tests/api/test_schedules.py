@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 
+from lsmq.errors import Unavailable
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.broker import Broker
 from lsmq_node.schedules import Schedule, shard_schedules
@@ -181,8 +182,30 @@ def test_a_schedule_has_these_bytes() -> None:
     assert replace(schedule, created_ms=5).producer_id != schedule.producer_id
 
 
+def test_a_schedule_that_cannot_be_moved_to_another_shard_stays_and_one_that_was_moved_is_gone_there(
+    tmp_path: Path,
+) -> None:
+    async def check(client: Session, broker: Broker) -> None:
+        await broker.topology.grow_shards(2)
+        assert (await client.put("/v1/topics/two", json={"queues": 2})).status == 201
+        topic, schedules = await broker.topic("two"), node_of(client).schedules
+        document = {**DAILY, "message": {"body": "x", "queue": 0}}
+        assert (await client.put(path("two", "s"), json=document)).status == 201
+        moved = replace(await schedules.get(topic, "s"), queue=1)
+        with (
+            patch.object(ShardSchedules, "keep", side_effect=Unavailable("not now")),
+            pytest.raises(Unavailable, match="not now"),
+        ):
+            await schedules.put(topic, moved)
+        assert [each.queue for each in await schedules.some(topic, "", 10)] == [0]
+        assert await schedules.put(topic, moved)
+        assert [each.queue for each in await schedules.some(topic, "", 10)] == [1]
+
+    with_node(tmp_path, check)
+
+
 def test_a_schedule_that_is_moved_to_another_shard_is_there_although_who_moved_it_is_gone(tmp_path: Path) -> None:
-    forget = ShardSchedules.forget
+    keep = ShardSchedules.keep
 
     async def check(client: Session, broker: Broker) -> None:
         await broker.topology.grow_shards(2)
@@ -191,17 +214,18 @@ def test_a_schedule_that_is_moved_to_another_shard_is_there_although_who_moved_i
         assert broker.shard_of(topic, 0) != broker.shard_of(topic, 1)
         document = {**DAILY, "message": {"body": "x", "queue": 0}}
         assert (await client.put(path("two", "s"), json=document)).status == 201
-        schedules, forgotten = node_of(client).schedules, asyncio.Event()
+        schedules, kept = node_of(client).schedules, asyncio.Event()
         moved = replace(await schedules.get(topic, "s"), queue=1)
 
-        async def forgets(self: ShardSchedules, *given: Any) -> None:
-            await forget(self, *given)
-            forgotten.set()
+        async def keeps(self: ShardSchedules, *given: Any) -> bool:
+            known = await keep(self, *given)
+            kept.set()
             await asyncio.sleep(0)
+            return known
 
-        with patch.object(ShardSchedules, "forget", forgets):
+        with patch.object(ShardSchedules, "keep", keeps):
             moving = asyncio.create_task(schedules.put(topic, moved))
-            await forgotten.wait()
+            await kept.wait()
             moving.cancel()
             await asyncio.wait([moving])
         assert moving.cancelled()
@@ -209,6 +233,6 @@ def test_a_schedule_that_is_moved_to_another_shard_is_there_although_who_moved_i
         async def is_there() -> bool:
             return [each.queue for each in await schedules.some(topic, "", 10)] == [1]
 
-        await comes_true(is_there, "it is kept in the other shard")
+        await comes_true(is_there, "it is in the other shard alone")
 
     with_node(tmp_path, check)

@@ -31,16 +31,19 @@ class ScheduleService(MachineService[ShardSchedules]):
     def _shards_of(self, topic: StoredTopic) -> list[int]:
         return sorted({part.shard for part in self.broker.ranges(topic)})
 
-    @to_its_end  # Else it might be deleted in one shard, and kept in none.
+    @to_its_end  # Else it might be kept in two shards.
     async def put(self, topic: StoredTopic, schedule: Schedule) -> bool:
         """Make it, or put it in place of the topic's schedule of its name; whether there was one. Durable on return.
         Counted for whoever asks, where that is new in its shard.
 
-        Where its queue is in another shard than before, it is deleted there first.
+        Where its queue is in another shard than before, it is deleted there afterwards. If that is not possible it
+        comes from both, until it is put once more.
         """
         self.broker.admission.write()
         own = self._shard_of(topic, schedule.queue)
-        known = False
+        who = Maker.asking()
+        kept = {"do": "keep", "schedule": astuple(schedule), "maker": who.principal, "address": who.address}
+        known = bool((await self._leaders.ask(own, kept))["known"])
         for shard in self._shards_of(topic):
             if shard != own:
                 try:
@@ -48,10 +51,7 @@ class ScheduleService(MachineService[ShardSchedules]):
                     known = True
                 except UnknownSchedule:
                     pass
-        who = Maker.asking()
-        kept = {"do": "keep", "schedule": astuple(schedule), "maker": who.principal, "address": who.address}
-        answer = await self._leaders.ask(own, kept)
-        return known or bool(answer["known"])
+        return known
 
     def _shard_of(self, topic: StoredTopic, queue: int | str) -> int:
         return (
