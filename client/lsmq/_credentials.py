@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypedDict
 
@@ -56,14 +56,15 @@ class Credentials:
             self._token = _checked(self._source().strip(), "token")
         return {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
 
-    def renewed(self) -> bool:
-        """Whether the file has another token by now, which counts from here on. Raises ``InvalidRequest``.
+    def renewed(self, shown: Mapping[str, str]) -> bool:
+        """Whether the file has another token by now than was ``shown``, by a request that may not have been the only
+        one under way; it counts from here on. Raises ``InvalidRequest``.
 
         What a function gave was the newest."""
         if self._file is None:
             return False
-        former, self._token = self._token, _read(self._file)
-        return self._token != former
+        self._token = _read(self._file)
+        return self.headers() != shown
 
 
 def _read(file: Path) -> str:

@@ -149,7 +149,8 @@ class Transport:
         session = self._open_session()
         timeout_s = max(await self._rests.wait(_node(url), timeout_s), LEAST_ATTEMPT_S)
         # Who knows the leaders wants to hear that routes have changed, and not to have requests passed on for ever.
-        headers = {"Accept": accept, FORWARD_HEADER: "refuse", **self._credentials.headers()}
+        shown = self._credentials.headers()
+        headers = {"Accept": accept, FORWARD_HEADER: "refuse", **shown}
         if trace is not None:
             headers.update(trace)
         if topic_id is not None:
@@ -178,7 +179,7 @@ class Transport:
                         limit_bytes=MAX_ANSWER_BYTES,
                     )
                 answered = await response.read()
-                if response.status == 401 and self._credentials.renewed():
+                if response.status == 401 and self._credentials.renewed(shown):
                     return await self.request(
                         method,
                         url,
@@ -225,14 +226,14 @@ class Transport:
 
         Raises ``ConnectionFailed`` or ``TimedOut``; what the node has against it, it says in a frame.
         """
-        session = self._open_session()
+        session, shown = self._open_session(), self._credentials.headers()
         try:
             async with asyncio.timeout(timeout_s):
                 return await session.ws_connect(
                     url,
                     params=params,
                     protocols=(protocol,),
-                    headers={TOPIC_ID_HEADER: str(topic_id), **self._credentials.headers()},
+                    headers={TOPIC_ID_HEADER: str(topic_id), **shown},
                     autoping=False,
                     max_msg_size=MAX_ANSWER_BYTES,
                     ssl=self._context(url),
@@ -240,7 +241,7 @@ class Transport:
         except aiohttp.InvalidURL as error:
             raise LsmqError(f"{url!r} is not a URL of a node; it looks like http://host:7600") from error
         except aiohttp.WSServerHandshakeError as error:
-            if error.status in _REFUSED and not self._credentials.renewed():
+            if error.status in _REFUSED and not self._credentials.renewed(shown):
                 raise _REFUSED[error.status](f"{url} answered {error.status}, and opened no WebSocket") from error
             raise Unavailable(f"{url} answered {error.status}, and opened no WebSocket", status=error.status) from error
         except TimeoutError as error:

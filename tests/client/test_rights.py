@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lsmq import GrantedRole, InvalidRequest, Right, Unauthenticated, UnknownPrincipal, sync
+from lsmq import Client, GrantedRole, InvalidRequest, Right, Rights, Unauthenticated, UnknownPrincipal, sync
 from support.node_process import NodeProcess
 from support.python_process import run_python
 from support.waiting import eventually
@@ -146,6 +147,22 @@ def test_a_token_that_was_exchanged_in_its_file_is_found(node: NodeProcess, tmp_
             rights.revoke_tokens("own")
         secret = rights.create_token("own", ttl_ms=60_000)
         assert secret.token not in repr(secret)
+
+
+async def test_all_who_showed_a_token_that_was_exchanged_in_its_file_show_the_new_one(
+    node: NodeProcess, tmp_path: Path
+) -> None:
+    """Of several requests that are under way the first one reads the file; the others were refused no less."""
+    file = tmp_path / "token"
+    async with Client(node.url, token_file=node.data / "admin.token") as client:
+        rights = Rights(client)
+        _write(file, (await rights.create_token("many", roles=[GrantedRole("tenant", "many.")])).token)
+        async with Client(node.url, token_file=file) as many:
+            await many.create_topic("many.topic", queues=1)
+            for _ in range(2):
+                _write(file, (await rights.rotate_token("many", overlap_ms=0)).token)
+                found = await asyncio.gather(*(many.topic("many.topic") for _ in range(8)))
+                assert {topic.name for topic in found} == {"many.topic"}
 
 
 def test_a_file_that_is_no_token_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
