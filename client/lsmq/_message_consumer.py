@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable, Sized
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Coroutine, Sized
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lsmq._handler_lanes import HandlerRun, MessageHandler, MessageSource, Order
 from lsmq._lifecycle import Iterated, Starting
 from lsmq._retries import Deadline
 from lsmq._wire_values import check_max_messages
 from lsmq._work_in_progress import WorkInProgress
+from lsmq.background_tasks import unless
 from lsmq.errors import ClientClosed, InvalidRequest
 from lsmq.record_batch import Message
 
@@ -31,6 +32,7 @@ class MessageConsumer(Starting, Iterated[Message]):
         self._in_progress = in_progress
         self._look = look
         self._started = self._closed = False
+        self._shut = asyncio.Event()  # when it is closed
         self._handling: HandlerRun | None = None
         self._run_ended = asyncio.Event()
         self._run_ended.set()
@@ -39,6 +41,13 @@ class MessageConsumer(Starting, Iterated[Message]):
     def _check_open(self) -> None:
         if self._closed:
             raise ClientClosed("this consumer is closed; make a new one")
+
+    async def _unless_closed(self, starting: Coroutine[Any, Any, None]) -> None:
+        """Start so. Where it is closed meanwhile that is off, nothing of it is left, and ``ClientClosed`` is raised."""
+        await unless(self._shut, starting)
+        if self._closed:
+            await self._finish()  # What whoever closes it found nothing of.
+            self._check_open()
 
     # Reading
 
@@ -112,7 +121,12 @@ class MessageConsumer(Starting, Iterated[Message]):
             cancel=cancel,
         )
         self._read_on()
-        await self.start()
+        try:
+            await self.start()
+        except ClientClosed:
+            if self._closed:
+                return
+            raise
         self._handling = handling
         self._run_ended.clear()
         try:
@@ -133,6 +147,7 @@ class MessageConsumer(Starting, Iterated[Message]):
         """A handler closes the consumer: the rest is done when the handlers have returned."""
         assert self._handling is not None
         self._closed = self._handling.closed_inside = True
+        self._shut.set()
         self._handling.stop()
 
     @abstractmethod

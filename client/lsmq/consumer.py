@@ -178,16 +178,18 @@ class Consumer(MessageConsumer):
         if self._started:
             return
         if self._membership is not None:
-            await self._membership.join()
+            await self._unless_closed(self._membership.join())
         else:
-            await self._reader.persist(
-                lambda: start_alone(
-                    self._reader,
-                    self._topics,
-                    self._chosen_queues,
-                    self._start,
-                    group=self._group,
-                    uncommitted=self._uncommitted,
+            await self._unless_closed(
+                self._reader.persist(
+                    lambda: start_alone(
+                        self._reader,
+                        self._topics,
+                        self._chosen_queues,
+                        self._start,
+                        group=self._group,
+                        uncommitted=self._uncommitted,
+                    )
                 )
             )
         self._started = True
@@ -199,6 +201,7 @@ class Consumer(MessageConsumer):
         ends, unless told to ``leave``.
         """
         self._closed = True
+        self._shut.set()
         self._leave = self._leave if leave is None else leave
         self._read_in_progress.put_down()
         self._reader.buffer.wake()

@@ -99,10 +99,14 @@ class PushConsumer(MessageConsumer):
         """Open the streams. Entering ``async with`` or the first read does it. Raises ``UnknownTopic``."""
         self._check_open()
         if self._streams is None:
-            topic = await self._client._router.known(self._topic, Deadline(self._deadline_ms))
+            await self._unless_closed(self._open())
+            self._started = True
+
+    async def _open(self) -> None:
+        topic = await self._client._router.known(self._topic, Deadline(self._deadline_ms))
+        if self._streams is None:
             self._streams = PushStreams(self._client, topic, self._group, self._params, self._buffer, self._deadline_ms)
             self._background.begin(self._streams.run(), f"lsmq push {self._topic}", lasting=True)
-            self._started = True
 
     def _broke(self, error: Exception) -> None:
         self._buffer.fail(as_lsmq_error(error, f"the push consumer of topic {self._topic!r}"))
@@ -110,6 +114,7 @@ class PushConsumer(MessageConsumer):
     async def close(self) -> None:
         """Take no more. What handlers have in their hands is finished; what was acknowledged is durable on return."""
         self._closed = self._buffer.closed = True
+        self._shut.set()
         self._buffer.wake()
         if self._handling is not None:
             if self._handling.is_inside():

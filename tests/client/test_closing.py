@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import pytest
 
-from lsmq import Client, Consumer, Message, Producer, PushConsumer, Task, TransactionalProducer, WorkQueue, sync
+from lsmq import (
+    Client,
+    ConnectionFailed,
+    Consumer,
+    Message,
+    Producer,
+    PushConsumer,
+    Task,
+    Topic,
+    TransactionalProducer,
+    WorkQueue,
+    sync,
+)
+from lsmq._heartbeats import HeartbeatThread
+from lsmq._retries import Deadline
+from lsmq.groups import Group
 from support.node_process import NodeProcess
-from support.waiting import comes_true
+from support.waiting import PATIENCE_S, comes_true
 
 
 class Closeable(Protocol):
@@ -147,3 +162,87 @@ async def test_a_work_queue_is_closed_when_what_it_settled_is_settled(
             while len(rest) < 19:
                 rest += await work.poll(20, timeout_ms=10_000)
             assert all(task.deliveries == 1 for task in rest)
+
+
+@pytest.mark.parametrize("what", ["consumer", "alone", "push"])
+@pytest.mark.virtual_time
+async def test_who_starts_for_ever_is_off_when_it_is_closed(what: str) -> None:
+    client = Client("http://127.0.0.1:7600")
+    asked = asyncio.Event()
+
+    async def refused(*_: object, **__: object) -> NoReturn:
+        asked.set()
+        await asyncio.sleep(0.1)
+        raise ConnectionFailed("nobody is there", sent=False)
+
+    client._transport.request = refused  # type: ignore[method-assign]
+    group = None if what == "alone" else "g"
+    consumer: Consumer | PushConsumer = Consumer(client, "t", group=group)
+    if what == "push":
+        consumer = PushConsumer(client, "t", group="g")
+    running = asyncio.create_task(consumer.run(print))
+    reading = asyncio.create_task(anext(consumer, "the end"))
+    await asked.wait()
+    await asyncio.sleep(10)
+    assert not running.done()
+    await consumer.close()
+    async with asyncio.timeout(1):
+        await running
+        assert await reading == "the end"
+    await client.close()
+
+
+@pytest.mark.parametrize("moment", ["before it asks", "while it joins"])
+async def test_what_is_closed_while_it_starts_holds_no_queues(
+    shared_node: NodeProcess, topic_name: str, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be a member for ever, of queues that nobody reads."""
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues=4)
+        name = "coordinator" if moment == "before it asks" else "fence"
+        begun, go_on = asyncio.Event(), asyncio.Event()
+        do = getattr(Group, name)
+
+        async def late(group: Group, *arguments: object, **options: object) -> object:
+            begun.set()
+            await go_on.wait()
+            return await do(group, *arguments, **options)
+
+        monkeypatch.setattr(Group, name, late)
+        consumer = Consumer(client, topic_name, group=topic_name)
+        running = asyncio.create_task(consumer.run(print))
+        await begun.wait()
+        monkeypatch.undo()
+        await asyncio.gather(consumer.close(), asyncio.sleep(0))
+        go_on.set()
+        await asyncio.wait_for(running, PATIENCE_S)
+        async with Consumer(client, topic_name, group=topic_name) as other:
+            await comes_true(lambda: other.assignment == {topic_name: (range(4),)}, "it has all queues")
+        assert not HeartbeatThread._threads.get(client)
+
+
+async def test_a_push_consumer_that_is_closed_while_it_starts_is_sent_nothing(
+    shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        async with Producer(client, topic_name) as producer:
+            await producer.send_and_wait("one")
+        begun, go_on, known = asyncio.Event(), asyncio.Event(), client._router.known
+
+        async def late(name: str, deadline: Deadline) -> Topic:
+            begun.set()
+            await go_on.wait()
+            return await known(name, deadline)
+
+        monkeypatch.setattr(client._router, "known", late)
+        consumer = PushConsumer(client, topic_name, group=topic_name)
+        running = asyncio.create_task(consumer.run(print))
+        await begun.wait()
+        monkeypatch.undo()
+        closing = asyncio.create_task(consumer.close())
+        go_on.set()
+        await asyncio.wait_for(asyncio.gather(closing, running), PATIENCE_S)
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("lsmq push")]
+        async with PushConsumer(client, topic_name, group=topic_name) as other:
+            assert [message.text() for message in await other.poll(1, timeout_ms=20_000)] == ["one"]
