@@ -186,6 +186,7 @@ class HandlerRun:
         try:
             await background.until(self._over(list(background)))
         finally:
+            self.stopping = True  # A worker that is cancelled for its queue as well would go on.
             await background.end()
             self._put_back(None)
             self._wake_those_who_wait()

@@ -1,0 +1,68 @@
+"""A run of handlers comes to its end, whatever happens to them in the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from lsmq._handler_lanes import HandlerRun
+from lsmq._work_in_progress import WorkInProgress
+from lsmq.record_batch import Message
+
+
+class Source:
+    """Messages of one topic, handed out once; itself as buffer and as queues."""
+
+    def __init__(self, *queues: int) -> None:
+        self.waiting = [Message("t", queue, offset, 1, b"") for queue in queues for offset in range(5)]
+        self.positions: Mapping[int, int] = dict.fromkeys(queues, 5)
+        self.loops = {"t": self}
+        self.buffer = self
+
+    def take(self, max_messages: int) -> list[Message]:
+        taken, self.waiting = self.waiting[:max_messages], self.waiting[max_messages:]
+        return taken
+
+    async def ready(self) -> None:
+        await asyncio.Event().wait()
+
+    def wake(self) -> None: ...
+
+    def hand_back(self, offsets: Mapping[int, int]) -> None: ...
+
+    def share(self, queue: int) -> int:
+        return queue
+
+    def hold(self, queue: int) -> None: ...
+
+    def release(self, queue: int) -> None: ...
+
+
+def _run_of(source: Source, handler: Callable[[Message], object]) -> HandlerRun:
+    return HandlerRun(source, WorkInProgress(), handler, concurrency=1, order="queue", look=lambda: None)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.virtual_time
+async def test_who_cancels_it_while_a_handler_is_cancelled_for_its_queue_is_obeyed(at_once: bool) -> None:
+    handled: list[int] = []
+
+    async def handle(message: Message) -> None:
+        handled.append(message.queue)
+        try:
+            await asyncio.sleep(100)
+        finally:
+            await asyncio.sleep(1)  # as when a transaction is rolled back
+
+    run = _run_of(Source(0, 1), handle)
+    running = asyncio.create_task(run.run(None))
+    await asyncio.sleep(10)
+    run.forget("t", (range(1),))  # The member has lost the queue.
+    if not at_once:
+        await asyncio.sleep(0.5)
+    running.cancel()
+    async with asyncio.timeout(10):
+        await asyncio.gather(running, return_exceptions=True)
+    assert running.cancelled() and handled == [0], "nothing more is begun"
