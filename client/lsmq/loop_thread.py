@@ -39,12 +39,13 @@ class LoopThread:
         await self._loop.shutdown_default_executor()
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Run ``work`` in the loop and wait for it. An interrupt or a timeout cancels it."""
+        """Run ``work`` in the loop and wait for it. An interrupt, or whatever else the handler of a signal raises, or a
+        timeout cancels it."""
         future = self.submit(work)
         try:
             return future.result(timeout_s)
-        except (KeyboardInterrupt, concurrent.futures.TimeoutError):
-            future.cancel()
+        except BaseException:
+            future.cancel()  # Unless it is its own.
             raise
 
     def call_to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
@@ -61,11 +62,13 @@ class LoopThread:
             if begun:
                 await asyncio.wait(begun)
 
+        future = self.submit(whole())
         try:
-            return self.call(whole())
-        except KeyboardInterrupt:
-            self.call(its_end())
-            work.close()  # Where it has not even begun.
+            return future.result()
+        except BaseException:
+            if future.cancel():
+                self.call(its_end())
+                work.close()  # Where it has not even begun.
             raise
 
     def do(self, work: Callable[[], T]) -> T:

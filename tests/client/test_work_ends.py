@@ -15,9 +15,11 @@ from support.python_process import PythonProcess
 from support.waiting import PATIENCE_S, comes_true
 
 WORKER = """
+import signal
 import sys
 from lsmq.sync import Client, WorkQueue
 
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 url, topic, concurrency = sys.argv[1], sys.argv[2], int(sys.argv[3])
 with Client(url) as client:
     def handle(task):
@@ -52,10 +54,11 @@ async def all_of(client: Client, topic: str, count: int) -> dict[str, int]:
     return found
 
 
-@pytest.mark.parametrize("concurrency", [1, 3])
+@pytest.mark.parametrize(("concurrency", "sent"), [(1, signal.SIGINT), (3, signal.SIGINT), (3, signal.SIGTERM)])
 async def test_ctrl_c_ends_what_is_begun_and_takes_nothing_more(
-    shared_node: NodeProcess, topic_name: str, concurrency: int
+    shared_node: NodeProcess, topic_name: str, concurrency: int, sent: signal.Signals
 ) -> None:
+    """So does whatever else the handler of a signal raises: mostly ``SystemExit``."""
     async with Client(shared_node.url) as client:
         await filled(client, topic_name, 20)
         arguments = ["-c", WORKER, shared_node.url, topic_name, str(concurrency)]
@@ -63,7 +66,7 @@ async def test_ctrl_c_ends_what_is_begun_and_takes_nothing_more(
             assert worker.stdin is not None and worker.stdout is not None
             begun = [await asyncio.to_thread(worker.stdout.readline) for _ in range(concurrency)]
             assert all(line.startswith("begin ") for line in begun)
-            worker.send_signal(signal.SIGINT)
+            worker.send_signal(sent)
             worker.stdin.close()  # The handlers, which wait for that, end.
             said = await asyncio.to_thread(worker.stdout.readlines)
         done = {line.split()[1] for line in said if line.startswith("end ")}
