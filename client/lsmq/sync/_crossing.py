@@ -67,7 +67,7 @@ def blocking_iterator(
             return portion
 
         try:
-            while portion := self._thread.call(some()):
+            while portion := self._thread.call_to_its_end(some()):
                 yield from portion
         finally:
             self._thread.call(found.aclose())
