@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import os
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from lsmq import runtime
@@ -70,6 +71,21 @@ class LoopThread:
                 self.call(its_end())
                 work.close()  # Where it has not even begun.
             raise
+
+    def take(self, take: Callable[[], Coroutine[Any, Any, T]], put_back: Callable[[T], object]) -> T:
+        """The result of ``take``. What it has taken as an interrupt came, and nobody gets, is put back in the loop."""
+        taken: list[T] = []
+
+        async def whole() -> None:
+            taken.append(await take())
+
+        try:
+            self.call(whole())
+        except BaseException:
+            with suppress(ClientClosed):
+                self.do(lambda: [put_back(each) for each in taken])
+            raise
+        return taken[0]
 
     def do(self, work: Callable[[], T]) -> T:
         """Call ``work``, which waits for nothing, in the loop; its result."""

@@ -423,6 +423,13 @@ class WorkQueue(Iterated[Task]):
                 return task
         return None
 
+    def _take_back(self, tasks: Iterable[Task]) -> None:
+        """They were handed out, and got nowhere: they are the next, or given back with the others."""
+        for task in reversed(list(tasks)):
+            self._ahead.appendleft(task)
+            self._kept[task] = None
+        self._changed.wake()
+
     async def _next(self) -> Task:
         while True:
             if self._closed:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from typing import Any, NoReturn
 
 import pytest
 
+from lsmq import Message, sync
 from lsmq.loop_thread import LoopThread
 from lsmq.sync._crossing import blocking_iterator
+from support.node_process import NodeProcess
+
 
 @pytest.fixture
 def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
@@ -56,3 +59,72 @@ def test_an_iteration_that_is_interrupted_says_so(interrupt: Callable[..., None]
     with pytest.raises(KeyboardInterrupt):
         next(blocking.read())
     blocking._thread.stop()
+
+
+@pytest.fixture
+def filled(shared_node: NodeProcess, topic_name: str) -> Iterator[sync.Client]:
+    with sync.Client(shared_node.url) as client:
+        client.create_topic(topic_name, queues=2)
+        with sync.Producer(client, topic_name) as producer:
+            producer.send_many((f"{number}", f"{number}") for number in range(40)).wait()
+        yield client
+
+
+def _places(messages: Iterable[Message]) -> set[tuple[int, int]]:
+    return {(message.queue, message.offset) for message in messages}
+
+
+@pytest.mark.parametrize("how", ["poll", "poll_batch", "next"])
+def test_messages_that_an_interrupt_kept_from_whoever_asked_are_not_committed(
+    filled: sync.Client, topic_name: str, interrupt: Callable[..., None], how: str
+) -> None:
+    with sync.Consumer(filled, topic_name, group=topic_name) as consumer:
+        asks: dict[str, Callable[[], object]] = {
+            "poll": consumer.poll,
+            "poll_batch": consumer.poll_batch,
+            "next": lambda: next(consumer),
+        }
+        interrupt(done=True)
+        with pytest.raises(KeyboardInterrupt):
+            asks[how]()
+        assert set(consumer.positions.values()) == {0}
+        consumer.commit()
+        assert set(filled.committed_offsets(topic_name, topic_name).values()) <= {0}
+        found: set[tuple[int, int]] = set()
+        while len(found) < 40:
+            batch = consumer.poll_batch(timeout_ms=20_000)
+            assert batch is not None
+            found |= set(zip(batch.queues.tolist(), batch.offsets.tolist(), strict=True))
+
+
+def test_messages_that_an_interrupt_kept_from_whoever_asked_are_not_acknowledged(
+    filled: sync.Client, topic_name: str, interrupt: Callable[..., None]
+) -> None:
+    with sync.PushConsumer(filled, topic_name, group=topic_name) as consumer:
+        interrupt(done=True)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.poll(10)
+        consumer.ack()
+        found: set[tuple[int, int]] = set()
+        while len(found) < 40:
+            messages = consumer.poll(timeout_ms=20_000)
+            assert messages
+            found |= _places(messages)
+
+
+@pytest.mark.parametrize("how", ["poll", "next"])
+def test_tasks_that_an_interrupt_kept_from_whoever_asked_are_the_next(
+    filled: sync.Client, topic_name: str, interrupt: Callable[..., None], how: str
+) -> None:
+    with sync.WorkQueue(filled, topic_name, topic_name) as work:
+        interrupt(done=True)
+        with pytest.raises(KeyboardInterrupt):
+            work.poll(10) if how == "poll" else next(work)
+        found: dict[tuple[int, int], int] = {}
+        while len(found) < 40:
+            tasks = work.poll(10, timeout_ms=10_000)
+            assert tasks, "no longer hidden from anybody"
+            for task in tasks:
+                found[task.message.queue, task.message.offset] = task.deliveries
+                task.ack()
+        assert set(found.values()) == {1}

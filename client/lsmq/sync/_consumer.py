@@ -92,7 +92,17 @@ class Consumer(BlockingIterable[Message]):
         """See :meth:`lsmq.Consumer.poll_batch`. What :meth:`poll` has read ahead is fetched again."""
         if self._ahead:
             self._give_back()
-        return self._thread.call(self._async.poll_batch(max_messages, timeout_ms))
+        return self._thread.take(lambda: self._async.poll_batch(max_messages, timeout_ms), self._put_back)
+
+    def _put_back(self, batch: MessageBatch | None) -> None:
+        """It was handed out, and got nowhere."""
+        loop = None if batch is None else self._async._reader.loops.get(batch.topic)
+        if batch is not None and loop is not None:
+            first: dict[int, int] = {}
+            for queue, offset in zip(batch.queues.tolist(), batch.offsets.tolist(), strict=True):
+                first.setdefault(queue, offset)
+            loop.hand_back({queue: offset for queue, offset in first.items() if queue in loop.positions})
+        self._async._read_on()
 
     async def _read_ahead(self, max_messages: int, timeout_ms: float | None) -> bool:
         messages = await self._async.poll(max_messages, timeout_ms)

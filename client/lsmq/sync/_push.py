@@ -10,7 +10,7 @@ from lsmq._handler_lanes import Order
 from lsmq.group_values import Ranges
 from lsmq.record_batch import Message
 from lsmq.sync._client import Client
-from lsmq.sync._crossing import blocking, blocking_call, with_options_of
+from lsmq.sync._crossing import blocking_call, with_options_of
 from lsmq.sync._lifecycle import BlockingIterable, HandlerThreads
 
 
@@ -54,7 +54,15 @@ class PushConsumer(BlockingIterable[Message]):
     def _next(self) -> Message:
         return self.poll(1)[0]
 
-    poll = blocking(asynchronous.PushConsumer.poll)
+    def poll(self, max_messages: int = 1000, timeout_ms: float | None = None) -> list[Message]:
+        """See :meth:`lsmq.PushConsumer.poll`."""
+        return self._thread.take(lambda: self._async.poll(max_messages, timeout_ms), self._put_back)
+
+    def _put_back(self, messages: list[Message]) -> None:
+        """They were handed out, and got nowhere."""
+        for message in reversed(messages):
+            self._async._buffer.hand_back({message.queue: message.offset})
+
     ack = blocking_call(asynchronous.PushConsumer.ack)
 
     def run(self, handler: Callable[[Message], object], *, concurrency: int = 1, order: Order = "queue") -> None:

@@ -80,13 +80,14 @@ class WorkQueue(BlockingIterable[Task]):
     end_held = blocking(asynchronous.WorkQueue.end_held)
 
     def _next(self) -> Task:
-        return Task(self._thread.call(self._async._next()), self._thread)
+        task = self._thread.take(self._async._next, lambda task: self._async._take_back([task]))
+        return Task(task, self._thread)
 
     def poll(
         self, max_messages: int = asynchronous.DEFAULT_MAX_MESSAGES, timeout_ms: float | None = None
     ) -> list[Task]:
         """See :meth:`lsmq.WorkQueue.poll`."""
-        tasks = self._thread.call(self._async.poll(max_messages, timeout_ms))
+        tasks = self._thread.take(lambda: self._async.poll(max_messages, timeout_ms), self._async._take_back)
         return [Task(task, self._thread) for task in tasks]
 
     def run(self, handler: Callable[[Task], object], *, concurrency: int = 1) -> None:
