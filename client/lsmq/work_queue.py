@@ -62,6 +62,7 @@ class Task:
     _since: float = field(repr=False)  # it came, and then: its handler began
     _lost: bool = field(default=False, init=False, repr=False)
     _extending: bool = field(default=False, init=False, repr=False)  # a request that does is under way
+    _acknowledging: bool = field(default=False, init=False, repr=False)  # the same, whoever waits for it still
 
     def text(self) -> str:
         """The body decoded as UTF-8."""
@@ -77,7 +78,12 @@ class Task:
 
         Raises ``ReceiptExpired`` when its visibility had ended before: then it comes, or came, to somebody again.
         """
-        await self._queue._settler.ack(self._topic, self._shard, self.receipt)
+        self._acknowledging = True
+        try:
+            await self._queue._settler.ack(self._topic, self._shard, self.receipt)
+        except LsmqError:
+            self._acknowledging = False
+            raise
         self._settle()
 
     async def nack(self, *, delay_ms: int | None = None, reason: str = "", dead_letter: bool = False) -> None:
@@ -517,7 +523,8 @@ class WorkQueue(Iterated[Task]):
                     "nack", first._topic, first._shard, receipts, deadline_ms=_RELEASE_DEADLINE_MS, release=True
                 )
 
-        await _together(release(group) for group in _by_shard(task for task in tasks if not task.settled))
+        left = (task for task in tasks if not (task.settled or task._acknowledging))
+        await _together(release(group) for group in _by_shard(left))
 
 
 def _by_shard(tasks: Iterable[Task]) -> Iterable[list[Task]]:

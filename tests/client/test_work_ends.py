@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
+from typing import Any
 
 import pytest
 
-from lsmq import Client, Producer, Task, WorkQueue
+from lsmq import Client, Producer, Task, Topic, WorkQueue
+from lsmq._transport import Response
 from support.fault_proxy import FaultProxy
 from support.node_process import NodeProcess
 from support.python_process import PythonProcess
@@ -152,3 +154,36 @@ async def test_what_is_on_its_way_to_a_worker_that_ends_is_given_back(
             await asyncio.gather(taking, return_exceptions=True)
             assert await is_held(direct, topic_name) == []
         assert set((await all_of(direct, topic_name, 4)).values()) == {1}
+
+
+@pytest.mark.parametrize("who", ["run", "handler"])
+async def test_what_is_being_acknowledged_is_not_given_back_by_who_is_cancelled(
+    shared_node: NodeProcess, topic_name: str, who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is done: somebody else would do it once more."""
+    async with Client(shared_node.url) as client:
+        await filled(client, topic_name, 2)
+        ask, asked, go_on = client._router.ask_leader, asyncio.Event(), asyncio.Event()
+
+        async def late(topic: Topic, shard: int, method: str, path: str, **options: Any) -> Response:
+            if path.endswith("/ack"):
+                asked.set()
+                await go_on.wait()
+            return await ask(topic, shard, method, path, **options)
+
+        monkeypatch.setattr(client._router, "ask_leader", late)
+        done: list[str] = []
+
+        async def handle(task: Task) -> None:
+            done.append(task.text())
+            if who == "handler":
+                await task.ack()
+
+        async with WorkQueue(client, topic_name, "g") as work:
+            running = asyncio.create_task(work.run(handle, concurrency=2))
+            await comes_true(lambda: len(done) == 2 and asked.is_set(), "both are done")
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            go_on.set()
+        async with WorkQueue(client, topic_name, "g") as work:
+            assert [task.text() for task in await work.poll(2, timeout_ms=1_000)] == []
