@@ -256,7 +256,10 @@ class FetchLoop:
             return True  # Positions moved meanwhile: all of it is checked again.
         moved = False
         for queue, earliest, latest in bounds.rows():
-            offset = self.positions.fetch[self.positions.slot(queue)]
+            slot = self.positions.slot(queue)
+            if slot < 0:
+                continue  # It was committed meanwhile, and nothing is kept of it: it is read from there.
+            offset = self.positions.fetch[slot]
             if earliest <= offset <= latest:
                 continue
             if self._policy == "error":

@@ -225,6 +225,10 @@ class NamedFetchLoop(FetchLoop):
         self._named.away.clear()  # Whoever was reading them has ended.
         await super()._fetch_all()
 
+    async def check_bounds(self) -> bool:
+        self._unchecked = {queue for queue in self._unchecked if queue in self._named}  # Others were committed since.
+        return await super().check_bounds()
+
     def hold(self, queue: int) -> None:
         positions = self._named
         place = positions.slot(queue)
