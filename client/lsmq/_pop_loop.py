@@ -73,7 +73,8 @@ class PopLoop:
         pops: dict[str | None, asyncio.Task[None]] = {}
         room: asyncio.Task[Any] | None = None
         try:
-            topic = await router.known(self._topic, Deadline(self._deadline_ms))
+            # Asked afresh: what was known before may have been deleted, and made anew.
+            topic = await router.topic(self._topic, Deadline(self._deadline_ms))
             while True:
                 topic = await router.current(topic, Deadline(self._deadline_ms))
                 if self._wanted() > 0:

@@ -273,7 +273,9 @@ class Group:
 
     async def lag(self, topic: str, parts: Sequence[Ranges] | None = None) -> GroupLag:
         """How far the group is behind, in all and in each of ``parts``, which are disjoint."""
-        known = await self._router.known(topic, self._deadline(None))
+        return await self.client._with_topic(topic, lambda known: self._lag(known, parts))
+
+    async def _lag(self, known: Topic, parts: Sequence[Ranges] | None) -> GroupLag:
         wanted = [(range(known.queues),)] if parts is None else list(parts)
         pieces = sorted(
             ((piece.start, piece.stop, at) for at, part in enumerate(wanted) for piece in part),
@@ -297,7 +299,7 @@ class Group:
                     route.shard,
                     "GET",
                     f"{self._path}/lag",
-                    params={"topic": topic, "ranges": text},
+                    params={"topic": known.name, "ranges": text},
                     deadline=self._deadline(None),
                 )
                 fields = answer.value()
@@ -311,7 +313,7 @@ class Group:
                     ages.append(fields["last_commit_age_ms"])
 
         await _together(count(route) for route in known.routes)
-        return GroupLag(topic, **columns, by_part=tuple(by_part), last_commit_age_ms=min(ages, default=None))
+        return GroupLag(known.name, **columns, by_part=tuple(by_part), last_commit_age_ms=min(ages, default=None))
 
     async def past_lag(self, topic: str) -> PastLag:
         """How far the group was behind in the last hour. Only where all nodes run this release; empty before."""

@@ -103,7 +103,8 @@ class PushConsumer(MessageConsumer):
             self._started = True
 
     async def _open(self) -> None:
-        topic = await self._client._router.known(self._topic, Deadline(self._deadline_ms))
+        # Asked afresh: what was known before may have been deleted, and made anew.
+        topic = await self._client._router.topic(self._topic, Deadline(self._deadline_ms))
         if self._streams is None:
             self._streams = PushStreams(self._client, topic, self._group, self._params, self._buffer, self._deadline_ms)
             self._background.begin(self._streams.run(), f"lsmq push {self._topic}", lasting=True)

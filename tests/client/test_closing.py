@@ -228,14 +228,14 @@ async def test_a_push_consumer_that_is_closed_while_it_starts_is_sent_nothing(
         await client.create_topic(topic_name)
         async with Producer(client, topic_name) as producer:
             await producer.send_and_wait("one")
-        begun, go_on, known = asyncio.Event(), asyncio.Event(), client._router.known
+        begun, go_on, fresh = asyncio.Event(), asyncio.Event(), client._router.topic
 
         async def late(name: str, deadline: Deadline) -> Topic:
             begun.set()
             await go_on.wait()
-            return await known(name, deadline)
+            return await fresh(name, deadline)
 
-        monkeypatch.setattr(client._router, "known", late)
+        monkeypatch.setattr(client._router, "topic", late)
         consumer = PushConsumer(client, topic_name, group=topic_name)
         running = asyncio.create_task(consumer.run(print))
         await begun.wait()

@@ -17,10 +17,13 @@ from lsmq import (
     Message,
     NotEnoughReplicas,
     Producer,
+    PushConsumer,
     TimedOut,
     TopicReplaced,
     UnknownTopic,
+    WorkQueue,
 )
+from lsmq.groups import Group
 from support.node_process import NodeProcess
 from support.played_cluster import PlayedCluster
 from support.waiting import comes_true
@@ -254,6 +257,33 @@ async def test_a_producer_of_a_topic_made_anew_is_told_and_writes_nothing_there(
         assert list((await client.offsets(topic_name)).latest) == [0, 0]
         async with Producer(client, topic_name) as producer:
             assert (await producer.send_and_wait("new", queue=1)).offset == 0
+
+
+@pytest.mark.parametrize("kind", ["work", "push"])
+async def test_who_takes_from_a_topic_made_anew_gets_its_messages_whatever_was_known(
+    shared_node: NodeProcess, topic_name: str, kind: str
+) -> None:
+    """The client has heard of the topic before it was deleted, and has not looked since."""
+    async with Client(shared_node.url) as client, Client(shared_node.url) as other:
+        await client.create_topic(topic_name)
+        await remade(other, topic_name)
+        async with Producer(other, topic_name) as producer:
+            await producer.send_and_wait("new")
+        if kind == "push":
+            async with PushConsumer(client, topic_name, group=topic_name) as consumer:
+                assert [message.text() for message in await consumer.poll(1)] == ["new"]
+        else:
+            async with WorkQueue(client, topic_name, topic_name) as work:
+                assert [task.text() for task in await work.poll(1)] == ["new"]
+
+
+async def test_lag_is_that_of_the_topic_made_anew_whatever_was_known(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client, Client(shared_node.url) as other:
+        await client.create_topic(topic_name)
+        await remade(other, topic_name)
+        async with Producer(other, topic_name) as producer:
+            await producer.send_and_wait("new")
+        assert (await Group(client, topic_name).lag(topic_name)).lag == 1
 
 
 @pytest.mark.parametrize("idle", [False, True])

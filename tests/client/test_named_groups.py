@@ -182,23 +182,25 @@ async def test_a_queue_that_is_committed_where_it_was_sought_to_is_read_from_the
     shared_node: NodeProcess, topic_name: str, committed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a group has committed is not kept here, also while it is looked up whether the queue has that offset."""
-    async with filled(shared_node, topic_name, names=2, each=8) as client:
-        async with Consumer(client, topic_name, group=topic_name) as consumer:
-            queue = (await take(consumer, 16))[0].queue
-            looked, go_on, offsets = asyncio.Event(), asyncio.Event(), client._offsets
+    async with (
+        filled(shared_node, topic_name, names=2, each=8) as client,
+        Consumer(client, topic_name, group=topic_name) as consumer,
+    ):
+        queue = (await take(consumer, 16))[0].queue
+        looked, go_on, offsets = asyncio.Event(), asyncio.Event(), client._offsets
 
-            async def late(*of: Any) -> Any:
-                looked.set()
-                await go_on.wait()
-                return await offsets(*of)
+        async def late(*of: Any) -> Any:
+            looked.set()
+            await go_on.wait()
+            return await offsets(*of)
 
-            monkeypatch.setattr(client, "_offsets", late)
-            if committed == "before it is looked up":
-                consumer.seek(queue, 0)
-                await looked.wait()  # This is looked up in vain, and then the next.
-            consumer.seek(queue, 5)
-            await looked.wait()
-            await consumer.commit()
-            go_on.set()
-            again = await take(consumer, 3)
-            assert [(message.queue, message.offset) for message in again] == [(queue, 5), (queue, 6), (queue, 7)]
+        monkeypatch.setattr(client, "_offsets", late)
+        if committed == "before it is looked up":
+            consumer.seek(queue, 0)
+            await looked.wait()  # This is looked up in vain, and then the next.
+        consumer.seek(queue, 5)
+        await looked.wait()
+        await consumer.commit()
+        go_on.set()
+        again = await take(consumer, 3)
+        assert [(message.queue, message.offset) for message in again] == [(queue, 5), (queue, 6), (queue, 7)]
