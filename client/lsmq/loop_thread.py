@@ -20,6 +20,8 @@ class LoopThread:
 
     def __init__(self, name: str = "lsmq") -> None:
         self._pid = os.getpid()
+        self._lock = runtime.RLock()  # guards _stopped: what the loop is given before it stops comes to an end
+        self._stopped = False
         self._loop = asyncio.new_event_loop()
         self._thread = runtime.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -45,6 +47,10 @@ class LoopThread:
         future = self.submit(work)
         try:
             return future.result(timeout_s)
+        except concurrent.futures.CancelledError:
+            if self._stopped:
+                raise _closed() from None
+            raise
         except BaseException:
             future.cancel()  # Unless it is its own.
             raise
@@ -97,18 +103,25 @@ class LoopThread:
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run ``work`` in the loop."""
-        if self._loop.is_closed():
-            work.close()
-            raise ClientClosed("this client is closed; make a new one")
         if self._pid != os.getpid():
             work.close()
             raise ClientClosed("this client is another process's, from before a fork; make a new one")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._lock:
+            if not self._stopped:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise _closed()
 
     def stop(self) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
+        with self._lock:
+            if not self._stopped:
+                self._stopped = True
+                self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+def _closed() -> ClientClosed:
+    return ClientClosed("this client is closed; make a new one")
 
 
 def wait_for(thread: LoopThread, work: Coroutine[Any, Any, None], timeout_ms: float | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
 from itertools import islice
@@ -10,6 +11,7 @@ import pytest
 
 import lsmq
 from lsmq import BufferFull, ClientClosed, InvalidRequest, Message, TimedOut, UnknownTopic, sync
+from lsmq.loop_thread import LoopThread
 from support.node_process import NodeProcess
 
 
@@ -183,3 +185,35 @@ def test_a_blocking_handler_may_close_its_consumer(shared_node: NodeProcess, top
         assert sum(client.committed_offsets(topic_name, topic_name).values()) <= len(handled)
         with pytest.raises(ClientClosed):
             consumer.poll()
+
+
+def test_who_asks_for_something_as_the_client_is_closed_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waited for what the event loop did not come to any more would wait for ever."""
+    over, asked, finish = threading.Event(), threading.Event(), LoopThread._finish
+
+    async def and_then(thread: LoopThread) -> None:
+        await finish(thread)
+        over.set()
+        asked.wait(60)  # The loop has done all there was.
+
+    monkeypatch.setattr(LoopThread, "_finish", and_then)
+    thread = LoopThread()
+    told: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            thread.call(asyncio.sleep(600))
+        except BaseException as error:
+            told.append(error)
+
+    waiting, stopping = threading.Thread(target=wait), threading.Thread(target=thread.stop)
+    waiting.start()
+    thread.call(asyncio.sleep(0.1))
+    stopping.start()
+    assert over.wait(60)
+    with pytest.raises(ClientClosed):
+        thread.call(asyncio.sleep(0), timeout_s=1)
+    asked.set()
+    waiting.join(60)
+    stopping.join(60)
+    assert [type(error) for error in told] == [ClientClosed]
