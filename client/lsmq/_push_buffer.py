@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lsmq._queue_ranges import contains
+from lsmq._queue_ranges import NONE, contains, union
 from lsmq._wire_values import message_from_dict
 from lsmq.errors import ClientClosed, LsmqError
 from lsmq.group_values import Ranges
@@ -18,12 +18,16 @@ _TURN = 64  # messages of a queue before another queue gets its turn
 
 
 class _Queue:
-    """Messages of one queue, in order; ``handed`` of them are handed out. ``link``: who sent them."""
+    """Messages of one queue, in order; ``handed`` of them are handed out. ``link``: who sent them.
 
-    __slots__ = ("handed", "link", "messages", "waits")
+    ``anew``: the group's offsets were set before they came, so that what was handed out earlier says nothing of them.
+    """
 
-    def __init__(self, link: PushLink) -> None:
+    __slots__ = ("anew", "handed", "link", "messages", "waits")
+
+    def __init__(self, link: PushLink, *, anew: bool) -> None:
         self.link = link
+        self.anew = anew
         self.messages: list[Message] = []
         self.handed = 0
         self.waits = False  # in line to be handed out
@@ -50,6 +54,7 @@ class PushBuffer:
         self._queues: dict[int, _Queue] = {}
         self._line: deque[int] = deque()
         self._paused: set[int] = set()
+        self._reset: Ranges = NONE  # what was, at any time
         self._news = asyncio.Event()
 
     # As its streams tell it
@@ -59,7 +64,7 @@ class PushBuffer:
             message = message_from_dict({**one, "topic": self._topic})
             held = self._queues.get(message.queue)
             if held is None or held.link is not link:
-                held = self._queues[message.queue] = _Queue(link)
+                held = self._queues[message.queue] = _Queue(link, anew=contains(self._reset, message.queue))
             held.messages.append(message)
             self._line_up(message.queue, held)
         self._news.set()
@@ -67,6 +72,8 @@ class PushBuffer:
     def lost(self, ranges: Ranges, *, reset: bool) -> None:
         for queue in [queue for queue in self._queues if contains(ranges, queue)]:
             del self._queues[queue]
+        if reset:
+            self._reset = union(self._reset, ranges)
         self._on_lost(ranges, reset)
 
     def gained(self) -> None:
@@ -123,8 +130,8 @@ class PushBuffer:
         held = self._queues.get(queue)
         if held is None:
             return
-        count = 0
-        while count < len(held.messages) and held.messages[count].offset <= offset:
+        count, most = 0, held.handed if held.anew else len(held.messages)
+        while count < most and held.messages[count].offset <= offset:
             count += 1
         if count:
             held.link.acknowledge(queue, held.messages[count - 1].offset)

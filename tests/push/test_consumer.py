@@ -229,6 +229,27 @@ async def test_errors_are_raised_by_the_next_read(shared_node: NodeProcess, topi
                 await consumer.poll()
 
 
+async def test_what_comes_again_after_a_reset_is_not_acknowledged_with_what_was_handed_out_before(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async with Client(shared_node.url) as client:
+        await fill(client, topic_name, 40, queues=1)
+        async with PushConsumer(client, topic_name, group=topic_name) as consumer:
+            found: list[Message] = []
+            while len(found) < 40:
+                found += await consumer.poll(40)
+            consumer.ack(*found[:-1])
+            await client.commit_offsets(topic_name, topic_name, {0: 0}, reset=True)
+            await comes_true(lambda: consumer._buffer.positions == {0: 0}, "it has come again")
+            consumer.ack(found[-1])  # It was being handled all the while.
+            again: list[Message] = []
+            while len(again) < 40:
+                again += await consumer.poll(40)
+            assert [message.offset for message in again] == list(range(40))
+            consumer.ack(*again)
+        assert await client.committed_offsets(topic_name, topic_name) == {0: 40}
+
+
 async def test_a_reset_is_followed(shared_node: NodeProcess, topic_name: str) -> None:
     async with Client(shared_node.url) as client:
         await fill(client, topic_name, 40)
