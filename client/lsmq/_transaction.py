@@ -99,7 +99,12 @@ class Transaction:
             self._check_whole()
             if self.id is None:
                 taken = None if self._sequence is None else self._sequence._taken
-                self._info = await self._producer._begin(self.reference, messages, taken, self.position)
+                self._in_doubt = True
+                try:
+                    self._info = await self._producer._begin(self.reference, messages, taken, self.position)
+                except LsmqError:
+                    self._in_doubt = False  # It is rolled back, as far as that can be.
+                    raise
                 self.id = self._info.id
             else:
                 self._in_doubt = True
@@ -108,14 +113,15 @@ class Transaction:
                 except LsmqError as error:
                     self._in_doubt = error.retriable
                     raise
-                self._in_doubt = False
+            self._in_doubt = False
             self._parts += 1
 
     def _check_whole(self) -> None:
         """Nothing goes on a send that nobody knows the end of."""
         if self._in_doubt:
             raise InvalidRequest(
-                f"a send of transaction {self.id} has failed, and its messages may be stored or not: roll it back",
+                f"a send of transaction {self.id or '(none yet)'} has failed, and its messages may be stored or"
+                " not: roll it back",
                 transaction=self.id,
             )
 

@@ -264,6 +264,31 @@ def test_after_a_send_in_doubt_nothing_is_committed(
     run(work)
 
 
+def test_after_a_first_send_that_was_cancelled_nothing_is_committed(shared_node: NodeProcess, topic_name: str) -> None:
+    """It may have begun a transaction, which will be asked about; the next send would begin another one."""
+
+    async def work() -> None:
+        async with client_of(shared_node, topic_name) as client, TransactionalProducer(client, topic_name) as producer:
+            begin = producer._group.begin
+
+            async def late(*arguments: Any, **options: Any) -> TransactionInfo:
+                await begin(*arguments, **options)
+                return await asyncio.Event().wait()  # type: ignore[return-value]
+
+            with pytest.raises(InvalidRequest, match="roll it back"):
+                async with producer.transaction() as transaction:
+                    producer._group.begin = late  # type: ignore[method-assign]
+                    with pytest.raises(TimeoutError):
+                        async with asyncio.timeout(0.5):
+                            await transaction.send(topic_name, "x")
+                    producer._group.begin = begin  # type: ignore[method-assign]
+                    with pytest.raises(InvalidRequest):
+                        await transaction.send(topic_name, "y")
+            assert await bodies(client, topic_name) == []
+
+    run(work)
+
+
 def test_who_was_rolled_back_meanwhile_is_told(shared_node: NodeProcess, topic_name: str) -> None:
     async def work() -> None:
         async with (
