@@ -135,11 +135,19 @@ class TransactionalProducer(Starting):
         if self._broken is not None:
             raise self._broken
         async with self._joining:
-            if self._thread is None:
-                self._loop = asyncio.get_running_loop()
-                await self._join()
-                self._thread = HeartbeatThread.of(self._client)
-                await self._thread.call(self._beat())
+            if self._thread is not None:
+                return
+            self._loop = asyncio.get_running_loop()
+            await self._join()
+            if self._closed:  # Meanwhile, by whoever found no member.
+                await self._leave()
+                raise ClientClosed("this producer is closed; make a new one")
+            thread = self._thread = HeartbeatThread.of(self._client)
+            try:
+                await thread.call(self._beat(thread))
+            except BaseException:
+                await self._end_thread()
+                raise
 
     async def _join(self) -> None:
         """Become a member, under a new id."""
@@ -160,23 +168,27 @@ class TransactionalProducer(Starting):
             if self._closed:
                 return
             self._closed = True
-            if self._thread is not None:
-                await self._thread.call(self._stop_beating())
-                await self._thread.release(self._client)
+            await self._end_thread()
             await self._checks.end()
             if self._member:
-                try:
-                    await self._group.leave(self._member, deadline_ms=_LEAVE_DEADLINE_MS)
-                except LsmqError as error:
-                    _log.warning(
-                        "producer could not leave, its session will end: group=%s error=%s", self._group.name, error
-                    )
+                await self._leave()
+
+    async def _end_thread(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            await thread.call(self._stop_beating())
+            await thread.release(self._client)
+
+    async def _leave(self) -> None:
+        try:
+            await self._group.leave(self._member, deadline_ms=_LEAVE_DEADLINE_MS)
+        except LsmqError as error:
+            _log.warning("producer could not leave, its session will end: group=%s error=%s", self._group.name, error)
 
     # Heartbeats, in the thread
 
-    async def _beat(self) -> None:
-        assert self._thread is not None
-        group = ProducerGroup(self._thread.client, self._group.name)
+    async def _beat(self, thread: HeartbeatThread) -> None:
+        group = ProducerGroup(thread.client, self._group.name)
         self._heart.begin(self._beat_for_ever(group), "lsmq producer heartbeats", lasting=True)
 
     async def _stop_beating(self) -> None:

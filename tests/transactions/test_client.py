@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ import pytest
 
 from lsmq import Client, Consumer, TransactionalProducer, TransactionDecided, TransactionInfo
 from lsmq import sync as blocking
-from lsmq.errors import InvalidRequest, LsmqError, SequenceTakenOver, TimedOut, UnknownTopic
+from lsmq._heartbeats import HeartbeatThread
+from lsmq.errors import ClientClosed, InvalidRequest, LsmqError, SequenceTakenOver, TimedOut, UnknownTopic
 from lsmq.producer_groups import ProducerGroup
 from support.node_process import NodeProcess
 from support.transaction_member import STEPS, Ledger, ProducerProcess
@@ -396,5 +397,54 @@ def test_a_start_that_failed_can_be_tried_again(shared_node: NodeProcess, topic_
             async with producer, producer.transaction() as transaction:
                 await transaction.send(topic_name, "x")
             assert await bodies(client, topic_name) == ["x"]
+
+    run(work)
+
+
+def test_what_is_closed_while_it_joins_does_not_heartbeat(shared_node: NodeProcess, topic_name: str) -> None:
+    """It would be a member for ever, which is asked about transactions and answers nothing."""
+
+    async def work() -> None:
+        async with client_of(shared_node, topic_name) as client:
+            producer = TransactionalProducer(client, topic_name)
+            heartbeat, joining, go_on = producer._group.heartbeat, asyncio.Event(), asyncio.Event()
+
+            async def late(*arguments: Any, **options: Any) -> list[TransactionInfo]:
+                joining.set()
+                await go_on.wait()
+                return await heartbeat(*arguments, **options)
+
+            producer._group.heartbeat = late  # type: ignore[method-assign]
+            starting = asyncio.create_task(producer.start())
+            await joining.wait()
+            await producer.close()
+            go_on.set()
+            with pytest.raises(ClientClosed):
+                await starting
+            assert client not in HeartbeatThread._threads
+            assert not (await producer._group.describe())["members"]
+
+    run(work)
+
+
+def test_a_start_that_was_cancelled_last_of_all_can_be_tried_again(
+    shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with client_of(shared_node, topic_name) as client:
+            call = HeartbeatThread.call
+
+            async def cut_off(thread: HeartbeatThread, work: Coroutine[Any, Any, Any]) -> None:
+                monkeypatch.setattr(HeartbeatThread, "call", call)
+                work.close()
+                raise asyncio.CancelledError
+
+            monkeypatch.setattr(HeartbeatThread, "call", cut_off)
+            producer = TransactionalProducer(client, topic_name, session_ms=1_000)
+            with pytest.raises(asyncio.CancelledError):
+                await producer.start()
+            async with producer:
+                assert list(producer._heart), "it heartbeats"
+            assert client not in HeartbeatThread._threads
 
     run(work)
