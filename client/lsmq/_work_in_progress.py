@@ -40,31 +40,38 @@ class ReadInProgress:
 
     def __init__(self, in_progress: WorkInProgress) -> None:
         self._in_progress = in_progress
+        self._lock = runtime.Lock()  # guards the next two
         self._is_full = False
         self._waiters: list[asyncio.Future[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def take(self) -> None:
-        self._is_full = True
+        with self._lock:
+            self._is_full = True
         self._in_progress.take(self)
 
     def put_down(self) -> None:
-        if self._is_full:
+        if not self._is_full:
+            return
+        with self._lock:
             self._is_full = False
-            self._in_progress.put_down(self)
-            if self._waiters and self._loop is not None:
-                self._loop.call_soon_threadsafe(self._wake)
+            waiters, self._waiters = self._waiters, []  # Who comes later waits for what is handed out next.
+        self._in_progress.put_down(self)
+        if waiters and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._wake, waiters)
 
-    def _wake(self) -> None:
-        waiters, self._waiters = self._waiters, []
+    @staticmethod
+    def _wake(waiters: list[asyncio.Future[None]]) -> None:
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
 
     async def empty(self) -> None:
         """Return when the application has nothing in its hands that it was handed before now."""
-        if self._is_full:
-            self._loop = asyncio.get_running_loop()
-            waiter = self._loop.create_future()
+        self._loop = asyncio.get_running_loop()
+        waiter = self._loop.create_future()
+        with self._lock:
+            if not self._is_full:
+                return
             self._waiters.append(waiter)
-            await waiter
+        await waiter

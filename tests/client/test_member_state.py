@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 
@@ -13,6 +14,7 @@ from lsmq import runtime
 from lsmq._member_state import MemberState
 from lsmq._queue_positions import QueuePositions
 from lsmq._queue_ranges import contains, count, intersect, subtract, to_ranges, union
+from lsmq._work_in_progress import ReadInProgress, WorkInProgress
 from lsmq.groups import AssignedTopic, Assignment, Heartbeat, Ranges
 
 QUEUES = st.sets(st.integers(0, 40))
@@ -123,3 +125,39 @@ def test_a_later_generation_that_others_know_is_told() -> None:
     assert member.beat().epoch == 9 and member.epoch == 1
     member.hear(answer(12, 8, range(6)))
     assert member.beat().epoch == 12
+
+
+async def test_who_waits_for_what_is_handed_out_next_is_not_told_of_what_was_put_down_before() -> None:
+    """Else a member gives up queues of which it was just handed messages."""
+    reading = ReadInProgress(WorkInProgress())
+    reading.take()
+    first = asyncio.create_task(reading.empty())
+    await asyncio.sleep(0)
+    second = asyncio.create_task(reading.empty())  # Another order has come, and begins in the next turn of the loop.
+    reading.put_down()
+    reading.take()  # In this one the application reads on.
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert first.done() and not second.done()
+    reading.put_down()
+    await second
+
+
+@pytest.mark.virtual_time
+async def test_what_another_thread_puts_down_as_somebody_looks_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading = ReadInProgress(WorkInProgress())
+    reading.take()
+    loop = asyncio.get_running_loop()
+
+    def meanwhile() -> asyncio.AbstractEventLoop:
+        reading.put_down()
+        return loop
+
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "get_running_loop", meanwhile)
+        waiting = asyncio.ensure_future(reading.empty(), loop=loop)
+        await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await waiting
