@@ -23,7 +23,7 @@ Taken = TypeVar("Taken", bound=Sized)
 
 
 class MessageConsumer(Starting, Iterated[Message]):
-    """Reads from ``source``. ``look`` is called before each message is handled."""
+    """Reads from ``source``. ``look`` is called before messages are handed out or handled."""
 
     _client: Client
 
@@ -72,6 +72,7 @@ class MessageConsumer(Starting, Iterated[Message]):
         deadline = None if timeout_ms is None else Deadline(timeout_ms)
         while True:
             self._check_open()
+            self._look()  # Whoever never waits, as with messages that are here, would not hear what he has lost.
             taken = take(max_messages)
             if taken:
                 return taken

@@ -15,6 +15,7 @@ from lsmq import (
     Message,
     Producer,
 )
+from lsmq._member_state import AssignmentChange
 from lsmq.groups import Group, Ranges
 from support.group_topic import Handler, fill, filled, numbers, queues_of, take
 from support.node_process import NodeProcess
@@ -261,3 +262,31 @@ async def test_a_handler_that_blocks_the_event_loop_keeps_its_place(shared_node:
             assert described.generation == before, "its session did not end"
         await running
         assert sorted(handled) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("how", ["poll", "poll_batch", "iteration"])
+async def test_who_keeps_the_event_loop_busy_is_handed_nothing_of_a_queue_that_is_lost(
+    shared_node: NodeProcess, topic_name: str, how: str
+) -> None:
+    """As long as there are messages reading waits for nothing, and so nothing else has its turn."""
+    async with (
+        filled(shared_node, topic_name, queues=2, count=40) as client,
+        Consumer(client, topic_name, group=topic_name) as consumer,
+    ):
+        await comes_true(lambda: sum(consumer._reader.loops[topic_name].positions.fetch) == 40, "all is here")
+        (message,) = await consumer.poll(1)
+        lost = message.queue
+        assert consumer._membership is not None
+        consumer._membership._tell_from_thread(AssignmentChange(lost={topic_name: (range(lost, lost + 1),)}))
+        found: list[tuple[int, int]] = []
+        while len(found) < 20:
+            if how == "poll":
+                found += [(message.queue, message.offset) for message in await consumer.poll(7)]
+            elif how == "iteration":
+                message = await anext(consumer)
+                found.append((message.queue, message.offset))
+            else:
+                batch = await consumer.poll_batch(7)
+                assert batch is not None
+                found += zip(batch.queues.tolist(), batch.offsets.tolist(), strict=True)
+        assert found == [(1 - lost, offset) for offset in range(20)]
