@@ -203,16 +203,17 @@ class GroupProducer:
         producer = self._producer
         content, key, tag, queue, extras = parts_of(body, options)
         extras = (extras or NO_EXTRAS)._replace(position=position)
-        while True:
-            producer._space.clear()
-            try:
-                receipt = producer._receipt(producer._add(content, key, tag, queue, extras))
-            except BufferFull:
-                await producer._space.wait()
-                continue
-            if receipt._index == 0:
-                await asyncio.sleep(0)  # A new batch: let the batches before it get under way.
-            return receipt
+        receipt: Receipt | None = None
+        async with producer._space_turn:  # Also what would fit: positions grow.
+            while receipt is None:
+                producer._space.clear()
+                try:
+                    receipt = producer._receipt(producer._add(content, key, tag, queue, extras))
+                except BufferFull:
+                    await producer._space.wait()
+        if receipt._index == 0:
+            await asyncio.sleep(0)  # A new batch: let the batches before it get under way.
+        return receipt
 
     def last_acknowledged(self, *, queue: int | None = None, key: Key | None = None) -> int | None:
         """The position up to which all messages of a queue's shard are stored; ``None``: none is. Must be started.

@@ -78,6 +78,20 @@ async def test_positions_must_grow(shared_node: NodeProcess, topic_name: str) ->
                 await producer.send(b"x", position=-1)
 
 
+async def test_many_that_wait_for_room_go_in_the_order_of_their_positions(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    """Also past a large one that waits: a small one that fitted would have it refused."""
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        async with GroupProducer(client, topic_name, "g", max_buffer_bytes=3_000, batch_bytes=3_000) as producer:
+            sizes = [50, 800] * 20
+            receipts = await asyncio.gather(
+                *(producer.send(b"x" * size, position=position) for position, size in enumerate(sizes))
+            )
+            assert [(await receipt).offset for receipt in receipts] == list(range(40))
+
+
 async def test_wrong_arguments_are_refused_by_name(shared_node: NodeProcess, topic_name: str) -> None:
     async with Client(shared_node.url) as client:
         await client.create_topic(topic_name, queues=4)
