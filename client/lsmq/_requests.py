@@ -153,10 +153,13 @@ class Requests:
             if producer is None:
                 producer = Producer(self._client, topic, linger_ms=0)
                 await producer.start()
+                if self._closed:  # Meanwhile, by whoever did not find it.
+                    await producer.abort()
+                    self._check_open()
             self._producers[topic] = producer
             idle = [name for name, each in self._producers.items() if not each.buffered_bytes and name != topic]
             for name in idle[: max(0, len(self._producers) - _MOST_PRODUCERS)]:
-                await self._producers.pop(name).close()
+                await self._producers.pop(name).abort()  # What failed before is none of this one's business.
             return producer
 
     async def close(self) -> None:

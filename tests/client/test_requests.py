@@ -5,15 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 from unittest import mock
 
 import pytest
 
-from lsmq import Client, ClientClosed, Consumer, InvalidRequest, LsmqError, Message, Producer, TimedOut, WorkQueue, sync
+from lsmq import (
+    Client,
+    ClientClosed,
+    Consumer,
+    InvalidRequest,
+    LsmqError,
+    Message,
+    Producer,
+    TimedOut,
+    Topic,
+    Unavailable,
+    WorkQueue,
+    sync,
+)
 from lsmq._requests import CORRELATION, MAX_IN_FLIGHT, REPLY_QUEUE, REPLY_TOPIC
+from lsmq._transport import Response
 from support.node_process import NodeProcess
 from support.python_process import PythonProcess, run_python
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, comes_true
 
 
 @asynccontextmanager
@@ -153,6 +168,57 @@ def test_the_blocking_face_and_the_command_ask_and_answer(shared_node: NodeProce
     assert (
         failed.returncode == 1 and failed.stderr.startswith("error: timed_out: no reply") and "0.1 s" in failed.stderr
     )
+
+
+async def test_a_producer_that_starts_as_the_client_is_closed_is_not_left_behind(
+    shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(shared_node.url)
+    await client.create_topic(topic_name)
+    begun, go_on, fresh = asyncio.Event(), asyncio.Event(), client.topic
+
+    async def late(name: str) -> Topic:
+        topic = await fresh(name)
+        if name == topic_name:
+            begun.set()
+            await go_on.wait()
+        return topic
+
+    monkeypatch.setattr(client, "topic", late)
+    asking = asyncio.create_task(client.request(topic_name, "x"))
+    await begun.wait()
+    await client.close()
+    go_on.set()
+    with pytest.raises(ClientClosed):
+        await asking
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_request_is_not_told_of_what_failed_of_another_topic(
+    shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the producer of that is closed, since so many others are used."""
+    monkeypatch.setattr("lsmq._requests._MOST_PRODUCERS", 1)
+    async with Client(shared_node.url, deadline_ms=1_000) as client:
+        await client.create_topic(topic_name)
+        await client.create_topic(f"{topic_name}-2")
+        attempt, asked = client._router.attempt, asyncio.Event()
+
+        async def refused(topic: Topic, *rest: Any, **options: Any) -> Response:
+            if topic.name != f"{topic_name}-2":
+                return await attempt(topic, *rest, **options)
+            asked.set()
+            raise Unavailable("not now", sent=False)
+
+        monkeypatch.setattr(client._router, "attempt", refused)
+        asking = asyncio.create_task(client.request(f"{topic_name}-2", "x"))
+        await asked.wait()
+        asking.cancel()  # Nobody is told what comes of it.
+        assert client._requests is not None
+        given_up = client._requests._producers[f"{topic_name}-2"]
+        await comes_true(lambda: not given_up.buffered_bytes, "it is given up")
+        async with responder(shared_node.url, topic_name):
+            assert (await client.request(topic_name, "y")).text() == "Y"
 
 
 async def test_a_reply_survives_a_topic_for_replies_of_ones_own(shared_node: NodeProcess, topic_name: str) -> None:
