@@ -160,7 +160,7 @@ class Producer:
         if self._topic is None:
             topic = await self._client.topic(self._name)
             if self._topic is not None or self._closed:
-                return  # Another task has started it meanwhile.
+                return await self.start()  # Another task has started it meanwhile, or closed it.
             if topic.named and self._partitioner is not None:
                 raise InvalidRequest(
                     f"topic {topic.name!r} has queues with names, which no partitioner chooses: leave partitioner out,"

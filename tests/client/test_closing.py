@@ -10,8 +10,10 @@ import pytest
 
 from lsmq import (
     Client,
+    ClientClosed,
     ConnectionFailed,
     Consumer,
+    GroupProducer,
     Message,
     Producer,
     PushConsumer,
@@ -246,3 +248,32 @@ async def test_a_push_consumer_that_is_closed_while_it_starts_is_sent_nothing(
         assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("lsmq push")]
         async with PushConsumer(client, topic_name, group=topic_name) as other:
             assert [message.text() for message in await other.poll(1, timeout_ms=20_000)] == ["one"]
+
+
+async def test_whoever_sends_as_a_producer_is_closed_that_is_just_starting_is_told(
+    shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        begun, go_on, fresh = asyncio.Event(), asyncio.Event(), client.topic
+
+        async def late(name: str) -> Topic:
+            begun.set()
+            await go_on.wait()
+            return await fresh(name)
+
+        monkeypatch.setattr(client, "topic", late)
+        producer, of_group = Producer(client, topic_name), GroupProducer(client, topic_name, "g")
+        works = (
+            producer.send("x"),
+            producer.send_many(["x"]),
+            producer.send_batch(["x"]),
+            of_group.send("x", position=1),
+        )
+        sending = [asyncio.ensure_future(work) for work in works]
+        await begun.wait()
+        await producer.close()
+        await of_group.close()
+        go_on.set()
+        told = await asyncio.gather(*sending, return_exceptions=True)
+        assert [type(error) for error in told] == [ClientClosed] * 4
