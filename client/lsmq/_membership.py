@@ -187,13 +187,17 @@ class Membership:
             for task in self._background:
                 if task.get_name() == _TAKING_OVER:
                     self._background.drop(task)
-            async with asyncio.TaskGroup() as tasks:
-                for topic in self._reader.loops:
-                    tasks.create_task(self._let_go_in_time(topic, self.member.staying(topic)))
-                if under_way := set(self._background):  # as they are now: they may be over when the wait begins
-                    tasks.create_task(asyncio.wait(under_way, timeout=self.member.patience_s))
+            works: list[Coroutine[Any, Any, object]] = [
+                self._let_go_in_time(topic, self.member.staying(topic)) for topic in self._reader.loops
+            ]
+            if under_way := set(self._background):  # as they are now: they may be over when the wait begins
+                works.append(asyncio.wait(under_way, timeout=self.member.patience_s))
+            ended = await asyncio.gather(*works, return_exceptions=True)  # Where one fails the others let go no less.
             held = {topic: ranges for topic in self._reader.loops if (ranges := self.member.owned(topic))}
             await self._call(self._options.on_revoked, held)
+            for failed in ended:
+                if isinstance(failed, BaseException):
+                    raise failed
         finally:
             await self._background.end()
             await heart.stop(leave=for_good)

@@ -14,6 +14,8 @@ from lsmq import (
     Consumer,
     Message,
     Producer,
+    Topic,
+    Unavailable,
 )
 from lsmq._member_state import AssignmentChange
 from lsmq.groups import Group, Ranges
@@ -290,3 +292,36 @@ async def test_who_keeps_the_event_loop_busy_is_handed_nothing_of_a_queue_that_i
                 assert batch is not None
                 found += zip(batch.queues.tolist(), batch.offsets.tolist(), strict=True)
         assert found == [(1 - lost, offset) for offset in range(20)]
+
+
+async def test_what_cannot_be_committed_of_one_topic_keeps_no_other_from_being_finished_when_it_is_closed(
+    shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with filled(shared_node, topic_name, queues=1, count=4) as client:
+        other = f"{topic_name}-2"
+        await client.create_topic(other)
+        await fill(client, other, range(1), 1)
+        commit, begun, ended = client._commit_offsets, set[str](), list[str]()
+
+        async def refused(group: str, topic: Topic, *rest: Any, **options: Any) -> None:
+            if topic.name == topic_name:
+                raise Unavailable("not now")
+            await commit(group, topic, *rest, **options)
+
+        async def handle(message: Message) -> None:
+            begun.add(message.topic)
+            await comes_true(lambda: consumer._closed, "it is closed")
+            if message.topic == other:
+                await asyncio.sleep(0.5)
+            ended.append(message.topic)
+
+        consumer = Consumer(client, [topic_name, other], group=topic_name)
+        await consumer.start()
+        running = asyncio.create_task(consumer.run(handle, concurrency=2))
+        await comes_true(lambda: len(begun) == 2, "both are at work")
+        monkeypatch.setattr(client, "_commit_offsets", refused)
+        with pytest.raises(Unavailable):
+            await consumer.close()
+        assert ended == [topic_name, other]
+        await asyncio.gather(running, return_exceptions=True)
+        assert await client.committed_offsets(topic_name, other) == {0: 1}
