@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, cast
 
 import click
 import pytest
@@ -18,6 +20,7 @@ from click.testing import CliRunner, Result
 from api.calls import Api
 from lsmq import sync
 from lsmq.cli import main, root
+from lsmq.cli.consume import _Job
 from lsmq.cli.options import SIZE
 from lsmq.cli.render import counted, print_table
 from lsmq_node.storage.wal import Appender, EntryKind, encode_entry_header, segment_name
@@ -338,3 +341,32 @@ def test_an_option_that_no_message_has_is_told_with_what_is_meant(shared_node: N
                 producer.send("x", delay=10)  # type: ignore[call-arg]
             with pytest.raises(TypeError, match="a message has no 'colour'; there are"):
                 producer.send("x", colour="red")  # type: ignore[call-arg]
+
+
+async def test_what_is_printed_is_committed_also_where_a_commit_is_cut_off_or_under_way() -> None:
+    """A commit that was under way as Ctrl-C came, or as a queue was given up, did not count as what was to be done."""
+    commits: list[dict[int, int]] = []
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    class Committing:
+        async def commit(self, offsets: dict[int, int]) -> None:
+            begun.set()
+            await go_on.wait()
+            commits.append(offsets)
+
+    options: dict[str, Any] = {"key": None, "picks": False, "committing": True, "limit": None}
+    job = _Job(cast(Any, None), "t", lambda _: b"", **options)
+    job._consumer = cast(Any, Committing())
+    job._printed = {0: 5}
+    cut_off = asyncio.create_task(job._commit(now=True))
+    await begun.wait()
+    cut_off.cancel()
+    await asyncio.gather(cut_off, return_exceptions=True)
+    again, last = asyncio.create_task(job._commit(now=True)), asyncio.create_task(job._commit(now=True))
+    await asyncio.sleep(0)
+    job._printed[1] = 7
+    await asyncio.sleep(0)
+    assert not last.done(), "it waits for what is under way"
+    go_on.set()
+    await asyncio.gather(again, last)
+    assert commits == [{0: 5}, {1: 7}]

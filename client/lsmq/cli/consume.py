@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -183,6 +184,7 @@ class _Job:
         self._left = limit
         self._printed: dict[int, int] = {}
         self._committed_s = time.monotonic()
+        self._turn = asyncio.Lock()
         self._gained: set[int] = set()
         self._named = NamedEnds(client, topic)
 
@@ -292,9 +294,12 @@ class _Job:
     async def _commit(self, *, now: bool = False) -> None:
         """Commit what was printed, once in a while or ``now``."""
         if self._committing and (now or time.monotonic() - self._committed_s >= _COMMIT_EVERY_S):
-            printed, self._printed = self._printed, {}
-            if self._follows and self._commits_passed:
-                await self._consumer.commit()
-            elif printed:
-                await self._consumer.commit(printed)
-            self._committed_s = time.monotonic()
+            async with self._turn:  # Who gives up queues waits for what is under way.
+                printed = dict(self._printed)
+                if self._follows and self._commits_passed:
+                    await self._consumer.commit()
+                elif printed:
+                    await self._consumer.commit(printed)
+                # What is cut off here is committed in the end.
+                self._printed = dict(self._printed.items() - printed.items())
+                self._committed_s = time.monotonic()
