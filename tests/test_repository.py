@@ -246,10 +246,15 @@ SLEEPS: dict[str, int] = {
 }
 
 
+def decorators(node: ast.stmt) -> list[ast.expr]:
+    return getattr(node, "decorator_list", [])
+
+
 def sleeps(text: str) -> int:
     """How many places of a test's file sleep. ``sleep(0)`` is a turn of the event loop, and no time."""
     tree = ast.parse(text if "sleep" in text else "")
     virtual = re.search(r"^pytestmark = pytest.mark.virtual_time$|run_in_virtual_time", text, re.MULTILINE)
+    tree.body = [each for each in tree.body if "pytest.mark.virtual_time" not in map(ast.unparse, decorators(each))]
     return sum(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -278,3 +283,5 @@ def test_sleeps_are_found_and_turns_of_the_loop_are_not() -> None:
     slept = "await asyncio.sleep(0.1)\ntime.sleep(pause)\nawait asyncio.sleep(0)\nruntime.sleep(3)\n"
     assert sleeps(slept) == 2
     assert sleeps(f"pytestmark = pytest.mark.virtual_time\n{slept}") == 1
+    one = "async def test_one() -> None:\n    await asyncio.sleep(9)\n"
+    assert [sleeps(one), sleeps(f"@pytest.mark.virtual_time\n{one}")] == [1, 0]

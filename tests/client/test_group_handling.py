@@ -312,7 +312,7 @@ async def test_what_cannot_be_committed_of_one_topic_keeps_no_other_from_being_f
             begun.add(message.topic)
             await comes_true(lambda: consumer._closed, "it is closed")
             if message.topic == other:
-                await asyncio.sleep(0.5)
+                await comes_true(lambda: ended == [topic_name], "the other one is done")
             ended.append(message.topic)
 
         consumer = Consumer(client, [topic_name, other], group=topic_name)

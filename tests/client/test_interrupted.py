@@ -43,7 +43,7 @@ def test_an_iteration_that_is_interrupted_says_so(interrupt: Callable[..., None]
         async def read(self) -> AsyncGenerator[int, None]:
             for number in range(10_000):
                 try:
-                    await asyncio.sleep(0.01)
+                    await asyncio.Event().wait()
                 finally:
                     await asyncio.gather(asyncio.sleep(0))  # as requests wait for those they have cancelled
                 yield number

@@ -189,7 +189,7 @@ def test_a_blocking_handler_may_close_its_consumer(shared_node: NodeProcess, top
 
 def test_who_asks_for_something_as_the_client_is_closed_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waited for what the event loop did not come to any more would wait for ever."""
-    over, asked, finish = threading.Event(), threading.Event(), LoopThread._finish
+    begun, over, asked, finish = threading.Event(), threading.Event(), threading.Event(), LoopThread._finish
 
     async def and_then(thread: LoopThread) -> None:
         await finish(thread)
@@ -200,15 +200,19 @@ def test_who_asks_for_something_as_the_client_is_closed_is_told_so(monkeypatch: 
     thread = LoopThread()
     told: list[BaseException] = []
 
+    async def for_ever() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
     def wait() -> None:
         try:
-            thread.call(asyncio.sleep(600))
+            thread.call(for_ever())
         except BaseException as error:
             told.append(error)
 
     waiting, stopping = threading.Thread(target=wait), threading.Thread(target=thread.stop)
     waiting.start()
-    thread.call(asyncio.sleep(0.1))
+    assert begun.wait(60)
     stopping.start()
     assert over.wait(60)
     with pytest.raises(ClientClosed):
