@@ -90,6 +90,7 @@ async def test_a_late_acknowledgement_is_refused_and_the_message_comes_to_anothe
         WorkQueue(client, "wq-late", "workers") as quick,
     ):
         (late,) = await slow.poll(1)
+        await slow.close()  # Else it is asked as well who takes it next.
         (again,) = await quick.poll(1, timeout_ms=10_000)
         assert again.message.id == late.message.id and again.deliveries == 2
         for what in (late.ack(), late.nack(), late.extend()):
