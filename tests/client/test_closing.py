@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 import pytest
 
 from lsmq import (
     Client,
     ClientClosed,
-    ConnectionFailed,
     Consumer,
     GroupProducer,
     Message,
@@ -164,34 +163,6 @@ async def test_a_work_queue_is_closed_when_what_it_settled_is_settled(
             while len(rest) < 19:
                 rest += await work.poll(20, timeout_ms=10_000)
             assert all(task.deliveries == 1 for task in rest)
-
-
-@pytest.mark.parametrize("what", ["consumer", "alone", "push"])
-@pytest.mark.virtual_time
-async def test_who_starts_for_ever_is_off_when_it_is_closed(what: str) -> None:
-    client = Client("http://127.0.0.1:7600")
-    asked = asyncio.Event()
-
-    async def refused(*_: object, **__: object) -> NoReturn:
-        asked.set()
-        await asyncio.sleep(0.1)
-        raise ConnectionFailed("nobody is there", sent=False)
-
-    client._transport.request = refused  # type: ignore[method-assign]
-    group = None if what == "alone" else "g"
-    consumer: Consumer | PushConsumer = Consumer(client, "t", group=group)
-    if what == "push":
-        consumer = PushConsumer(client, "t", group="g")
-    running = asyncio.create_task(consumer.run(print))
-    reading = asyncio.create_task(anext(consumer, "the end"))
-    await asked.wait()
-    await asyncio.sleep(10)
-    assert not running.done()
-    await consumer.close()
-    async with asyncio.timeout(1):
-        await running
-        assert await reading == "the end"
-    await client.close()
 
 
 @pytest.mark.parametrize("moment", ["before it asks", "while it joins"])

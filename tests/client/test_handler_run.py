@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import NoReturn
 
 import pytest
 
+from lsmq import Client, ConnectionFailed, Consumer, PushConsumer
 from lsmq._handler_lanes import HandlerRun
 from lsmq._work_in_progress import WorkInProgress
 from lsmq.record_batch import Message
+
+pytestmark = pytest.mark.virtual_time
 
 
 class Source:
@@ -45,7 +49,6 @@ def _run_of(source: Source, handler: Callable[[Message], object]) -> HandlerRun:
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-@pytest.mark.virtual_time
 async def test_who_cancels_it_while_a_handler_is_cancelled_for_its_queue_is_obeyed(at_once: bool) -> None:
     handled: list[int] = []
 
@@ -66,3 +69,30 @@ async def test_who_cancels_it_while_a_handler_is_cancelled_for_its_queue_is_obey
     async with asyncio.timeout(10):
         await asyncio.gather(running, return_exceptions=True)
     assert running.cancelled() and handled == [0], "nothing more is begun"
+
+
+@pytest.mark.parametrize("what", ["consumer", "alone", "push"])
+async def test_who_starts_for_ever_is_off_when_it_is_closed(what: str) -> None:
+    client = Client("http://127.0.0.1:7600")
+    asked = asyncio.Event()
+
+    async def refused(*_: object, **__: object) -> NoReturn:
+        asked.set()
+        await asyncio.sleep(0.1)
+        raise ConnectionFailed("nobody is there", sent=False)
+
+    client._transport.request = refused  # type: ignore[method-assign]
+    group = None if what == "alone" else "g"
+    consumer: Consumer | PushConsumer = Consumer(client, "t", group=group)
+    if what == "push":
+        consumer = PushConsumer(client, "t", group="g")
+    running = asyncio.create_task(consumer.run(print))
+    reading = asyncio.create_task(anext(consumer, "the end"))
+    await asked.wait()
+    await asyncio.sleep(10)
+    assert not running.done()
+    await consumer.close()
+    async with asyncio.timeout(1):
+        await running
+        assert await reading == "the end"
+    await client.close()
