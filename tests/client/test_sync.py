@@ -205,10 +205,6 @@ def test_who_asks_for_something_as_the_client_is_closed_is_told_so(monkeypatch: 
         begun.set()
         await asyncio.Event().wait()
 
-    async def for_ever() -> None:
-        begun.set()
-        await asyncio.Event().wait()
-
     def wait() -> None:
         try:
             thread.call(for_ever())
