@@ -199,7 +199,6 @@ def test_who_asks_for_something_as_the_client_is_closed_is_told_so(monkeypatch: 
     monkeypatch.setattr(LoopThread, "_finish", and_then)
     thread = LoopThread()
     told: list[BaseException] = []
-    begun = threading.Event()
 
     async def for_ever() -> None:
         begun.set()
