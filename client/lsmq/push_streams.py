@@ -70,6 +70,9 @@ class PushLink:
         socket = self._socket = await self._transport.websocket(
             self.url + path, params=params, protocol=PROTOCOL, timeout_s=timeout_s, topic_id=self._topic.id
         )
+        if self._closing:  # Whoever closes it found no socket.
+            await socket.close()
+            return
         background = BackgroundTasks()
         background.begin(self._send_acks(socket), f"lsmq push acknowledgements to {self.url}", lasting=True)
         try:

@@ -12,6 +12,8 @@ import pytest
 from lsmq import Client, GroupModeMismatch, Message, Producer, PushConsumer, StreamReplaced, TopicReplaced, UnknownTopic
 from lsmq import sync as blocking
 from lsmq.groups import Group
+from lsmq.push_streams import PushLink
+from lsmq.topics import Topic
 from support.node_process import NodeProcess
 from support.waiting import comes_true
 
@@ -331,3 +333,24 @@ def test_the_blocking_face(shared_node: NodeProcess, topic_name: str) -> None:
             consumer.run(handle)
         assert len({message.id for message in found}) == 100
         assert sum(client.committed_offsets(topic_name, topic_name).values()) == 100
+
+
+async def test_a_stream_that_opens_as_it_is_closed_is_closed_too() -> None:
+    """The node would take its subscriber for one that lives."""
+
+    class Socket:
+        closed = False
+
+        async def close(self) -> None:
+            self.closed = True
+
+    class Opening:
+        async def websocket(self, *_: object, **__: object) -> Socket:
+            await link.close()
+            return socket
+
+    socket, topic = Socket(), Topic("t", 1, 1, {}, 0, ())
+    link = PushLink(Opening(), "http://n1", topic, lambda *_: None, lambda: None)  # type: ignore[arg-type]
+    async with asyncio.timeout(20):
+        await link.run("/push", {}, 1.0)
+    assert socket.closed
