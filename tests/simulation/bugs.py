@@ -29,7 +29,7 @@ class Bug:
     apply: Callable[[Patch], None]
     scene: str
     breaks: str
-    seeds: int = 4
+    seeds: int = 16
 
 
 def log_is_not_synced(patch: Patch) -> None:
