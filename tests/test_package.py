@@ -58,6 +58,7 @@ def test_the_wheel_holds_our_packages_typed_and_nothing_else(wheel: Path) -> Non
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
     assert {f"{package}/py.typed" for package in ("lsmq", "lsmq_node")} <= set(names)
+    assert "lsmq_lab/benchmarks/suite/RocketmqWriter.java" in names
     assert {name for name in names if "test" in name or name.endswith((".pyc", ".so"))} == FOR_TESTS
     assert wheel.stat().st_size < LARGEST_BYTES
 

@@ -18,11 +18,12 @@ from lsmq_lab.benchmarks import BENCHES, BenchFailed, engines
 from lsmq_lab.benchmarks.maven import Jars, digest_of
 from lsmq_lab.benchmarks.report import BenchReport, Option
 from lsmq_lab.benchmarks.suite import bench, page_files
-from lsmq_lab.benchmarks.suite.kafka_failover import Acknowledgements
+from lsmq_lab.benchmarks.suite.kills import Acknowledgements, PeerServers
 from lsmq_lab.benchmarks.suite.limits import ceilings, measure_limits
 from lsmq_lab.benchmarks.suite.page import draw_page
 from lsmq_lab.benchmarks.suite.page_files import forget, read_through
 from lsmq_lab.benchmarks.suite.plot import draw
+from lsmq_lab.benchmarks.suite.rocketmq_failover import DEFAULTS, Heard, kill_masters
 from lsmq_lab.benchmarks.suite.rounds import measure_row
 from lsmq_lab.benchmarks.suite.row import (
     LSMQ,
@@ -42,6 +43,7 @@ from lsmq_lab.benchmarks.suite.systems.system import ClientLoad, readers, split
 from lsmq_lab.benchmarks.suite.texts import number_text, target_text
 from lsmq_lab.drills.report import OutageTimes
 from support.extent import soaked
+from support.waiting import eventually
 
 FACTS: Mapping[str, Any] = {
     "cpu": "a processor",
@@ -317,13 +319,49 @@ def test_curves_and_bars_are_drawn_with_their_spread_and_their_names() -> None:
 
 
 def test_a_gap_in_acknowledgements_begins_before_the_fault_and_ends_with_the_first_after_it() -> None:
-    found = Acknowledgements()
+    found = Acknowledgements(4)
     found.times[3] = [1.0, 1.5, 1.9, 4.0, 4.1, 4.2]
     assert found.gap_s(3, since=2.0) == pytest.approx(2.1)
     assert found.gap_s(3, since=4.05) == pytest.approx(0.1)
     assert found.gap_s(0, since=2.0) == 0.0
     assert found.are_on_all([3], since=3.9) and not found.are_on_all([3], since=4.0)
     assert not found.are_on_all([3, 0], since=0.0)
+
+
+def test_what_the_writer_of_rocketmq_says_is_heard() -> None:
+    heard = Heard()
+    for number in range(3):
+        heard.take("acknowledged", float(number))
+    assert heard.acknowledges(since=-1.0) and not heard.acknowledges(since=0.0)
+    heard.take("replicas 127.0.0.1:10911 2", 3.0)
+    assert heard.master == "127.0.0.1:10911" and not heard.are_in_sync(since=2.0)
+    heard.take("replicas 127.0.0.1:10921 3", 4.0)
+    assert heard.master == "127.0.0.1:10921" and heard.are_in_sync(since=3.0) and not heard.are_in_sync(since=4.0)
+    for number in range(9):
+        heard.take(f"refused for reason {number}", 5.0)
+    assert heard.last() == "refused for reason 6 | refused for reason 7 | refused for reason 8"
+
+
+def test_servers_are_killed_and_started_again_and_one_that_ends_by_itself_is_named(tmp_path: Path) -> None:
+    servers, log = PeerServers(), tmp_path / "log"
+    try:
+        servers.start("one", ["sleep", "1000"], log)
+        servers.kill("one")
+        servers.start("one", ["sleep", "1000"], log)
+        assert servers.ended() == ""
+        servers.start("two", ["sh", "-c", "echo $WHY; echo ' at 7'; exit 3"], log, {"WHY": "no room"})
+        eventually(servers.ended, "one has ended")
+        assert servers.ended() == "two has ended with 3, and said last: no room"
+    finally:
+        servers.stop()
+
+
+def test_without_a_compiler_the_failover_of_rocketmq_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(BenchFailed, match=r"javac is not on PATH, .* apt-get install default-jdk-headless"):
+        kill_masters(tmp_path, 1, DEFAULTS)
 
 
 def test_jars_that_are_not_the_right_ones_are_refused(tmp_path: Path) -> None:

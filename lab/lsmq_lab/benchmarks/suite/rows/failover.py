@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from ....drills import DRILLS
 from ....drills.harness import has_tls, run_local
 from ...report import BenchFailed, Option
-from ..kafka_failover import BEST, kill_leaders
+from .. import kafka_failover, rocketmq_failover
 from ..row import LSMQ, Case, FigureColumn, FigureTarget, Plot, Row, Values, figure
 
 _DRILLS = {"kill -9": "kill-leader", "pause": "pause-leader", "cut off": "partition-leader"}
-KAFKA = "kafka"
+KAFKA, ROCKETMQ = "kafka", "rocketmq"
 _PARTS = (1, 10, 25, 50, 75, 90, 95, 99, 100)
 _P50_MS, _P99_MS = 200.0, 500.0
 
@@ -32,7 +32,12 @@ def run(place: Path, drill: str, values: Values) -> dict[str, float]:
 
 def kafka(place: Path, settings: Mapping[str, str], values: Values) -> dict[str, float]:
     """The same with three brokers of Kafka."""
-    return _curve(kill_leaders(place, values["failovers"], settings))
+    return _curve(kafka_failover.kill_leaders(place, values["failovers"], settings))
+
+
+def rocketmq(place: Path, settings: rocketmq_failover.Settings, values: Values) -> dict[str, float]:
+    """The same with a group of three brokers of RocketMQ."""
+    return _curve(rocketmq_failover.kill_masters(place, values["failovers"], settings))
 
 
 def _curve(rising_ms: Sequence[float]) -> dict[str, float]:
@@ -43,10 +48,13 @@ def _curve(rising_ms: Sequence[float]) -> dict[str, float]:
 
 def _cases(values: Values, peers: tuple[str, ...]) -> list[Case]:
     found = [Case(f"{LSMQ}, {name}", LSMQ, partial(run, drill=drill, values=values)) for name, drill in _DRILLS.items()]
-    if KAFKA in peers:
-        for name, settings in (("defaults", {}), ("its best", BEST)):
-            found.append(Case(f"{KAFKA}, kill -9, {name}", KAFKA, partial(kafka, settings=settings, values=values)))
-    return found
+    theirs: list[tuple[str, str, Callable[[Path], dict[str, float]]]] = [
+        (KAFKA, "defaults", partial(kafka, settings={}, values=values)),
+        (KAFKA, "its best", partial(kafka, settings=kafka_failover.BEST, values=values)),
+        (ROCKETMQ, "defaults", partial(rocketmq, settings=rocketmq_failover.DEFAULTS, values=values)),
+        (ROCKETMQ, "its best", partial(rocketmq, settings=rocketmq_failover.BEST, values=values)),
+    ]
+    return found + [Case(f"{peer}, kill -9, {name}", peer, measure) for peer, name, measure in theirs if peer in peers]
 
 
 def _targets(values: Values) -> list[FigureTarget]:
@@ -91,11 +99,14 @@ ROW = Row(
             tuple((part, f"p{part}_ms") for part in _PARTS),
         ),
     ),
-    peers=(KAFKA,),
+    peers=(KAFKA, ROCKETMQ),
     notes=(
         "lsmq: every round is checked: a run that lost, doubled or reordered anything fails instead of giving figures.",
         "kafka: three brokers that are controllers as well, twelve partitions, three replicas, two of them in sync at "
         "least; its best: broker.session.timeout.ms=1000, broker.heartbeat.interval.ms=200.",
+        "rocketmq: a group of three brokers, one queue, flushDiskType=SYNC_FLUSH, allAckInSyncStateSet=true, "
+        "minInSyncReplicas=2; slaves confirm a message before they sync it. Masters are killed at random moments, as "
+        "timers decide. Its controllers are in three name servers, which nobody kills. Its best: "
+        f"{rocketmq_failover.BEST.text()}.",
     ),
-    gaps=("rocketmq: a cluster of it is not started here, so its failover is not beside ours",),
 )

@@ -57,7 +57,7 @@ def _tool(load: ClientLoad, name: str, arguments: list[str]) -> LoadOutcome:
     """
     arguments = [*arguments, "-t", TOPIC, "-s", f"{load.message_bytes}", "-n", load.address, "-ri", f"{_REPORT_MS}"]
     with tempfile.TemporaryDirectory(prefix="lsmq-bench-") as place:
-        command = java(JARS.bring(), [_TOOL.format(name), *arguments], options=_options(Path(place)))
+        command = java(JARS.bring(), [_TOOL.format(name), *arguments], options=options(Path(place)))
         began_ns = start()
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=place, stdin=subprocess.DEVNULL
@@ -92,12 +92,12 @@ def running(directory: Path) -> Iterator[Running]:
         _SETTINGS.format(port=port, names=names, store=directory / "store", queues=_QUEUES)
     )
     (directory / "names.conf").write_text(f"listenPort={names}\n")
-    options = _options(directory)
+    given = options(directory)
     name_server = java(
-        place, ["org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(directory / "names.conf")], options=options
+        place, ["org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(directory / "names.conf")], options=given
     )
     broker = java(
-        place, ["org.apache.rocketmq.broker.BrokerStartup", "-c", str(directory / "broker.conf")], options=options
+        place, ["org.apache.rocketmq.broker.BrokerStartup", "-c", str(directory / "broker.conf")], options=given
     )
     apart: dict[str, Any] = {"environment": {"ROCKETMQ_HOME": str(directory)}, "directory": directory}
     with (
@@ -107,7 +107,7 @@ def running(directory: Path) -> Iterator[Running]:
         yield Running(f"127.0.0.1:{names}", (first, second), directory)
 
 
-def _options(directory: Path) -> list[str]:
+def options(directory: Path) -> list[str]:
     opened = [f"--add-exports=java.base/{package}=ALL-UNNAMED" for package in ("sun.nio.ch", "jdk.internal.ref")]
     opened += ["--add-opens=java.base/java.nio=ALL-UNNAMED", "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED"]
     return [f"-Duser.home={directory}", *opened]
