@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -12,9 +13,10 @@ from unittest.mock import patch
 
 import pytest
 
-from lsmq.errors import TooManyQueues, TooManyTopics
+from lsmq.errors import TooManyQueues, TooManyTopics, Unavailable
 from lsmq_node.broker import Broker, Maker, asked_from
 from lsmq_node.broker.catalog import NodeCatalog
+from lsmq_node.broker.loop_work import to_its_end
 from lsmq_node.storage import TopicOptions
 from support.waiting import PATIENCE_S, comes_true
 
@@ -81,3 +83,27 @@ def test_what_an_address_made_counts_although_it_did_not_wait_for_it(tmp_path: P
                 await broker.grow_topic("a", 11)
 
     with_node(tmp_path, test, address_share_percent=1, max_topics=100, max_queues=1_000)
+
+
+def test_what_goes_on_for_whom_is_gone_fails_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        go_on = asyncio.Event()
+
+        @to_its_end
+        async def work() -> None:
+            await go_on.wait()
+            raise Unavailable("not now")
+
+        asked = asyncio.create_task(work())
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.wait([asked])
+        go_on.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable):
+            await work()
+
+    asyncio.run(run())
+    gc.collect()
+    assert "never retrieved" not in caplog.text

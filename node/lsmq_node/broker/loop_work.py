@@ -30,6 +30,8 @@ def to_its_end(work: Callable[Given, Coroutine[Any, Any, Result]]) -> Callable[G
 
     @wraps(work)
     async def shielded(*given: Given.args, **named: Given.kwargs) -> Result:
-        return await asyncio.shield(asyncio.create_task(work(*given, **named)))
+        task = asyncio.create_task(work(*given, **named))
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # Perhaps nobody else hears of it.
+        return await asyncio.shield(task)
 
     return shielded

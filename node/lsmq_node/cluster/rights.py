@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from lsmq.errors import DocumentsFull, InvalidRequest, TooManyRights
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.state import MAX_RIGHTS_BYTES
+from lsmq_node.broker.loop_work import to_its_end
 from lsmq_node.storage import ShardStore
 
 #: Keys of the documents of a node of its own: this and what they are there.
@@ -36,11 +37,8 @@ class LocalRights:
     async def newest(self) -> None:
         """There is nothing newer elsewhere."""
 
+    @to_its_end  # What is stored has to be known.
     async def change(self, changes: Mapping[str, bytes | None], version: int) -> bool:
-        changing = asyncio.create_task(self._change(changes, version))
-        return await asyncio.shield(changing)  # Who asked may go away; what is stored has to be known.
-
-    async def _change(self, changes: Mapping[str, bytes | None], version: int) -> bool:
         async with self._changing:
             if version != self._version:
                 return False
