@@ -15,7 +15,7 @@ from lsmq_lab.local_cluster import LocalCluster
 from lsmq_node.config import InvalidConfig, NodeConfig
 from support.clusters import running_cluster
 from support.node_process import NodeProcess
-from support.waiting import eventually
+from support.waiting import comes_true, eventually
 
 from .commands import QUEUES, held, lsmq, send
 
@@ -74,6 +74,7 @@ async def test_one_that_is_stopped_or_fails_says_so_and_the_next_one_goes_on(
         assert begun.running is not None and begun.last is None
         again = await admin.start()
         assert again.running is not None and again.running.began_ms == begun.running.began_ms
+        await comes_true(lambda: bool(list(place.glob("incoming/PART-*"))), "it has begun at its place")
         printed = await asyncio.to_thread(lsmq, node.url, "backup", "create", "--to", place, code=1)
         assert "data_directory_locked" in printed, "one at a time changes a place"
         stopped = await admin.stop()
