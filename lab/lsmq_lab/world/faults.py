@@ -356,6 +356,7 @@ class Weather:
 
     def _clock(self, node: SimulatedNode, fault: Fault) -> Callable[[], object] | None:
         wrong = (-100.0, -1.0, 3.0, 5_000.0)[int(fault.lasting_s * 1e4) % 4]
+        self.cluster.clocks_were_wrong = True
         node.wrong_s += wrong
         if node.process is not None:
             node.process.wrong_s = node.wrong_s

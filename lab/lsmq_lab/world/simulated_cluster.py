@@ -203,6 +203,7 @@ class SimulatedCluster:
         self.nodes = [SimulatedNode(self, number + 1) for number in range(nodes + joiners)]
         self.founders = self.nodes[:nodes]
         self.problems: list[str] = []
+        self.clocks_were_wrong = False  # at any time
         self.client_hosts: list[str] = []
         #: Told of a node whose disk is about to become another one, and whether all of it is lost.
         self.on_disk_change: Callable[[SimulatedNode, bool], None] = lambda node, lost: None

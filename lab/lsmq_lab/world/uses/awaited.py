@@ -53,6 +53,8 @@ class Awaited(Use):
                 await transaction.send(topic, "hello", tag=_TAG, **where)
             return
         delay_ms = self.random.choice((None, None, self.random.randint(1, _MOST_DELAY_MS)))
+        if self.load.cluster.clocks_were_wrong:
+            delay_ms = None  # The time of a shard stands still until a clock that was ahead is right.
         async with Producer(client, topic) as producer:
             await producer.send_and_wait("hello", tag=_TAG, delay_ms=delay_ms, **where)
 
