@@ -127,7 +127,8 @@ class Weather:
             return
         cluster = self.cluster
         node = cluster.nodes[fault.node - 1] if fault.node else cluster.leader()
-        if fault.kind in _SILENCING and (self._silences(node) or self._silences(cluster.nodes[fault.other - 1])):
+        hit = [node, cluster.nodes[fault.other - 1]] if fault.kind == "cut" else [node]
+        if fault.kind in _SILENCING and any(map(self._silences, hit)):
             return
         if fault.kind in DESTRUCTIVE:
             if not all(each.up for each in cluster.nodes) or not cluster.whole() or self._open_testimonies():

@@ -16,6 +16,9 @@ _QUEUES_A_TURN = 50_000
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
+#: The event loop alone would let them go.
+_under_way: set[asyncio.Task[Any]] = set()
+
 
 async def in_turns(places: NDArray[np.int64]) -> AsyncIterator[NDArray[np.int64]]:
     """In pieces: the others on the loop have a turn between two."""
@@ -25,13 +28,20 @@ async def in_turns(places: NDArray[np.int64]) -> AsyncIterator[NDArray[np.int64]
         yield places[begin : begin + _QUEUES_A_TURN]
 
 
+def _over(task: asyncio.Task[Any]) -> None:
+    _under_way.discard(task)
+    if not task.cancelled():
+        task.exception()  # Perhaps nobody else hears of it.
+
+
 def to_its_end(work: Callable[Given, Coroutine[Any, Any, Result]]) -> Callable[Given, Coroutine[Any, Any, Result]]:
     """Once begun it is done, though whoever waits for it is cancelled: what is stored has to be known and told."""
 
     @wraps(work)
     async def shielded(*given: Given.args, **named: Given.kwargs) -> Result:
         task = asyncio.create_task(work(*given, **named))
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # Perhaps nobody else hears of it.
+        _under_way.add(task)
+        task.add_done_callback(_over)
         return await asyncio.shield(task)
 
     return shielded

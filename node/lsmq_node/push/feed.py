@@ -66,7 +66,8 @@ class Feed:
         self._shared_at = float("-inf")
         self._sharing_s = 0.0
         self._led: dict[int, LedPart] = {}  # by their first queue
-        self._leaders: list[LeaderElsewhere] = []  # as the streams know them
+        #: Of the topic's shards that this node does not lead, who does, as far as it knows.
+        self.leaders: list[LeaderElsewhere] = []
 
     # Streams
 
@@ -136,6 +137,7 @@ class Feed:
 
     def refresh(self) -> None:
         """Begin with shards that are led here now, and drop those that are not, or not in the same epoch."""
+        elsewhere: dict[int, LeaderElsewhere] = {}
         for queues in numbered_ranges(self.topic, self._topology.home_shards):
             leads, led = self._topology.leadership(queues.shard), self._led.get(queues.first)
             if led is not None and not (leads.here and leads.epoch == led.epoch):
@@ -144,20 +146,12 @@ class Feed:
                 port, make = self._topology.port(queues.shard), partial(LedPart, self._service, self, queues)
                 self._service.begin(port, make, (self, queues.first))
             if not leads.here:
+                elsewhere[queues.shard] = [queues.shard, leads.epoch, leads.url]
                 self._end_whole(queues.shard)
-        if (leaders := self.leaders()) != self._leaders:
-            self._leaders = leaders
+        if (leaders := list(elsewhere.values())) != self.leaders:
+            self.leaders = leaders
             for stream in self.streams.values():
                 stream.changed()
-
-    def leaders(self) -> list[LeaderElsewhere]:
-        """Of the topic's shards that this node does not lead, who does, as far as it knows."""
-        found = []
-        for queues in numbered_ranges(self.topic, self._topology.home_shards):
-            leads = self._topology.leadership(queues.shard)
-            if not leads.here and [queues.shard, leads.epoch, leads.url] not in found:
-                found.append([queues.shard, leads.epoch, leads.url])
-        return found
 
     def began(self, led: LedPart) -> None:
         """The node leads a part, or goes on with it."""

@@ -90,9 +90,9 @@ class PushStream(HeldStream):
         if not np.array_equal(before, self._told):
             await self._tell("queues", _ranges(self._told))
         # Whoever has come by what he knew of leaders hears that these are others: it may be all that is sent to him.
-        if not self.options.whole and (leaders := self.feed.leaders()) != self._leaders_told:
-            self._leaders_told = leaders
-            await self._tell("leaders", leaders)
+        if not self.options.whole and self.feed.leaders != self._leaders_told:
+            self._leaders_told = self.feed.leaders
+            await self._tell("leaders", self._leaders_told)
 
     async def _send_messages(self, session: FetchSession) -> None:
         """Send what there is and what comes, until something else is to be done first."""
