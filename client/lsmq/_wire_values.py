@@ -124,20 +124,27 @@ def text_or_base64(name: str, value: bytes) -> dict[str, str]:
         return {f"{name}_b64": base64.b64encode(value).decode()}
 
 
-def key_field(key: str | bytes | None) -> dict[str, str | None]:
-    """A message's key for JSON; one of bytes is always base64, so that it comes back as bytes."""
-    return {"key_b64": base64.b64encode(key).decode()} if isinstance(key, bytes) else {"key": key}
+def content_fields(message: Message) -> dict[str, Any]:
+    """What was sent, for JSON: as the HTTP API has it. What a message seldom has is there where it has it.
 
-
-def subpriority_field(subpriority: int) -> dict[str, int]:
-    """A message's subpriority for JSON; nothing where it has none."""
-    return {"subpriority": subpriority} if subpriority else {}
-
-
-def headers_field(headers: Iterable[tuple[str, bytes]]) -> dict[str, Any]:
-    """A message's headers for JSON; nothing where it has none."""
-    found = [{"name": name, **text_or_base64("value", value)} for name, value in headers]
-    return {"headers": found} if found else {}
+    A key of bytes is always base64, so that it comes back as bytes.
+    """
+    key = message.key
+    seldom: dict[str, Any] = {
+        "type": message.type,
+        "subpriority": message.subpriority or None,
+        "expires_ms": message.expires_ms,
+        "delete": message.delete or None,
+        "headers": [{"name": name, **text_or_base64("value", value)} for name, value in message.headers] or None,
+    }
+    return {
+        **({"key_b64": base64.b64encode(key).decode()} if isinstance(key, bytes) else {"key": key}),
+        "tag": message.tag,
+        "priority": message.priority,
+        "properties": dict(message.properties),
+        **{name: value for name, value in seldom.items() if value is not None},
+        **text_or_base64("body", message.body),
+    }
 
 
 def check_max_messages(max_messages: int) -> None:

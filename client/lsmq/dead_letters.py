@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lsmq._paths import topic_path
-from lsmq._wire_values import headers_field, key_field, message_from_dict, text_or_base64
+from lsmq._wire_values import content_fields, message_from_dict
 from lsmq.client import Client
 from lsmq.errors import InvalidRequest
 from lsmq.producer import Producer
@@ -104,11 +104,8 @@ class DeadLetter:
             "reason": self.reason,
             "cut": self.is_cut,
             "dead_since_ms": message.stored_ms,
-            **key_field(message.key),
-            "tag": message.tag,
+            **content_fields(message),
             "properties": own_properties(message),
-            **headers_field(message.headers),
-            **text_or_base64("body", message.body),
         }
 
 

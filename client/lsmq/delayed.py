@@ -16,12 +16,9 @@ from typing import Any
 from lsmq._paths import quoted, topic_path
 from lsmq._receipts import Sent
 from lsmq._wire_values import (
-    headers_field,
-    key_field,
+    content_fields,
     message_from_dict,
     queue_number,
-    subpriority_field,
-    text_or_base64,
 )
 from lsmq.client import Client
 from lsmq.errors import InvalidRequest, UnknownMessage
@@ -63,14 +60,7 @@ class DelayedMessage:
             "topic": message.topic,
             "queue": message.queue if message.queue_name is None else message.queue_name,
             "stored_ms": message.stored_ms,
-            **key_field(message.key),
-            "tag": message.tag,
-            "priority": message.priority,
-            **subpriority_field(message.subpriority),
-            "properties": dict(message.properties),
-            **headers_field(message.headers),
-            "delete": message.delete,
-            **text_or_base64("body", message.body),
+            **content_fields(message),
         }
 
 

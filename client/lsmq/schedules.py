@@ -16,12 +16,9 @@ from lsmq._message_parts import Body
 from lsmq._paths import quoted, topic_path
 from lsmq._transaction import message_fields
 from lsmq._wire_values import (
-    headers_field,
-    key_field,
+    content_fields,
     message_from_dict,
     queue_number,
-    subpriority_field,
-    text_or_base64,
 )
 from lsmq.client import Client
 from lsmq.errors import InvalidRequest, UnknownSchedule
@@ -40,6 +37,7 @@ class ScheduleInfo:
         count: how many times there were.
         message: what is sent, without offset and id; in a named topic its queue is -1, and ``queue_name`` says which.
             What comes has the properties ``schedule``, the name, and ``scheduled_ms``, the time, besides.
+        ttl_ms: how long each lives, milliseconds; 0 where they do not expire.
     """
 
     name: str
@@ -50,6 +48,7 @@ class ScheduleInfo:
     last_ms: int
     count: int
     message: Message
+    ttl_ms: int = 0
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any], topic: str) -> ScheduleInfo:
@@ -63,6 +62,7 @@ class ScheduleInfo:
             last_ms=int(fields["last_ms"]),
             count=int(fields["count"]),
             message=replace(message_from_dict(given), topic_id=0, queue=queue_number(given["queue"]), offset=-1),
+            ttl_ms=int(given.get("ttl_ms") or 0),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,14 +78,8 @@ class ScheduleInfo:
             "last_ms": self.last_ms,
             "count": self.count,
             "queue": message.queue if message.queue_name is None else message.queue_name,
-            **key_field(message.key),
-            "tag": message.tag,
-            "priority": message.priority,
-            **subpriority_field(message.subpriority),
-            "properties": dict(message.properties),
-            **headers_field(message.headers),
-            "delete": message.delete,
-            **text_or_base64("body", message.body),
+            **content_fields(message),
+            **({"ttl_ms": self.ttl_ms} if self.ttl_ms else {}),
         }
 
 

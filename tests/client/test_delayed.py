@@ -257,3 +257,20 @@ def test_a_schedule_of_the_command_line_has_the_queue_that_the_topic_knows(
         assert sync.Schedules(client, topic_name).get("s").message.queue == 3
         assert put(f"{topic_name}.named", "3").startswith("next: "), "a name may be a number"
         assert sync.Schedules(client, f"{topic_name}.named").get("s").message.queue_name == "3"
+
+
+async def test_json_shows_all_that_a_message_has(shared_node: NodeProcess, topic_name: str) -> None:
+    said = {"key": b"\xff", "tag": "t", "type": "refund", "priority": 3, "subpriority": 2}
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues=1)
+        async with Producer(client, topic_name) as producer:
+            await producer.send_and_wait("pay", delay_ms=HOUR_MS, ttl_ms=2 * HOUR_MS, headers=[("h", b"\xff")], **said)
+        (delayed,) = [each async for each in DelayedMessages(client, topic_name).read()]
+        schedule = await Schedules(client, topic_name).put("s", "@yearly", "pay", ttl_ms=1, **said)
+        for shown in (delayed.to_dict(), schedule.to_dict()):
+            assert {name: shown.get(name) for name in said} == {**said, "key": None}
+            assert (shown["key_b64"], shown["body"]) == ("/w==", "pay")
+        assert delayed.to_dict()["expires_ms"] == delayed.due_ms + 2 * HOUR_MS
+        assert schedule.to_dict()["ttl_ms"] == 1
+        assert delayed.to_dict()["headers"] == [{"name": "h", "value_b64": "/w=="}]
+        await Schedules(client, topic_name).delete("s")

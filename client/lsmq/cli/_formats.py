@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from lsmq._wire_values import headers_field, key_field, subpriority_field, text_or_base64
+from lsmq._wire_values import content_fields
 from lsmq.cli.render import time_text
 from lsmq.record_batch import Message
 
@@ -54,26 +54,14 @@ def formatter(text: str) -> Formatter:
 
 def to_dict(message: Message) -> dict[str, Any]:
     """The message as the HTTP API's JSON has it, and its topic."""
-    fields: dict[str, Any] = {
+    return {
         "topic": message.topic,
         "queue": message.queue if message.queue_name is None else message.queue_name,
         "offset": message.offset,
         "id": message.id,
-        **key_field(message.key),
-        "tag": message.tag,
-        "priority": message.priority,
-        **subpriority_field(message.subpriority),
-        "properties": dict(message.properties),
         "stored_ms": message.stored_ms,
-        **headers_field(message.headers),
+        **content_fields(message),
     }
-    if message.type is not None:
-        fields["type"] = message.type
-    if message.expires_ms is not None:
-        fields["expires_ms"] = message.expires_ms
-    if message.delete:
-        fields["delete"] = True
-    return {**fields, **text_or_base64("body", message.body)}
 
 
 def _template(text: str) -> Formatter:

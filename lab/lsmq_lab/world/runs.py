@@ -297,6 +297,7 @@ def _play_and_tell(
     writing: int,
 ) -> NoReturn:
     resource.setrlimit(resource.RLIMIT_CPU, (_cpu_limit_s(), _cpu_limit_s()))
+    gc.disable()  # The process ends with the seed: what a world leaves is not worth a look.
     try:
         if before is not None:
             before()

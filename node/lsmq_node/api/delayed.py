@@ -101,7 +101,7 @@ def _id(call: Call, text: str) -> DelayedId:
 def _rendered(topic: StoredTopic, shard: int, found: PendingMessage, form: Format) -> dict[str, Any]:
     header, body = found.record[: found.header_length], found.record[found.header_length :]
     rest = found.priority, found.stored_ms, found.flags, form
-    message = render_message(topic.id, found.queue, 0, header, body, *rest)
+    message = render_message(topic.id, found.queue, 0, header, body, *rest, found.expires_ms)
     if topic.named:
         message["queue"] = name_of(header)
     due_ms, offset = found.place

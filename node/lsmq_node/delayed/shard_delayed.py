@@ -54,7 +54,10 @@ _log = structlog.get_logger("lsmq.delayed")
 
 
 class PendingMessage(NamedTuple):
-    """One that is not due yet. ``record`` are its header and body, of which the header takes ``header_length``."""
+    """One that is not due yet. ``record`` are its header and body, of which the header takes ``header_length``.
+
+    ``expires_ms``: when it expires, 0 for never.
+    """
 
     place: DuePlace
     queue: int
@@ -63,6 +66,7 @@ class PendingMessage(NamedTuple):
     flags: int
     header_length: int
     record: bytes
+    expires_ms: int = 0
 
 
 class Moved(NamedTuple):
@@ -450,13 +454,23 @@ def _messages(records: SortedRecords, topic_id: int) -> list[PendingMessage]:
         column(Column.PRIORITY),
         column(Column.FLAGS),
         column(Column.HEADER_LENGTH),
+        column(Column.EXPIRES_MS),
         starts,
         ends,
         strict=True,
     )
     return [
-        PendingMessage((due, offset), target & 0xFFFFFFFF, stored, priority, flags, header, payload[start:end])
-        for due, offset, target, stored, priority, flags, header, start, end in rows
+        PendingMessage(
+            (due, offset),
+            target & 0xFFFFFFFF,
+            stored,
+            priority,
+            flags,
+            header,
+            payload[start:end],
+            due + expires if 0 < expires <= MAX_TTL_MS else expires,  # it lives from when it is due
+        )
+        for due, offset, target, stored, priority, flags, header, expires, start, end in rows
     ]
 
 
