@@ -308,20 +308,10 @@ def storm(seed: int, *, rate: float = 4.0, careless: bool = False) -> Group:
     while group.now < 20.0:
         group.run(random.expovariate(rate))
         name = random.choice(list(group.voters))
-        voter, now = group.voters[name], group.newest()
+        now = group.newest()
         match random.randrange(12):
-            case 0 | 1:
-                if voter.core is not None:
-                    group.crash(name, heard=random.random() < 0.8)
-            case 2 | 3:
-                if voter.core is None:
-                    group.start(name)
-            case 4:
-                group.pause(name, random.expovariate(1.0))
-            case 5:
-                group.isolate(name)
-            case 6:
-                group.heal()
+            case fault if fault < 7:
+                group.befall(random, name, fault)
             case 7:
                 group.tell()
             case 8:
@@ -332,8 +322,7 @@ def storm(seed: int, *, rate: float = 4.0, careless: bool = False) -> Group:
                 group.change(voters={**now.voters, name: name}, learners={})
             case _:
                 group.tell()
-        for _ in range(random.randrange(4)):
-            group.propose(b"x" * random.choice([10, 200, 2000]))
+        group.work(random)
         group.check_logs()
     return group
 

@@ -26,29 +26,17 @@ def storm(seed: int, *, seconds: float = 20.0, faults: Sequence[int] = range(9),
     while group.now < end:
         group.run(random.expovariate(rate))
         name = random.choice(names)
-        voter = group.voters[name]
         match random.choice(faults):
-            case 0 | 1:
-                if voter.core is not None:
-                    group.crash(name, heard=random.random() < 0.8)
-            case 2 | 3:
-                if voter.core is None:
-                    group.start(name)
-            case 4:
-                group.pause(name, random.expovariate(1.0))
-            case 5:
-                group.isolate(name)
-            case 6:
-                group.heal()
+            case fault if fault < 7:
+                group.befall(random, name, fault)
             case 7:
-                voter.disk.sync_s = random.choice([0.0005, 0.01, 0.1, 0.4])
+                group.voters[name].disk.sync_s = random.choice([0.0005, 0.01, 0.1, 0.4])
             case _:
                 leader = group.leader()
                 core = None if leader is None else group.voters[leader].core
                 if core is not None and random.random() < 0.3:
                     core.resign(group.now)
-        for _ in range(random.randrange(4)):
-            group.propose(b"x" * random.choice([10, 200, 2000]))
+        group.work(random)
         group.check_logs()
     return group
 

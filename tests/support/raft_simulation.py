@@ -246,6 +246,28 @@ class Group:
         for name in self.voters:
             self._meet(name)
 
+    def befall(self, random: Random, name: str, fault: int) -> None:
+        """A voter's fault, 0 to 6: it crashes, starts, is paused, is cut off, or all are together again."""
+        running = self.voters[name].core is not None
+        match fault:
+            case 0 | 1:
+                if running:
+                    self.crash(name, heard=random.random() < 0.8)
+            case 2 | 3:
+                if not running:
+                    self.start(name)
+            case 4:
+                self.pause(name, random.expovariate(1.0))
+            case 5:
+                self.isolate(name)
+            case 6:
+                self.heal()
+
+    def work(self, random: Random) -> None:
+        """Some commands."""
+        for _ in range(random.randrange(4)):
+            self.propose(b"x" * random.choice([10, 200, 2000]))
+
     def leader(self) -> str | None:
         """Who leads in the highest term and is ready."""
         ready = [voter.core for voter in self.voters.values() if voter.core is not None and voter.core.ready]
