@@ -277,13 +277,13 @@ class Router:
         self._refresher.start()
         if topic is not None:
             look = look or partial(self._refresher.glance, topic.name, beside=url)
-            request["topic_id"] = topic.id
+            request.setdefault("topic_id", topic.id)
         assert look is not None
         try:
             async with LeaderWatch(self.table, partial(self._moved, shards, url), look, silence_s):
                 return await self._transport.request(method, url + path, timeout_s=timeout_s, **request)
         except NotLeader as error:
-            self._heed(error, shards)
+            self.heed(error, shards)
             raise
         except TimeoutError:
             raise TimedOut(
@@ -305,7 +305,8 @@ class Router:
         """Whether one of ``shards`` is known to be led by another node than ``url``."""
         return any(self.table.leadership(shard).url not in (url, None) for shard in shards)
 
-    def _heed(self, error: NotLeader, shards: Sequence[int]) -> None:
+    def heed(self, error: NotLeader, shards: Sequence[int]) -> None:
+        """What such an answer of a node that was asked as the leader of ``shards`` says is known from now on."""
         shard = error.details.get("shard", shards[0] if len(shards) == 1 else None)
         leader = error.details.get("leader_url") or error.details.get("leader")
         epoch = error.details.get("epoch")

@@ -22,15 +22,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import astuple, dataclass
 from operator import add
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
 
 from lsmq import runtime
+from lsmq._bundles import Bundles
 from lsmq._outages import Attempts
-from lsmq._paths import topic_path
 from lsmq._receipts import NamedPendingBatch, PendingBatch
 from lsmq._retries import Backoff, Deadline, maybe_carried_out
-from lsmq._router import Router
-from lsmq._transport import BATCH, NAMED_BATCH
 from lsmq.background_tasks import as_lsmq_error
 from lsmq.errors import (
     ClientClosed,
@@ -105,7 +102,7 @@ class ShardSender:
 
     def __init__(
         self,
-        router: Router,
+        bundles: Bundles,
         topic: Topic,
         shard: int,
         options: SenderOptions,
@@ -125,7 +122,8 @@ class ShardSender:
         self.failed_batches = 0
         self.repeats = 0
         self.lost_state = 0
-        self._router = router
+        self._router = bundles.router
+        self._bundles = bundles
         self._topic = topic
         self._options = options
         self._on_closed = on_closed
@@ -137,7 +135,7 @@ class ShardSender:
         self._closing = False
         self.broken = False
         self._tracing = tracing
-        self._attempts = Attempts(router.outages, f"sending to topic {topic.name!r}")
+        self._attempts = Attempts(self._router.outages, f"sending to topic {topic.name!r}")
         self._new_identity()
 
     @property
@@ -190,15 +188,16 @@ class ShardSender:
     async def run(self) -> None:
         """Send batches until stopped. Batches left over when it is cancelled or breaks fail."""
         try:
-            while (batch := await self._next()) is not None:
-                self._flying = batch
-                try:
-                    await self._deliver(batch)
-                except Exception as error:
-                    self._new_identity()  # Nobody knows whether its sequence number was used.
-                    if not batch.settled:
-                        self._fail(batch, as_lsmq_error(error, f"sending to topic {self._topic.name!r}"))
-                self._flying = None
+            with self._bundles.sender(self.shard):
+                while (batch := await self._next()) is not None:
+                    self._flying = batch
+                    try:
+                        await self._deliver(batch)
+                    except Exception as error:
+                        self._new_identity()  # Nobody knows whether its sequence number was used.
+                        if not batch.settled:
+                            self._fail(batch, as_lsmq_error(error, f"sending to topic {self._topic.name!r}"))
+                    self._flying = None
         finally:
             self.broken = True
             self._attempts.end()
@@ -313,25 +312,20 @@ class ShardSender:
         """One request to the shard's leader; the offsets it gave, when it stored the batch, and the numbers of queues
         with names, and which messages are repeats by their ids."""
         options = self._options
-        asked = {name: value for name, value in (("ack", options.ack), ("flush", options.flush)) if value}
-        query = f"?{urlencode(asked)}" if asked else ""
         self.attempts += 1
-        answer = await self._router.attempt(
+        answer = await self._bundles.send(
             self._topic,
             leader,
-            (self.shard,),
-            "POST",
-            f"{topic_path(self._topic.name)}/batches{query}",
+            self.shard,
+            packed,
+            asked={name: value for name, value in (("ack", options.ack), ("flush", options.flush)) if value},
             timeout_s=deadline.attempt_s(options.request_timeout_ms / 1000),
-            body=packed,
-            content_type=NAMED_BATCH if self._topic.named else BATCH,
-            accept=BATCH,
             trace=trace,
         )
-        stored = RecordBatch(answer.body, source=f"answer of {leader}")
+        stored = RecordBatch(answer.packed, source=f"answer of {leader}")
         if stored.record_count != record_count:
             raise InvalidBatch(f"{leader} gave {stored.record_count} offsets for a batch of {record_count} messages")
-        self.repeats += "Lsmq-Duplicate" in answer.headers
+        self.repeats += answer.duplicate
         return stored
 
     def _note_lost_state(self, leader: str | None, error: LsmqError) -> None:

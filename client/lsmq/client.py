@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 from urllib.parse import urlsplit
 
 from lsmq._asking import Asking
+from lsmq._bundles import Bundles
 from lsmq._credentials import Credentials
 from lsmq._deletes import DeleteRequests, Place
 from lsmq._extras import tracing_of, zookeeper_source
@@ -73,9 +74,8 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
     file ``ca`` (left out: those of the system), and shown the certificate ``cert`` with its private ``cert_key``; or
     ``LSMQ_CA``, ``LSMQ_CERT`` and ``LSMQ_CERT_KEY`` in the environment. Files are read again when they change.
 
-    Routes are looked at again every ``refresh_s``, and at once when a leader does not answer or is none any
-    more. What ZooKeeper said is kept in ``cache_dir`` (left out: in ``~/.cache/lsmq``; empty: nowhere), for a
-    start while ZooKeeper is away.
+    Routes are looked at again every ``refresh_s``, and at once when a leader does not answer or is none any more. What
+    ZooKeeper said is kept in ``cache_dir`` (left out: ``~/.cache/lsmq``; empty: nowhere), for starts without it.
 
     Every method that asks a node tries again on failures that may pass, on other nodes where it knows any,
     until ``deadline_ms`` is over; then it raises the last error. ``request_timeout_ms`` bounds one attempt.
@@ -144,11 +144,13 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
             source=source,
             outages=self._outages,
         )
+        self._bundles = Bundles(self._router)
 
     async def close(self) -> None:
         """Close the connections. Close producers and consumers first; what they still do will fail."""
         if self._requests is not None:
             await self._requests.close()
+        await self._bundles.close()
         await self._router.close()
         await self._transport.close()
 

@@ -563,7 +563,7 @@ class Producer:
         if sender is None:
             identity = None if self._identity_of is None else self._identity_of(shard)
             sender = self._senders[shard] = ShardSender(
-                self._client._router,
+                self._client._bundles,
                 self._topic,
                 shard,
                 self._options,

@@ -274,7 +274,7 @@ class PushStreams:
             self._attempts.failed(error, (url,))
             self.reconnects += 1
             if isinstance(error, NotLeader):
-                self._router._heed(error, ())
+                self._router.heed(error, ())
             self._router._refresher.look_around(self.topic.name, beside=url)
             await backoff.pause(deadline)
 

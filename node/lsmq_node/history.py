@@ -37,7 +37,7 @@ COLUMNS: Final = (
     "shards_not_in_sync",
     "parts_stopped",
 )
-_SENDING = ("sendMessages", "sendBatch")
+_SENDING = ("sendMessages", "sendBatch", "sendBatches")
 
 
 class NodeHistory:

@@ -37,7 +37,7 @@ MAX_WAITING_SPANS = 2_048
 _EXPORT_TIMEOUT_S = 5
 _NOT_DELAYED_S = 0.001  # by a limit: most requests never are
 #: Operations that store, and that deliver: spans have their names of these. Others are named as the operation is.
-_STORES = frozenset({"sendBatch", "sendMessages"})
+_STORES = frozenset({"sendBatch", "sendBatches", "sendMessages"})
 _DELIVERS = frozenset({"fetchBatches", "readMessages", "popMessages"})
 _PROPAGATOR = TraceContextTextMapPropagator()
 

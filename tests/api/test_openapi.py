@@ -22,7 +22,7 @@ from .calls import Api
 
 METHODS = ("get", "put", "post", "patch", "delete")
 #: Streams and batches have tests of their own.
-NOT_JSON = {"sendBatch", "readSnapshotFile", "push", "acknowledgePush"}
+NOT_JSON = {"sendBatch", "sendBatches", "readSnapshotFile", "push", "acknowledgePush"}
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from lsmq import (
     UnknownProducer,
     UnknownQueue,
 )
+from lsmq._bundles import Bundles
 from lsmq._retries import Deadline
 from lsmq._router import Router
 from lsmq._transport import Response
@@ -62,6 +63,7 @@ class PlayedNode(Client):
         self.gate = asyncio.Event()
         self.gate.set()
         self._router = PlayedRouter(self)
+        self._bundles = Bundles(self._router)
 
     async def topic(self, name: str) -> Topic:
         return self.described

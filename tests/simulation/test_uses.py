@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lsmq._bundles import Bundles
 from lsmq_lab.world.runs import in_child, prepare, uses_of
 from lsmq_lab.world.uses import USES
 from lsmq_node.delayed import shard_delayed
@@ -100,6 +101,15 @@ def what_comes_during_a_look_is_forgotten(patch: Patch) -> None:
     patch.setattr(WaitingQueues, "found", forgets)
 
 
+def answers_of_a_bundle_are_exchanged(patch: Patch) -> None:
+    ask = Bundles._ask
+
+    async def exchanged(self: Bundles, *given: Any) -> list[Any]:
+        return (await ask(self, *given))[::-1]
+
+    patch.setattr(Bundles, "_ask", exchanged)
+
+
 BROKEN: dict[str, Callable[[Patch], None]] = {
     "awaited": what_comes_during_a_look_is_forgotten,
     "bounded": queues_hold_twice_their_bytes,
@@ -111,6 +121,7 @@ BROKEN: dict[str, Callable[[Patch], None]] = {
     "ring": trims_leave_a_message,
     "scheduled": the_first_time_comes_twice,
     "short-lived": nothing_expires,
+    "together": answers_of_a_bundle_are_exchanged,
     "urgent": priorities_are_one,
 }
 

@@ -102,6 +102,7 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         # messages
         "sendMessages": _needs(topic=_W),
         "sendBatch": _needs(topic=_W),
+        "sendBatches": _needs(topic=_W),
         "takeProducer": _needs(topic=_W),
         "readMessages": _needs(topic=_R),
         "fetchBatches": _needs(topic=_R),

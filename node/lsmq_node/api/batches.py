@@ -6,6 +6,7 @@ are written, whole table blocks leave by sendfile without passing through this p
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from lsmq.errors import (
     DiskFull,
     InvalidBatch,
     InvalidRequest,
+    LsmqError,
     MessageTooLarge,
     NotEnoughReplicas,
     NotLeader,
@@ -38,11 +40,22 @@ from lsmq.errors import (
 )
 from lsmq.record_batch import Column, Flag
 from lsmq.topics import FETCH_SESSION_HEADER
-from lsmq_node.broker import Fetched, FetchRequest, ProduceRequest, ReadFrom
+from lsmq_node.broker import Fetched, FetchRequest, Hold, ProduceRequest, ReadFrom
+from lsmq_node.storage import StoredTopic
 from lsmq_node.storage.columns import encode_columns, encode_one
 
 from . import schemas
-from .codec import BATCH_TYPE, BATCHES_TYPE, NAMED_BATCH_TYPE, media_type
+from .codec import (
+    BATCH_TYPE,
+    BATCHES_TYPE,
+    MSGPACK_TYPE,
+    NAMED_BATCH_TYPE,
+    Format,
+    encode,
+    media_type,
+    request_format,
+)
+from .failures import error_fields
 from .filters import FILTER_FIELDS, filter_of
 from .routing import FROM, Call, Content, Parameter, Routes
 from .selecting import SELECTING, selected_of
@@ -96,18 +109,59 @@ async def send_batch(call: Call) -> web.StreamResponse:
     up to ten years, or a time) is after the answer's `STORED_MS` comes later; its `OFFSET` is part of its id.
     """
     topic = await call.topic()
-    broker, ack, flush = call.broker, call.ack(call.query["ack"]), call.flush(call.query["flush"])
     wanted = NAMED_BATCH_TYPE if topic.named else BATCH_TYPE
     if (found := media_type(call.request)) != wanted:
         raise InvalidRequest(f"Content-Type is {found!r}; a batch for topic {topic.name!r} is sent as {wanted}")
+    stored, duplicate = await _store(call, topic, await call.body(), call.hold)
+    headers = {"Content-Type": BATCH_TYPE}
+    if duplicate:
+        headers["Lsmq-Duplicate"] = "1"
+    return web.Response(body=stored, headers=headers)
+
+
+@ROUTES.post(
+    "/v1/batches",
+    Content("What became of each batch, in their order.", schemas.STORED_BATCHES, media_types=(MSGPACK_TYPE,)),
+    parameters=(_ACK, _FLUSH),
+    request=Content("Batches.", schemas.SEND_BATCHES, media_types=(MSGPACK_TYPE,)),
+)
+async def send_batches(call: Call) -> web.StreamResponse:
+    """Send record batches of several topics.
+
+    Each is stored, or refused, by itself, as one that is sent alone; the answer comes when all are done. Two batches
+    of one producer are not sent together: which of them is stored first is not said.
+    """
+    if request_format(call.request) is not Format.MSGPACK:
+        raise InvalidRequest(f"batches are bytes, which JSON has not; send {MSGPACK_TYPE} as Content-Type")
+    batches = (await call.checked_document())["batches"]
+    work = [_outcome(call, each["topic"], each.get("topic_id"), each["batch"]) for each in batches]
+    return web.Response(
+        body=encode({"results": await asyncio.gather(*work)}, Format.MSGPACK), headers={"Content-Type": MSGPACK_TYPE}
+    )
+
+
+async def _outcome(call: Call, name: str, topic_id: int | None, batch: str | bytes) -> dict[str, Any]:
+    packed = batch.encode(errors="surrogatepass") if isinstance(batch, str) else batch
+    try:
+        topic = await call.topic(name, topic_id)
+        with call.broker.budget.hold(call.hold.client) as hold:
+            stored, duplicate = await _store(call, topic, packed, hold)
+    except LsmqError as error:
+        return error_fields(error)
+    return {"batch": stored, "duplicate": duplicate}
+
+
+async def _store(call: Call, topic: StoredTopic, body: bytes, hold: Hold) -> tuple[bytes, bool]:
+    """Have a batch stored: what it is answered with, and whether it had been stored before."""
+    broker, ack, flush = call.broker, call.ack(call.query["ack"]), call.flush(call.query["flush"])
     columns: dict[int, NDArray[Any] | int]
     if topic.named:
-        shard, names, batch = await broker.unpack_named(topic, await call.body(), call.hold)
+        shard, names, batch = await broker.unpack_named(topic, body, hold)
         request = ProduceRequest(topic, ((shard, batch),), ack, flush, (names,))
         ((appended, numbers),) = await broker.produce_named(request)
         columns = {Column.QUEUE: numbers}
     else:
-        part = await broker.unpack(topic, await call.body(), call.hold)
+        part = await broker.unpack(topic, body, hold)
         (appended,) = await broker.produce(ProduceRequest(topic, (part,), ack, flush))
         columns = {}
     columns |= {Column.OFFSET: np.maximum(appended.offsets, 0), Column.STORED_MS: appended.stored_ms}
@@ -116,10 +170,7 @@ async def send_batch(call: Call) -> web.StreamResponse:
         flags |= appended.repeats * np.uint8(Flag.REPEAT)
     if flags.any():
         columns[Column.FLAGS] = flags
-    headers = {"Content-Type": BATCH_TYPE}
-    if appended.duplicate:
-        headers["Lsmq-Duplicate"] = "1"
-    return web.Response(body=encode_columns(len(appended.offsets), columns), headers=headers)
+    return encode_columns(len(appended.offsets), columns), appended.duplicate
 
 
 def elsewhere_batches(found: Fetched) -> Iterator[bytes]:

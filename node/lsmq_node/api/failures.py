@@ -40,12 +40,17 @@ def error_answer(request: web.BaseRequest, error: LsmqError, status: int | None 
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, ReadElsewhere):
         headers["Location"] = f"{error.details['url']}{request.path_qs}"
-    response = answer(request, {"error": _as_text(error.to_dict())}, status, headers)
+    response = answer(request, error_fields(error), status, headers)
     if isinstance(error, TooManyConnections):
         response.force_close()
     if status == 413:
         response.force_close()  # Rather than read and throw away the rest of what is too large.
     return response
+
+
+def error_fields(error: LsmqError) -> dict[str, Any]:
+    """``{"error": {...}}``, as it can be sent."""
+    return {"error": _as_text(error.to_dict())}
 
 
 def _as_text(value: Any) -> Any:

@@ -246,8 +246,8 @@ class Call:
             case _:
                 assert_never(kind)
 
-    async def topic(self, name: str | None = None) -> StoredTopic:
-        """The topic of this name, or of the path's, and no other that is meant; see :meth:`Broker.topic`.
+    async def topic(self, name: str | None = None, meant: int | None = None) -> StoredTopic:
+        """The topic of this name, or of the path's, and no other that is meant, by its id; see :meth:`Broker.topic`.
 
         Raises ``Forbidden`` first.
         """
@@ -255,7 +255,7 @@ class Call:
         given = self.request.headers.get(TOPIC_ID_HEADER)
         if given is not None and not _INTEGER.fullmatch(given):
             raise InvalidRequest(f"{TOPIC_ID_HEADER} is {given!r}; it must be a topic's id", field=TOPIC_ID_HEADER)
-        meant = None if given is None else int(given)
+        meant = meant if given is None else int(given)
         return await self.broker.topic(self.request.match_info["topic"] if name is None else name, meant)
 
     def queue(self, topic: StoredTopic) -> int | str:

@@ -28,6 +28,8 @@ FLUSH: Schema = {
     "the disk within `flush_interval_ms`. Where neither request nor topic says so, the node's `flush_mode` does.",
 }
 TIME_MS: Schema = integer(0, 2**63 - 1)
+#: Of several topics, in one request.
+_MAX_BATCHES = 1_000
 
 
 ERROR: Schema = object_of(
@@ -435,6 +437,44 @@ def packed_list(items: Schema, width: str, most: Limit | None = None) -> Schema:
     bounds: dict[str, Any] = {} if most is None else {"minItems": 1, "maxItems": most}
     least: dict[str, Any] = {} if most is None else {"minLength": 1}
     return {"anyOf": [list_of(items, **bounds), text(f"msgpack bin: {width}.", or_bin=True, **least)]}
+
+
+SEND_BATCHES: Schema = object_of(
+    {
+        "batches": list_of(
+            object_of(
+                {
+                    "topic": text("Name of the topic."),
+                    "topic_id": integer(0, null=True, description="Its id: no other topic of the name is meant."),
+                    "batch": text("msgpack bin: a batch as it is sent to the topic alone.", or_bin=True),
+                },
+                required=("topic", "batch"),
+            ),
+            minItems=1,
+            maxItems=_MAX_BATCHES,
+        )
+    }
+)
+
+STORED_BATCHES: Schema = object_of(
+    {
+        "results": list_of(
+            {
+                "anyOf": [
+                    object_of(
+                        {
+                            "batch": text(
+                                "msgpack bin: what a batch that is sent alone is answered with.", or_bin=True
+                            ),
+                            "duplicate": flag("The producer's batch had been stored before."),
+                        }
+                    ),
+                    ERROR,
+                ]
+            }
+        )
+    }
+)
 
 
 def queues_and_offsets(most: str) -> dict[str, Schema]:

@@ -15,13 +15,27 @@ from .pushed import Pushed
 from .ring import Ring
 from .scheduled import Scheduled
 from .short_lived import ShortLived
+from .together import Together
 from .urgent import Urgent
 from .use import Use
 
 #: By name.
 USES: dict[str, type[Use]] = {
     use.name: use
-    for use in (Awaited, Bounded, Compacted, Deduplicated, Delayed, Named, Pushed, Ring, Scheduled, ShortLived, Urgent)
+    for use in (
+        Awaited,
+        Bounded,
+        Compacted,
+        Deduplicated,
+        Delayed,
+        Named,
+        Pushed,
+        Ring,
+        Scheduled,
+        ShortLived,
+        Together,
+        Urgent,
+    )
 }
 
 __all__ = ["USES", "Use"]

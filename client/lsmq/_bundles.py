@@ -1,0 +1,177 @@
+"""Batches of several producers on their way to one shard, together: many small topics pay for one request.
+
+Batches that set out for the same shard in the same turn of the event loop, and are acknowledged alike, go in one
+request, each with a fate of its own. One that sets out by itself goes as a request of its own, and so does what is
+large, is traced, or goes to a node of a release that takes no bundles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
+
+from lsmq import runtime
+from lsmq._paths import topic_path
+from lsmq._router import Router
+from lsmq._transport import BATCH, MSGPACK, NAMED_BATCH
+from lsmq.background_tasks import BackgroundTasks
+from lsmq.errors import InvalidBatch, LsmqError, MethodNotAllowed, NotLeader, Unavailable, UnknownPath, from_dict
+from lsmq.topics import Topic
+
+_SMALL_BYTES = 32 * 1024
+_MOST = 256
+_ALONE_S = 60.0  # A node that takes no bundles may be upgraded.
+
+
+class AnsweredBatch(NamedTuple):
+    """A node's answer to a batch: what it says as it is packed, and whether it had been stored before."""
+
+    packed: bytes
+    duplicate: bool
+
+
+class _Setting(NamedTuple):
+    """A batch that sets out; ``outcome`` is None where it is to go by itself."""
+
+    topic: Topic
+    batch: bytes
+    timeout_s: float
+    outcome: asyncio.Future[AnsweredBatch | None]
+
+
+class _Way(NamedTuple):
+    """Batches with the same can go together. ``promised``: what their topics say where the request does not."""
+
+    leader: str
+    shard: int
+    asked: str
+    promised: tuple[Any, Any]
+
+
+class Bundles:
+    """One for each client. Belongs to its event loop."""
+
+    def __init__(self, router: Router) -> None:
+        self.router = router
+        self._senders: Counter[int] = Counter()  # that there are, by shard
+        self._waiting: dict[_Way, list[_Setting]] = {}
+        self._alone: dict[str, float] = {}  # nodes that take no bundles, and until when that is believed
+        self._requests = BackgroundTasks()  # Whoever waits for one is told how it ends.
+
+    @contextmanager
+    def sender(self, shard: int) -> Iterator[None]:
+        """Somebody sends to a shard meanwhile."""
+        self._senders[shard] += 1
+        try:
+            yield
+        finally:
+            self._senders[shard] -= 1
+
+    async def send(
+        self,
+        topic: Topic,
+        leader: str,
+        shard: int,
+        batch: bytes,
+        *,
+        asked: Mapping[str, str],
+        timeout_s: float,
+        trace: Mapping[str, str] | None,
+    ) -> AnsweredBatch:
+        """Have the shard's leader store a batch, once. ``asked``: of the request, ``ack`` and ``flush``.
+
+        Raises as :meth:`Router.attempt`, and ``InvalidBatch``.
+        """
+        query = f"?{urlencode(asked)}" if asked else ""
+        if self._senders[shard] > 1 and len(batch) <= _SMALL_BYTES and trace is None and not self._goes_alone(leader):
+            way = _Way(leader, shard, query, (topic.options.get("ack"), topic.options.get("flush")))
+            waiting = self._waiting.get(way)
+            if waiting is None:
+                waiting = self._waiting[way] = []
+                asyncio.get_running_loop().call_soon(self._set_out, way)
+            outcome: asyncio.Future[AnsweredBatch | None] = asyncio.get_running_loop().create_future()
+            waiting.append(_Setting(topic, batch, timeout_s, outcome))
+            if (stored := await outcome) is not None:
+                return stored
+        answer = await self.router.attempt(
+            topic,
+            leader,
+            (shard,),
+            "POST",
+            f"{topic_path(topic.name)}/batches{query}",
+            timeout_s=timeout_s,
+            body=batch,
+            content_type=NAMED_BATCH if topic.named else BATCH,
+            accept=BATCH,
+            trace=trace,
+        )
+        return AnsweredBatch(answer.body, "Lsmq-Duplicate" in answer.headers)
+
+    async def close(self) -> None:
+        """End what is under way."""
+        await self._requests.end()
+
+    def _goes_alone(self, leader: str) -> bool:
+        until_s = self._alone.get(leader)
+        if until_s is not None and until_s < runtime.monotonic():
+            del self._alone[leader]
+        return leader in self._alone
+
+    def _set_out(self, way: _Way) -> None:
+        setting = [each for each in self._waiting.pop(way) if not each.outcome.done()]
+        for first in range(0, len(setting), _MOST):
+            bundle = setting[first : first + _MOST]
+            if len(bundle) == 1:
+                bundle[0].outcome.set_result(None)
+            else:
+                self._requests.begin(self._carry(way, bundle), f"lsmq bundle for shard {way.shard}")
+
+    async def _carry(self, way: _Way, bundle: Sequence[_Setting]) -> None:
+        outcomes: Sequence[AnsweredBatch | LsmqError | None] = [
+            Unavailable("the request that had this batch ended before its answer", sent=True) for _ in bundle
+        ]
+        try:
+            outcomes = await self._ask(way, bundle)
+        except (UnknownPath, MethodNotAllowed):
+            self._alone[way.leader] = runtime.monotonic() + _ALONE_S
+            outcomes = [None] * len(bundle)
+        except LsmqError as error:
+            outcomes = [from_dict(error.to_dict()) for _ in bundle]
+        finally:
+            for each, outcome in zip(bundle, outcomes, strict=True):
+                if each.outcome.done():
+                    continue  # Nobody waits for it any more.
+                if isinstance(outcome, LsmqError):
+                    each.outcome.set_exception(outcome)
+                else:
+                    each.outcome.set_result(outcome)
+
+    async def _ask(self, way: _Way, bundle: Sequence[_Setting]) -> list[AnsweredBatch | LsmqError]:
+        parts = [{"topic": each.topic.name, "topic_id": each.topic.id, "batch": each.batch} for each in bundle]
+        answer = await self.router.attempt(
+            bundle[0].topic,
+            way.leader,
+            (way.shard,),
+            "POST",
+            f"/v1/batches{way.asked}",
+            timeout_s=min(each.timeout_s for each in bundle),
+            topic_id=None,
+            value={"batches": parts},
+            accept=MSGPACK,
+        )
+        results = answer.value()["results"]
+        if len(results) != len(bundle):
+            raise InvalidBatch(f"{way.leader} answers {len(results)} batches of {len(bundle)}")
+        return [self._outcome(way, each) for each in results]
+
+    def _outcome(self, way: _Way, result: Mapping[str, Any]) -> AnsweredBatch | LsmqError:
+        if (refused := result.get("error")) is None:
+            return AnsweredBatch(result["batch"], result["duplicate"])
+        error = from_dict(refused)
+        if isinstance(error, NotLeader):
+            self.router.heed(error, (way.shard,))
+        return error

@@ -1,0 +1,97 @@
+"""Record batches of several topics in one request: each has a fate of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+
+from lsmq.record_batch import BatchBuilder, Codec, Column, RecordBatch
+
+from .calls import Answer, Api, pack
+
+
+def send(api: Api, *batches: tuple[str, bytes], status: int = 200, query: str = "") -> list[dict[str, Any]]:
+    """The results of batches of topics."""
+    parts = [{"topic": topic, "batch": batch} for topic, batch in batches]
+    results: list[dict[str, Any]] = ask(api, {"batches": parts}, query).msgpack()["results"]
+    return results
+
+
+def ask(api: Api, document: Any, query: str = "", *, status: int = 200) -> Answer:
+    headers = {"Content-Type": "application/msgpack", **({} if status == 200 else {"Accept": "application/json"})}
+    return api.call("POST", f"/v1/batches{query}", body=msgpack.packb(document), headers=headers, status=status)
+
+
+def code(result: dict[str, Any]) -> str:
+    found: str = result["error"]["code"]
+    return found
+
+
+def test_each_batch_is_stored_or_refused_by_itself(api: Api, topic_name: str) -> None:
+    one, two, named = topic_name, f"{topic_name}-2", f"{topic_name}-n"
+    api.create(one, 2)
+    api.create(two, 1)
+    api.create(named, "named")
+    api.send(two, {"queue": 0, "body": "before"})
+    names = b"first\0second"
+    results = send(
+        api,
+        (one, pack((1, b"a"), (0, b"b"))),
+        (f"{topic_name}-none", pack((0, b"lost"))),
+        (two, pack((0, b"c"))),
+        (one, pack((7, b"lost"))),
+        (named, len(names).to_bytes(4, "little") + names + pack((1, b"d"))),
+        (one, b"no batch"),
+        query="?ack=quorum&flush=sync",
+    )
+    offsets = [list(RecordBatch(each["batch"]).column(Column.OFFSET)) for each in results if "batch" in each]
+    assert offsets == [[0, 0], [1], [0]]
+    assert [code(each) for each in results if "error" in each] == ["unknown_topic", "unknown_queue", "invalid_batch"]
+    assert ["error" in each for each in results] == [False, True, False, True, False, True]
+    assert (api.bodies(one, 1), api.bodies(one, 0), api.bodies(two, 0)) == (["a"], ["b"], ["before", "c"])
+    assert [each["body"] for each in api.get(f"/v1/topics/{named}/queues/second/messages").json()["messages"]] == ["d"]
+
+
+def test_a_batch_that_is_sent_again_is_stored_once(api: Api, topic_name: str) -> None:
+    topics = [f"{topic_name}-{number}" for number in range(3)]
+    batches = []
+    for number, topic in enumerate(topics):
+        api.create(topic, 1)
+        batches.append((topic, pack((0, topic.encode()), producer_id=88_000 + number, sequence=0)))
+    assert [each["duplicate"] for each in send(api, *batches[:2])] == [False, False]
+    assert [each["duplicate"] for each in send(api, *batches)] == [True, True, False]
+    assert [api.bodies(topic, 0) for topic in topics] == [[topic] for topic in topics]
+
+
+def test_a_topic_that_was_made_anew_is_another_one(api: Api, topic_name: str) -> None:
+    id = api.create(topic_name, 1)["id"]
+    parts = [{"topic": topic_name, "topic_id": given, "batch": pack((0, b"x"))} for given in (id - 1, id, None)]
+    results = ask(api, {"batches": parts}).msgpack()["results"]
+    assert [("error" in each) and code(each) for each in results] == ["topic_replaced", False, False]
+    assert api.bodies(topic_name, 0) == ["x", "x"]
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_batches_may_be_compressed(api: Api, topic_name: str, codec: Codec) -> None:
+    api.create(topic_name, 1)
+    builder = BatchBuilder()
+    builder.add(0, b"body" * 1000)
+    results = send(api, (topic_name, builder.build(codec=codec)), (topic_name, pack((0, b"plain"))))
+    assert all("batch" in each for each in results)
+    assert sorted(api.bodies(topic_name, 0)) == ["body" * 1000, "plain"]
+
+
+def test_what_is_wrong_with_the_whole_is_said(api: Api, topic_name: str) -> None:
+    plain = api.call("POST", "/v1/batches", {"batches": []}, status=400)
+    assert "application/msgpack" in plain.error["message"]
+    for wrong in ({}, {"batches": []}, {"batches": [{"topic": topic_name}]}, {"batches": [{"batch": b""}]}):
+        assert ask(api, wrong, status=400).code == "invalid_request"
+    part = {"topic": topic_name, "batch": b""}
+    assert "batches" in ask(api, {"batches": [part] * 1_001}, status=400).error["message"]
+    assert ask(api, {"batches": [part], "more": 1}, status=400).code == "invalid_request"
+    api.create(topic_name, 1)
+    assert (
+        code(ask(api, {"batches": [{"topic": topic_name, "batch": "text"}]}).msgpack()["results"][0]) == "invalid_batch"
+    )
