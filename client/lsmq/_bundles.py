@@ -2,7 +2,7 @@
 
 Batches that set out for the same shard in the same turn of the event loop, and are acknowledged alike, go in one
 request, each with a fate of its own. One that sets out by itself goes as a request of its own, and so does what is
-large, is traced, or goes to a node of a release that takes no bundles.
+large, is traced, has little time left, or goes to a node of a release that takes no bundles.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from lsmq.topics import Topic
 
 _SMALL_BYTES = 32 * 1024
 _MOST = 256
+_PATIENT_S = 1.0  # Who waits for less is not waited for by others.
 _ALONE_S = 60.0  # A node that takes no bundles may be upgraded.
 
 
@@ -87,7 +88,8 @@ class Bundles:
         Raises as :meth:`Router.attempt`, and ``InvalidBatch``.
         """
         query = f"?{urlencode(asked)}" if asked else ""
-        if self._senders[shard] > 1 and len(batch) <= _SMALL_BYTES and trace is None and not self._goes_alone(leader):
+        ordinary = len(batch) <= _SMALL_BYTES and timeout_s >= _PATIENT_S and trace is None
+        if ordinary and self._senders[shard] > 1 and not self._goes_alone(leader):
             way = _Way(leader, shard, query, (topic.options.get("ack"), topic.options.get("flush")))
             waiting = self._waiting.get(way)
             if waiting is None:
