@@ -61,7 +61,9 @@ class Task:
     _until: float = field(repr=False)
     _since: float = field(repr=False)  # it came, and then: its handler began
     _lost: bool = field(default=False, init=False, repr=False)
-    _extending: bool = field(default=False, init=False, repr=False)  # a request that does is under way
+    _extending: int = field(default=0, init=False, repr=False)  # requests that do are under way
+    #: When whoever has it said last for how long it is hidden, and that, since the queue began to extend it.
+    _said: tuple[float, int] | None = field(default=None, init=False, repr=False)
     _acknowledging: bool = field(default=False, init=False, repr=False)  # the same, whoever waits for it still
 
     def text(self) -> str:
@@ -101,8 +103,23 @@ class Task:
         """Hide it for so long from now on; as long as at first, when left out. Raises ``ReceiptExpired``."""
         wanted_ms = self.visibility_ms if visibility_ms is None else visibility_ms
         asked_at = asyncio.get_running_loop().time()
-        await self._ask("extend", visibility_ms=wanted_ms)
-        self._hidden(asked_at, wanted_ms)
+        self._said = asked_at, wanted_ms
+        self._extending += 1
+        try:
+            await self._ask("extend", visibility_ms=wanted_ms)
+            self._hidden(asked_at, wanted_ms)
+        finally:
+            self._extending -= 1
+
+    async def _say_again(self) -> None:
+        """What was said last for how long it is hidden, in case the node heard something else after it."""
+        if self._said is None or self.settled or self._lost:
+            return
+        asked_at, wanted_ms = self._said
+        left_ms = round(wanted_ms - 1000 * (asyncio.get_running_loop().time() - asked_at))
+        if left_ms > 0:
+            with contextlib.suppress(LsmqError):
+                await self._ask("extend", visibility_ms=left_ms)
 
     async def _ask(self, how: str, **more: Any) -> None:
         (error,) = await self._queue._settler.settle(how, self._topic, self._shard, [self.receipt], **more)
@@ -488,7 +505,8 @@ class WorkQueue(Iterated[Task]):
             ]
             for group in _by_shard(due):
                 for task in group:
-                    task._extending = True
+                    task._extending += 1
+                    task._said = None
                 self._extensions.begin(self._extend(group), f"lsmq extend {self.topic}")
 
     async def _extend(self, tasks: list[Task]) -> None:
@@ -505,15 +523,16 @@ class WorkQueue(Iterated[Task]):
             )
         except LsmqError as error:
             self._shown.warn("%d tasks could not be kept hidden: %s", len(tasks), error)
-            return
+            outcome = []
         finally:
             for task in tasks:
-                task._extending = False
-        for task, refused in zip(tasks, outcome, strict=True):
-            if refused is None:
+                task._extending -= 1
+        for task, refused in zip(tasks, outcome, strict=False):
+            if refused is None and task._said is None:
                 task._hidden(asked_at, visibility_ms)
-            elif not task.settled:
+            elif refused is not None and not task.settled:
                 task._lost = True
+        await _together(task._say_again() for task in tasks)
 
     async def _release(self, tasks: Iterable[Task]) -> None:
         async def release(group: list[Task]) -> None:

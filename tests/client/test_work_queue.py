@@ -8,13 +8,16 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
 from click.testing import CliRunner
 
-from lsmq import Client, InvalidRequest, Producer, ReceiptExpired, Task, UnknownGroup, WorkQueue, sync
+from lsmq import Client, InvalidRequest, Producer, ReceiptExpired, Task, Topic, UnknownGroup, WorkQueue, sync
+from lsmq._transport import Response
 from lsmq.cli import root
+from lsmq.runtime import wall_ms
 from support.fault_proxy import FaultProxy
 from support.node_process import NodeProcess
 from support.waiting import comes_true
@@ -170,6 +173,39 @@ async def test_tasks_stay_hidden_while_another_shard_is_silent(make_node: Callab
         assert {body: begun[body] for body in done - silent} == dict.fromkeys(done - silent, 1)
         await work.close()
         await running
+
+
+async def test_what_a_handler_says_of_visibility_holds_though_its_task_is_extended_meanwhile(
+    shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with a_topic(shared_node, topic_name, 1) as client:
+        ask, begun, go_on = client._router.ask_leader, asyncio.Event(), asyncio.Event()
+
+        async def late(topic: Topic, shard: int, method: str, path: str, **options: Any) -> Response:
+            """The queue's first extension comes to the node behind the handler's."""
+            if path.endswith("/extend") and not begun.is_set():
+                begun.set()
+                await go_on.wait()
+            return await ask(topic, shard, method, path, **options)
+
+        monkeypatch.setattr(client._router, "ask_leader", late)
+
+        async def handle(task: Task) -> None:
+            await begun.wait()
+            await task.extend(600_000)
+            go_on.set()
+            await comes_true(lambda: not task._extending, "the queue's is answered")
+            await comes_true(shows_it, "the node has heard what was said")
+            assert task.remaining_ms > 500_000
+            await work.close()
+
+        async def shows_it() -> bool:
+            (held,) = await work.held()
+            return held.until_ms > wall_ms() + 500_000
+
+        work = WorkQueue(client, topic_name, "workers", visibility_ms=30_000)
+        monkeypatch.setattr("lsmq.work_queue._EXTENSIONS_PER_VISIBILITY", 100)
+        await work.run(handle)
 
 
 async def test_a_handler_that_fails_gets_its_task_again_and_others_go_on(shared_node: NodeProcess) -> None:
