@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 
 from api.in_process import Session, node_of, with_node
+from lsmq_node.api.offsets import drop_offsets, reset_offsets
 from lsmq_node.broker import Broker
+from lsmq_node.cluster.disk_thread import DiskThread
+from lsmq_node.groups import GroupService
 from lsmq_node.storage.segments import SegmentFiles
 from support.waiting import comes_true
 
@@ -54,5 +62,45 @@ def test_an_acknowledgement_that_is_dropped_for_want_of_space_counts_and_nothing
             assert [message["body"] for message in await stream.messages(1)] == ["4"]
         await comes_true(lambda: not node_of(session).push.shards(), "the feed goes with its last stream")
         assert not node_of(session).push._left
+
+    with_node(tmp_path, test)
+
+
+@pytest.mark.parametrize("how", ["reset", "dropped"])
+def test_a_stream_that_begins_as_offsets_are_set_begins_again_whoever_sets_them_is_gone(
+    tmp_path: Path, how: str
+) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        node, store, topic = node_of(session), broker.topology.port(0).store, await broker.topic("t")
+        await send(session, "0", "1")
+        document = {"topic": "t", "queues": [0], "offsets": [2]}
+        assert (await session.post("/v1/groups/g/offsets", json=document)).status == 200
+        name = "commit" if how == "reset" else "forget_offsets"
+        put, streams, nothing_is_stored = getattr(node.groups, name), list[HeldStream](), ExitStack()
+
+        async def put_behind_a_stream(service: GroupService, *given: Any, **named: Any) -> None:
+            socket = await session.ws_connect("/v1/groups/g/push", params={"topic": "t"}, protocols=("lsmq.json",))
+            streams.append(HeldStream(socket))
+            await streams[0].owns([0, 2])
+            nothing_is_stored.enter_context(patch.object(DiskThread, "kick_soon"))
+            await put(*given, **named)
+
+        call: Any = SimpleNamespace(node=node)
+        with patch.object(GroupService, name, put_behind_a_stream):
+            zero = np.zeros(1, np.int64)
+            setting = asyncio.create_task(
+                reset_offsets(call, "g", topic, zero.astype(np.uint32), zero)
+                if how == "reset"
+                else drop_offsets(call, "g", 0)
+            )
+            await comes_true(lambda: store.stats().waiting_bytes, "it is in line")
+            setting.cancel()
+            await asyncio.wait([setting])
+        nothing_is_stored.close()
+        await send(session, "2")
+        assert (await streams[0].until("end"))["reset"]
+        await streams[0].socket.close()
+        async with session.ws_connect("/v1/groups/g/push", params={"topic": "t"}, protocols=("lsmq.json",)) as socket:
+            assert [message["body"] for message in await HeldStream(socket).messages(3)] == ["0", "1", "2"]
 
     with_node(tmp_path, test)

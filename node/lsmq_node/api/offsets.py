@@ -19,6 +19,7 @@ from lsmq.errors import (
     UnknownQueue,
     UnknownTopic,
 )
+from lsmq_node.broker.loop_work import to_its_end
 from lsmq_node.groups import Mode
 from lsmq_node.groups.ranges import RangePairs, normal, parse
 from lsmq_node.monitoring import EVERY_S
@@ -103,6 +104,7 @@ def check_offsets(call: Call, group: str, topic: StoredTopic) -> None:
         )
 
 
+@to_its_end
 async def reset_offsets(
     call: Call,
     group: str,
@@ -148,11 +150,17 @@ async def delete_offsets(call: Call) -> web.StreamResponse:
     shard, shards = call.query["shard"], call.broker.topology.shard_count
     if shard >= shards:
         raise InvalidRequest(f"shard is {shard}; there are {shards}, from 0", field="shard")
-    group, streams, work = call.path("group"), call.node.push, call.node.work
+    await drop_offsets(call, call.path("group"), shard)
+    return web.Response(status=204)
+
+
+@to_its_end
+async def drop_offsets(call: Call, group: str, shard: int) -> None:
+    """Of a group in one shard, durably. Streams that are held end, and begin again."""
+    streams, work = call.node.push, call.node.work
     streams.forgetting(group)
     await call.node.groups.forget_offsets(group, shard, lambda: work.forget(group, shard))
-    streams.forgetting(group)
-    return web.Response(status=204)
+    streams.forgetting(group)  # Again: those that have begun meanwhile, at the old offsets.
 
 
 @ROUTES.post(
