@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from contextlib import AsyncExitStack
 from pathlib import Path
 from unittest.mock import patch
 
@@ -11,11 +12,13 @@ import pytest
 
 from lsmq.errors import LsmqError, Unavailable, UnknownMember
 from lsmq_node.broker import Broker
+from lsmq_node.groups import Mode
 from lsmq_node.groups.coordinator import ShardGroups
 from lsmq_node.groups.group import Beat
 from lsmq_node.machines import Step
 from lsmq_node.storage.segments import SegmentFiles
-from support.waiting import PATIENCE_S
+from push.streams import HeldStream
+from support.waiting import PATIENCE_S, comes_true
 
 from .in_process import Session, node_of, with_node
 
@@ -72,6 +75,47 @@ def test_whoever_waits_for_a_plan_of_a_group_hears_that_it_was_deleted(tmp_path:
             for beat in (first, second):
                 with pytest.raises(UnknownMember):
                     await beat
+
+    with_node(tmp_path, test)
+
+
+@pytest.mark.parametrize("mode", [Mode.WORK_QUEUE, Mode.PUSH, Mode.BROADCAST])
+def test_a_group_that_is_used_as_it_is_deleted_is_known_as_what_it_is(tmp_path: Path, mode: Mode) -> None:
+    """Else others share it in another way, and its offsets are forgotten with those of groups that nobody uses."""
+
+    async def test(session: Session, broker: Broker) -> None:
+        async def use() -> None:
+            if mode is Mode.WORK_QUEUE:
+                assert (await session.post("/v1/groups/g/pop", json={"topic": "t"})).status == 200
+
+        async def is_known() -> bool:
+            await use()
+            found = await session.get("/v1/groups/g")
+            return found.status == 200 and (await found.json())["mode"] == mode.value
+
+        async def is_another() -> bool:
+            await session.delete("/v1/groups/g")
+            return (await session.put("/v1/groups/g", json={"mode": "clustered"})).status == 200
+
+        async def is_refused() -> bool:
+            if mode is Mode.WORK_QUEUE:
+                answer = await session.post("/v1/groups/g/pop", json={"topic": "t"})
+                return answer.status == 409 and (await answer.json())["error"]["code"] == "group_mode_mismatch"
+            return not node_of(session).push.streams
+
+        async with AsyncExitStack() as streams:
+            await use()
+            if mode is not Mode.WORK_QUEUE:
+                params = {"topic": "t", "mode": "broadcast" if mode is Mode.BROADCAST else "clustered"}
+                opened = session.ws_connect("/v1/groups/g/push", params=params, protocols=("lsmq.json",))
+                await HeldStream(await streams.enter_async_context(opened)).owns([0, 2])
+            assert await is_known()
+            assert (await session.delete("/v1/groups/g")).status == 204
+            with patch("lsmq_node.groups.declared.AGAIN_S", 0.0):
+                await comes_true(is_known, "it is declared again")
+            await comes_true(is_another, "others have made it another one")
+            with patch("lsmq_node.groups.declared.AGAIN_S", 0.0):
+                await comes_true(is_refused, "who uses it hears of that")
 
     with_node(tmp_path, test)
 

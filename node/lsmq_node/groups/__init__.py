@@ -4,8 +4,9 @@
 them on a shard; :class:`GroupService` is what the API asks.
 """
 
+from .declared import DeclaredGroups
 from .group import Beat, BeatAnswer, CoordinatedGroup
 from .plan import Mode
 from .service import GroupService
 
-__all__ = ["BeatAnswer", "Beat", "CoordinatedGroup", "GroupService", "Mode"]
+__all__ = ["BeatAnswer", "Beat", "CoordinatedGroup", "DeclaredGroups", "GroupService", "Mode"]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from lsmq.errors import LsmqError, NotLeader, StreamReplaced
 from lsmq_node.broker.placement import numbered_ranges
+from lsmq_node.groups import Mode
 from lsmq_node.storage import StoredTopic
 
 from .led_part import LedPart
@@ -68,6 +69,12 @@ class Feed:
         self._led: dict[int, LedPart] = {}  # by their first queue
         #: Of the topic's shards that this node does not lead, who does, as far as it knows.
         self.leaders: list[LeaderElsewhere] = []
+
+    @property
+    def shared(self) -> tuple[str, Mode]:
+        """The group, as its coordinator knows it, and how it is shared."""
+        name, of_subscriber, _ = self.group.partition("/")
+        return name, Mode.BROADCAST if of_subscriber else Mode.PUSH
 
     # Streams
 

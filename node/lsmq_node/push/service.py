@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
@@ -11,6 +11,7 @@ from lsmq import runtime
 from lsmq.client import Client
 from lsmq.errors import (
     GroupHasMembers,
+    GroupModeMismatch,
     InvalidRequest,
     LsmqError,
     ShuttingDown,
@@ -21,7 +22,7 @@ from lsmq.errors import (
     UnknownTopic,
 )
 from lsmq_node.broker import Broker, ByteBudget, SharedThing, asked_from
-from lsmq_node.groups import GroupService, Mode
+from lsmq_node.groups import DeclaredGroups, GroupService, Mode
 from lsmq_node.machines import MachineService
 from lsmq_node.storage import StoredTopic
 
@@ -35,8 +36,6 @@ from .stream import PushStream
 _log = structlog.get_logger("lsmq.push")
 
 _STOP_S = 2.0
-_DECLARED_S = 60.0
-_REMEMBERED_GROUPS = 10_000
 
 _SHARED = SharedThing(
     Unavailable, "streams held at this node", "max_push_streams", "use one for many queues, or another node"
@@ -60,7 +59,8 @@ class PushService(MachineService[LedPart]):
         self.stopping = False
         self._groups = groups
         self._feeds: dict[FeedKey, Feed] = {}
-        self._declared: dict[tuple[str, Mode], float] = {}
+        self._declared = DeclaredGroups(groups.declare_anywhere)
+        self._declaring: asyncio.Task[None] | None = None
         self._client: Client | None = None
         self._empty = asyncio.Event()
 
@@ -107,7 +107,8 @@ class PushService(MachineService[LedPart]):
                 "its first message: leave it out, and set the group to the latest with 'lsmq group reset'",
                 field="start",
             )
-        await self._declare(group, options.mode)
+        if self._declared.is_due(group, options.mode):
+            await self._declared.declare(group, options.mode)
         self.check_room()
         here = all(self.broker.topology.leadership(part.shard).here for part in self.broker.ranges(topic))
         stream: HeldStream
@@ -225,15 +226,14 @@ class PushService(MachineService[LedPart]):
     def _end(self, feed: Feed, why: str) -> None:
         feed.end_all(Unavailable(why, reset=True))
 
-    async def _declare(self, group: str, mode: Mode) -> None:
-        """See that nobody shares the group in another way. Raises ``GroupModeMismatch``."""
-        now = asyncio.get_running_loop().time()
-        if now - self._declared.get((group, mode), float("-inf")) < _DECLARED_S:
-            return
-        await self._groups.declare_anywhere(group, mode)
-        if len(self._declared) >= _REMEMBERED_GROUPS:
-            self._declared.clear()
-        self._declared[group, mode] = now
+    async def _declare_again(self, feeds: Sequence[Feed]) -> None:
+        """See that nobody shares the groups in another way: they may have been deleted since."""
+        for feed in feeds:
+            try:
+                if feed.streams:  # Still: else it may have been deleted since, for good.
+                    await self._declared.again(*feed.shared)
+            except GroupModeMismatch as error:
+                feed.end_all(error)
 
     # Time
 
@@ -245,6 +245,9 @@ class PushService(MachineService[LedPart]):
             else:
                 feed.refresh()
             self._forget_unused(feed)
+        due = [feed for feed in self._feeds.values() if feed.streams and self._declared.is_due(*feed.shared)]
+        if due and (self._declaring is None or self._declaring.done()):
+            self._declaring = self.background.start(self._declare_again(due))
         now = asyncio.get_running_loop().time()
         for stream in list(self.streams.values()):
             timeout_ms = stream.options.ack_timeout_ms

@@ -14,7 +14,7 @@ from lsmq_node.broker.leader_calls import LeaderCalls
 from lsmq_node.broker.letter_targets import check_target
 from lsmq_node.broker.placement import number_end
 from lsmq_node.broker.stages import count_messages
-from lsmq_node.groups import GroupService
+from lsmq_node.groups import DeclaredGroups, GroupService, Mode
 from lsmq_node.machines import MachineService
 from lsmq_node.storage import StoredTopic
 
@@ -39,7 +39,7 @@ class WorkService(MachineService[ShardWork]):
     def __init__(self, broker: Broker, groups: GroupService) -> None:
         super().__init__(broker, None)
         self.counts = WorkCounts()
-        self.declare = groups.declare_anywhere
+        self.declared = DeclaredGroups(groups.declare_anywhere)
         self._settings = LeaderCalls(broker.topology, OPERATION, self._given_here, _TIMEOUT_S)
         self._turn = 0
 
@@ -139,6 +139,7 @@ class WorkService(MachineService[ShardWork]):
         relies on. Raises as :meth:`work`, ``UnknownTopic``, ``Unavailable``, ``InvalidRequest`` for another order, and
         with ``wanted`` as :meth:`.Picks.of`.
         """
+        await self.declared.again(group, Mode.WORK_QUEUE)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         while True:

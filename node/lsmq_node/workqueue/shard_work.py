@@ -76,7 +76,7 @@ class ShardWork(ShardMachine):
         self.group = group
         self.given: dict[str, Any] = {}
         self._broker = service.broker
-        self._declare = service.declare
+        self._declare = service.declared.declare
         self._given_elsewhere = service.given_elsewhere
         self._clock_ms = runtime.wall_time() * 1000 - self._loop.time() * 1000
         self._prefix = prefix(group, topic.id)
