@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,15 +16,20 @@ from structlog.testing import capture_logs
 from lsmq.errors import DiskFull, LsmqError, NotLeader, ShardStopped, StoreBusy
 from lsmq_lab.world.drive import Drive
 from lsmq_node.broker.topology import Ack
+from lsmq_node.cluster import transfer
 from lsmq_node.cluster.opening import Directory
 from lsmq_node.cluster.record import NAME, decode_record
+from lsmq_node.cluster.transfer_client import Download
 from lsmq_node.replication import ReplicaRecord, ReplicaRole
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.disk import Disk
 from lsmq_node.storage.log_mark import LogMark, store_log_mark
 from lsmq_node.storage.recovery import unusable
 from lsmq_node.storage.segments import SegmentFiles
+from lsmq_node.storage.snapshot import SnapshotManifest
+from lsmq_node.storage.snapshot_install import install
 from storage.harness import KIB, bodies, body, small, tiny
+from support.waiting import PATIENCE_S
 
 from .replica_group import Group, batch, group, run, until
 
@@ -161,6 +168,57 @@ def test_a_follower_that_was_away_for_long_gets_table_files(tmp_path: Path, monk
             assert decode_record((away / NAME).read_bytes(), "") is not None
 
     run(test)
+
+
+def test_a_damaged_follower_that_is_given_table_files_is_filled_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else writes where they lie while they take the place of its own, and then it is not damaged any more."""
+    monkeypatch.setattr("lsmq_node.cluster.shell.KEEP_BYTES", 0)
+    monkeypatch.setattr("lsmq_node.cluster.shell._LOOK_AROUND_S", 0.0)
+    installing, go_on, gathered = threading.Event(), threading.Event(), list[Path]()
+
+    def slowly(path: Path) -> SnapshotManifest:
+        installing.set()
+        go_on.wait(PATIENCE_S)
+        return install(path)
+
+    class Counted(Download):
+        async def run(self, at_least_lsn: Callable[[], int], patience_s: float) -> SnapshotManifest:
+            gathered.append(self._path)
+            return await super().run(at_least_lsn, patience_s)
+
+    monkeypatch.setattr(transfer, "install", slowly)
+    monkeypatch.setattr(transfer, "Download", Counted)
+
+    async def test() -> None:
+        async with group(tmp_path, options=tiny(wal_keep_bytes=64 * KIB), start=False) as nodes:
+            nodes.timings = replace(nodes.timings, window_bytes=32 * KIB)
+            for name in nodes.sites:
+                await nodes.start(name)
+            await ready(nodes)
+            await fill(nodes, "a", 10)
+            await nodes.stop("b")
+            await fill(nodes, "a", 80)
+            await until(lambda: nodes["a"].store.replica.first_lsn() > 64 * KIB, "b needs a snapshot")
+            shell = (await nodes.start("b"))._shell
+            await until(lambda: shell._fetching is not None, "it fetches one")
+            shell.repair.note("a table is damaged")
+            former = nodes["b"].incarnation
+            await until(installing.is_set, "the snapshot takes the place of what is there")
+            for _ in range(2):
+                looked_at = shell._looked_at
+                await until(lambda looked_at=looked_at: shell._looked_at > looked_at, "it looks around")  # type: ignore[misc]
+            go_on.set()
+            await nodes.all_in_sync()
+            await fill(nodes, "a", 5)
+            await nodes.equal()
+            assert shell.repair.found == () and nodes["b"].incarnation == former and len(gathered) == 1
+
+    try:
+        run(test)
+    finally:
+        go_on.set()
 
 
 def flip(path: Path, position: int) -> None:

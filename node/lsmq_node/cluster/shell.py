@@ -240,7 +240,8 @@ class Shell:
         if now - self._looked_at >= _LOOK_AROUND_S and self._life is not None:
             self._looked_at = now
             self._life.disk.put(worker.LookAround())
-            self.repair.look()
+            if self.store is not None and (self._fetching is None or self._fetching.done()):
+                self.repair.look()  # Else what it fetches would lie where a snapshot is on its way into the store.
             if not self._leads and self.core is not None:
                 self._keep_log(self.core, self.core.log.high_watermark)
 
@@ -501,6 +502,7 @@ class Shell:
             _log.error("snapshot_not_installed", shard=self.shard, error=str(error))
             self.handle(ev.SnapshotFailed())
             return
+        self.repair.found = ()  # That was in files which are gone.
         self._log_start_lsn = log_start_lsn
         log = store.replica
         self.handle(ev.SnapshotInstalled(log_start_lsn, log.committed_lsn, log.end_lsn, history_of(log)))
