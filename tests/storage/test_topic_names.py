@@ -31,6 +31,7 @@ from lsmq_node.storage import (
 )
 from lsmq_node.storage import name_listing as listings
 from lsmq_node.storage import topic_names as names_module
+from lsmq_node.storage.named_topics import NamedTopics
 from lsmq_node.storage.renumber import with_queues
 from lsmq_node.storage.state import NAMES_TOPIC
 from support.clock import SimClock
@@ -497,6 +498,22 @@ def test_many_names_are_listed_a_page_at_a_time_while_they_come_and_go(
             found += [raw.decode() for raw, _ in page]
             after = found[-1]
         assert found == sorted(name for name in there if name.startswith(prefix))
+
+
+def test_names_that_are_read_as_others_come_are_all_listed(store: ShardStore) -> None:
+    """As on a node that hears of names by its log: what is to be read first is read, and the page asked for again."""
+    topic = named(store)
+    put(store, topic, ("a", b"1"), ("b", b"1"))
+    store.commit()
+    named_topics = NamedTopics(store._state, store._line, store._queries, tiny(), store._time)
+    names, listing = named_topics.names(topic), named_topics.listing(topic)
+    current(names)
+    put(store, topic, ("c", b"1"))
+    store.commit()
+    with pytest.raises(NamesBehind):
+        listing.page(b"", b"", 10)
+    current(names)
+    assert [raw for raw, _ in listing.page(b"", b"", 10)] == [b"a", b"b", b"c"]
 
 
 def test_the_column_of_queues_alone_is_another(store: ShardStore) -> None:

@@ -64,16 +64,17 @@ class NameListing:
             fresh, _ = self._names.changed_since(self._version)
             if fresh is not None and len(fresh) <= max(_FEW, len(self._order) // _STALE_SHARE):
                 return fresh
-        self._version = self._names.version
+        self._version, version = -1, self._names.version  # That of the order once it is made.
         numbers = self._names.all_numbers()
         parts = [self._names.text(numbers[at : at + _AT_ONCE]) for at in range(0, len(numbers), _AT_ONCE)]
         if not parts:
-            self._order = numbers
+            self._order, self._version = numbers, version
             return numbers
         known = np.concatenate([part[0] for part in parts])
         lengths = np.concatenate([part[2] for part in parts])
         text = np.concatenate([*(part[1] for part in parts), np.zeros(16, np.uint8)])
         self._order = known[sorted_order(text, np.cumsum(lengths) - lengths, lengths)]
+        self._version = version
         return np.empty(0, np.uint32)
 
     def _begin(self, prefix: bytes, after: bytes, came: set[int]) -> int:
