@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from operator import add
 from typing import TYPE_CHECKING
@@ -84,13 +84,12 @@ class ProducerStats:
 class Identity:
     """Whom a sender sends as, where that is not its own: batches begin at sequence 0 of the epoch.
 
-    ``position``: where the one before had come to. ``take`` makes sure of the epoch before the first batch.
+    ``position``: where the one before had come to.
     """
 
     producer_id: int
     epoch: int
     position: int | None
-    take: Callable[[], Awaitable[None]]
 
 
 class ShardSender:
@@ -256,8 +255,6 @@ class ShardSender:
         if self._ended is not None:
             self._fail(batch, type(self._ended)(self._ended.message, **self._ended.details))
             return
-        if self._identity is not None:
-            await self._identity.take()
         deadline = Deadline(self._options.deadline_ms, start_s=batch.created_s)
         backoff = Backoff()
         packed = self._pack(batch)

@@ -99,14 +99,15 @@ class GroupProducer:
         async with self._starting:
             if self._topic is None:
                 await self._producer.start()
-                assert self._producer._topic is not None
-                if self._producer._topic.named:
+                topic = self._producer._topic
+                assert topic is not None
+                if topic.named:
                     raise InvalidRequest(
-                        f"the queues of topic {self._producer._topic.name!r} have names, and producers of a group send "
+                        f"the queues of topic {topic.name!r} have names, and producers of a group send "
                         "to topics with numbered queues alone; use a dedupe_id for each message"
                     )
-                await self._take_all(self._producer._topic)
-                self._topic = self._producer._topic
+                await self._take_all(topic)
+                self._topic = topic
 
     async def _take_all(self, topic: Topic) -> None:
         """At the shard of the first queue the epoch is decided, and so who of several is the latest."""
@@ -128,6 +129,15 @@ class GroupProducer:
                 above = latest
         raise Unavailable(f"others take over group {self._group!r} of topic {topic.name!r} all the time", sent=False)
 
+    async def _take_new(self) -> None:
+        """At shards that the topic has grown into since: before the first message to one, who may be there already."""
+        async with self._starting:
+            while (topic := self._producer._topic) is not None and topic is not self._topic:
+                for shard in dict.fromkeys(route.shard for route in topic.routes):
+                    if shard not in self._taken:
+                        _, self._taken[shard] = await self._take(topic, shard, self._epoch, 0)
+                self._topic = topic
+
     async def _take(self, topic: Topic, shard: int, epoch: int | None, above: int) -> tuple[int, int | None]:
         answer = await self._client._router.ask_leader(
             topic,
@@ -141,12 +151,7 @@ class GroupProducer:
         return int(found["epoch"]), found["position"]
 
     def _identity(self, shard: int) -> Identity:
-        async def take() -> None:
-            assert self._producer._topic is not None
-            if shard not in self._taken:  # The topic has grown since.
-                _, self._taken[shard] = await self._take(self._producer._topic, shard, self._epoch, 0)
-
-        return Identity(self._id, self._epoch, self._taken.get(shard), take)
+        return Identity(self._id, self._epoch, self._taken[shard])
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -206,6 +211,8 @@ class GroupProducer:
         receipt: Receipt | None = None
         async with producer._space_turn:  # Also what would fit: positions grow.
             while receipt is None:
+                if producer._topic is not self._topic:
+                    await self._take_new()
                 producer._space.clear()
                 try:
                     receipt = producer._receipt(producer._add(content, key, tag, queue, extras))

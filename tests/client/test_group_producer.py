@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -11,6 +12,7 @@ from api.calls import Api
 from lsmq import Client, Consumer, GroupProducer, InvalidRequest, ProducerFenced, sync
 from lsmq_lab.local_cluster import LocalCluster
 from support.node_process import NodeProcess
+from support.waiting import comes_true
 
 
 async def all_bodies(client: Client, topic: str, count: int) -> list[bytes]:
@@ -76,6 +78,24 @@ async def test_positions_must_grow(shared_node: NodeProcess, topic_name: str) ->
                     await producer.send(b"x", position=wrong)
             with pytest.raises(InvalidRequest, match="position"):
                 await producer.send(b"x", position=-1)
+
+
+async def test_what_one_before_has_stored_where_the_topic_grew_since_is_not_stored_again(
+    make_node: Callable[..., NodeProcess],
+) -> None:
+    topic = "grown"
+    async with Client(make_node(shards=4).start().url) as client:
+        await client.create_topic(topic, queues=1)
+        async with GroupProducer(client, topic, "billing") as first, GroupProducer(client, topic, "billing") as second:
+            await client.grow_topic(topic, 5)
+            await comes_true(lambda: first._producer._queues == second._producer._queues == 5, "they know of it")
+            for queue in range(1, 4):  # It is fenced where the other one has taken over, and nowhere else yet.
+                await (await first.send(b"%d" % queue, position=queue, queue=queue))
+            receipts = [await second.send(b"%d" % queue, position=queue, queue=queue) for queue in range(1, 4)]
+            assert [(await each).duplicate for each in receipts] == [True] * 3
+            assert [second.last_acknowledged(queue=queue) for queue in range(1, 4)] == [1, 2, 3]
+            assert not (await (await second.send(b"4", position=4, queue=3))).duplicate
+        assert sorted(await all_bodies(client, topic, 4)) == [b"1", b"2", b"3", b"4"]
 
 
 async def test_many_that_wait_for_room_go_in_the_order_of_their_positions(
