@@ -62,6 +62,7 @@ class PushLink:
         self._acks: dict[int, int] = {}
         self._credit: dict[str, int] = {}
         self._acks_wait = asyncio.Event()
+        self._flushing = asyncio.Lock()
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._closing = False
 
@@ -117,13 +118,14 @@ class PushLink:
             await self._flush(socket)
 
     async def _flush(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self._acks_wait.clear()
-        credit, self._credit = self._credit, {}
-        if credit:
-            await socket.send_bytes(msgpack.packb(credit))
-        acks, self._acks = list(self._acks.items()), {}
-        for start in range(0, len(acks), _ACKS_A_FRAME):
-            await socket.send_bytes(msgpack.packb({"ack": acks[start : start + _ACKS_A_FRAME]}))
+        async with self._flushing:  # Who closes the stream goes behind what is on its way, which closing would cut off.
+            self._acks_wait.clear()
+            credit, self._credit = self._credit, {}
+            if credit:
+                await socket.send_bytes(msgpack.packb(credit))
+            acks, self._acks = list(self._acks.items()), {}
+            for start in range(0, len(acks), _ACKS_A_FRAME):
+                await socket.send_bytes(msgpack.packb({"ack": acks[start : start + _ACKS_A_FRAME]}))
 
     async def _listen(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         quiet_s, silent_s = QUIET_S, 0.0

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
 from collections import Counter
 from collections.abc import Callable
 
+import msgpack
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from lsmq import Client, GroupModeMismatch, Message, Producer, PushConsumer, StreamReplaced, TopicReplaced, UnknownTopic
 from lsmq import sync as blocking
 from lsmq.groups import Group
-from lsmq.push_streams import PushLink
+from lsmq.push_streams import PROTOCOL, PushLink
 from lsmq.topics import Topic
 from support.node_process import NodeProcess
-from support.waiting import comes_true
+from support.waiting import PATIENCE_S, comes_true
 
 
 async def fill(client: Client, topic: str, count: int, queues: int = 4) -> None:
@@ -354,3 +358,41 @@ async def test_a_stream_that_opens_as_it_is_closed_is_closed_too() -> None:
     async with asyncio.timeout(20):
         await link.run("/push", {}, 1.0)
     assert socket.closed
+
+
+async def test_all_that_is_acknowledged_is_said_by_who_closes_also_where_the_node_has_not_read_the_half() -> None:
+    reads, heard, count = asyncio.Event(), dict[int, int](), 100_000
+
+    async def hold(request: web.Request) -> web.WebSocketResponse:
+        """A node that is busy with something else."""
+        assert request.transport is not None
+        request.transport.pause_reading()  # type: ignore[attr-defined]
+        request.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+        held = web.WebSocketResponse(protocols=(PROTOCOL,))
+        await held.prepare(request)
+        await held.send_bytes(msgpack.packb({"queues": [[0, count]]}))
+        await reads.wait()
+        request.transport.resume_reading()  # type: ignore[attr-defined]
+        async for frame in held:
+            heard.update(msgpack.unpackb(frame.data)["ack"])
+        return held
+
+    application = web.Application()
+    application.router.add_get("/push", hold)
+    topic = Topic("t", 1, count, {}, 0, ())
+    async with TestServer(application) as server, Client(url := str(server.make_url("")).rstrip("/")) as client:
+        link = PushLink(client._transport, url, topic, lambda *_: None, lambda: None)
+        running = asyncio.create_task(link.run("/push", {}, PATIENCE_S))
+        await comes_true(lambda: link.is_open, "the stream is open")
+        assert link._socket is not None
+        link._socket.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
+        for queue in range(count):
+            link.acknowledge(queue, 7)
+        await comes_true(lambda: not link._acks, "they are on their way")
+        closing = asyncio.create_task(link.close())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        reads.set()
+        await closing
+        await running
+    assert heard == dict.fromkeys(range(count), 7)
