@@ -14,6 +14,61 @@ from lsmq.errors import ClientClosed, TimedOut
 
 T = TypeVar("T")
 
+#: The interpreter does not wake a thread that is about to wait as a signal comes.
+_LOOK_S = 0.5
+
+
+class Crossing(concurrent.futures.Future[T]):
+    """What comes of work in the event loop of another thread.
+
+    Who waits for it holds no lock meanwhile that the loop's thread takes: the handler of a signal, which runs in the
+    thread that waits, may itself wait for the loop.
+    """
+
+    def __init__(self, thread: runtime.Thread, work: Coroutine[Any, Any, T]) -> None:
+        super().__init__()
+        self._thread = thread
+        self._work = work
+        self._over = runtime.Lock()
+        self._over.acquire()
+        self.add_done_callback(lambda _: self._over.release())
+
+    def result(self, timeout: float | None = None) -> T:
+        """As of any future. A signal that came just before the wait began is handled within moments.
+
+        Where the loop is over, and has not even begun the work, it is cancelled.
+        """
+        end = float("inf") if timeout is None else runtime.monotonic() + timeout
+        while not self._over.acquire(timeout=max(0.0, min(_LOOK_S, end - runtime.monotonic()))):
+            if runtime.monotonic() >= end:
+                raise concurrent.futures.TimeoutError
+            if not self._thread.is_alive():
+                self._work.close()
+                self.cancel()
+        self._over.release()
+        return super().result(0)
+
+    def begin(self) -> None:
+        """In the loop. Who cancels this cancels the work."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self._work)
+
+        def ended(task: asyncio.Task[T]) -> None:
+            if task.cancelled():
+                self.cancel()
+            if self.set_running_or_notify_cancel():
+                if (error := task.exception()) is not None:
+                    self.set_exception(error)
+                else:
+                    self.set_result(task.result())
+
+        def cancelled(_: object) -> None:
+            if self.cancelled() and not loop.is_closed():
+                loop.call_soon_threadsafe(task.cancel)
+
+        task.add_done_callback(ended)
+        self.add_done_callback(cancelled)
+
 
 class LoopThread:
     """An event loop in a daemon thread, for as long as a client lives."""
@@ -106,9 +161,12 @@ class LoopThread:
         if self._pid != os.getpid():
             work.close()
             raise ClientClosed("this client is another process's, from before a fork; make a new one")
+        crossing: Crossing[T] = Crossing(self._thread, work)
         with self._lock:
             if not self._stopped:
-                return asyncio.run_coroutine_threadsafe(work, self._loop)
+                with suppress(RuntimeError):  # The handler of a signal has just stopped it.
+                    self._loop.call_soon_threadsafe(crossing.begin)
+                    return crossing
         work.close()
         raise _closed()
 
@@ -116,7 +174,8 @@ class LoopThread:
         with self._lock:
             if not self._stopped:
                 self._stopped = True
-                self._loop.call_soon_threadsafe(self._loop.stop)
+                with suppress(RuntimeError):  # The handler of a signal has stopped it meanwhile.
+                    self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
+import sys
+import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from types import FrameType
 from typing import Any, NoReturn
 
 import pytest
 
-from lsmq import Message, sync
+from lsmq import ClientClosed, Message, loop_thread, sync
 from lsmq.loop_thread import LoopThread
 from lsmq.sync._crossing import blocking_iterator
 from support.node_process import NodeProcess
+from support.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -128,3 +133,51 @@ def test_tasks_that_an_interrupt_kept_from_whoever_asked_are_the_next(
                 found[task.message.queue, task.message.offset] = task.deliveries
                 task.ack()
         assert set(found.values()) == {1}
+
+
+@pytest.mark.parametrize("what", ["client", "consumer", "work queue", "push consumer", "producer"])
+def test_what_is_in_use_may_be_closed_by_the_handler_of_a_signal_at_any_moment(
+    filled: sync.Client, topic_name: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs in the thread that uses it, between any two lines: whoever waits for that thread waits for ever."""
+    monkeypatch.setattr(loop_thread, "_LOOK_S", 0.01)
+    makes: dict[str, Callable[[], Any]] = {
+        "client": lambda: sync.Client(filled.urls[0]),
+        "consumer": lambda: sync.Consumer(filled, topic_name),
+        "work queue": lambda: sync.WorkQueue(filled, topic_name, topic_name),
+        "push consumer": lambda: sync.PushConsumer(filled, topic_name, group=topic_name),
+        "producer": lambda: sync.Producer(filled, topic_name),
+    }
+    line, closed = 0, True
+    while closed:
+        used, lines, line, closed = makes[what](), 0, line + 1, False
+
+        def between_lines(frame: FrameType, event: str, _: Any, line: int = line, used: Any = used) -> Any:
+            nonlocal lines, closed
+            if event == "line":
+                lines += 1
+                if lines == line:
+                    closed = True
+                    sys.settrace(None)
+                    used.close()
+            return between_lines
+
+        def use(used: Any = used, handler: Any = between_lines) -> None:
+            sys.settrace(handler)
+            with contextlib.suppress(ClientClosed):
+                for _ in range(2):
+                    if what == "client":
+                        used.topics()
+                        used.close()
+                    elif what == "producer":
+                        used.send_and_wait("one")
+                    else:
+                        used.poll(1, timeout_ms=1 if what == "work queue" else 1_000)
+            sys.settrace(None)
+
+        using = threading.Thread(target=use, daemon=True)
+        using.start()
+        using.join(PATIENCE_S)
+        assert not using.is_alive(), f"it hangs at line {line}"
+        used.close()
+    assert line > 20

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from lsmq import consumer as asynchronous
-from lsmq import runtime
 from lsmq._handler_lanes import Order
 from lsmq._member_state import ByTopic
 from lsmq._membership import AssignmentCallback
@@ -47,7 +47,6 @@ class Consumer(BlockingIterable[Message]):
     ) -> None:
         self._thread = client._thread
         self._ahead: deque[Message] = deque()
-        self._lock = runtime.Lock()
         self._handlers = HandlerThreads()
         options |= {"on_assigned": in_a_thread(on_assigned), "on_revoked": in_a_thread(on_revoked)}
 
@@ -66,9 +65,11 @@ class Consumer(BlockingIterable[Message]):
             self._async._leave = leave
             self._thread.call(self._async._close_from_inside())
             return
-        with self._lock:
-            self._ahead.clear()
-        self._thread.call(self._async.close(leave=leave))
+        self._ahead.clear()
+        try:
+            self._thread.call(self._async.close(leave=leave))
+        finally:
+            self._ahead.clear()  # The event loop may just have been looking through it.
 
     def _next(self) -> Message:
         return self.poll(1)[0]
@@ -105,16 +106,20 @@ class Consumer(BlockingIterable[Message]):
         self._async._read_on()
 
     async def _read_ahead(self, max_messages: int, timeout_ms: float | None) -> bool:
-        messages = await self._async.poll(max_messages, timeout_ms)
-        with self._lock:
-            self._ahead.extend(messages)
-        return bool(messages)
+        if not self._ahead:  # Else it was just being looked through.
+            self._ahead.extend(await self._async.poll(max_messages, timeout_ms))
+        return bool(self._ahead)
 
     def _take(self, max_messages: int) -> list[Message]:
-        with self._lock:
-            taken = [self._ahead.popleft() for _ in range(min(max_messages, len(self._ahead)))]
-            if taken:
-                self._async._read_in_progress.take()  # Before the lock is free: who gives up queues looks after it.
+        """No lock is held meanwhile: the handler of a signal may come in between, and wait for the event loop."""
+        taken: list[Message] = []
+        if self._ahead:
+            self._async._read_in_progress.take()  # Before taking: who gives up queues looks here, and then at this.
+            with suppress(IndexError):
+                for _ in range(max_messages):
+                    taken.append(self._ahead.popleft())
+            if not taken:
+                self._async._read_in_progress.put_down()
         return taken
 
     def run(self, handler: Callable[[Message], object], *, concurrency: int = 1, order: Order = "queue") -> None:
@@ -197,14 +202,15 @@ class Consumer(BlockingIterable[Message]):
     def _forget(self, topic: str, is_one: Callable[[int], bool]) -> dict[int, int]:
         """Nothing of these queues is handed out any more; the first offset of each that was to be."""
         first: dict[int, int] = {}
-        with self._lock:
-            kept: deque[Message] = deque()
-            for message in self._ahead:
+        kept: list[Message] = []
+        with suppress(IndexError):
+            while True:
+                message = self._ahead.pop()  # From its end: whoever takes meanwhile goes on with what comes next.
                 if message.topic == topic and is_one(message.queue):
-                    first.setdefault(message.queue, message.offset)
+                    first[message.queue] = message.offset
                 else:
                     kept.append(message)
-            self._ahead = kept
+        self._ahead.extend(reversed(kept))
         return first
 
     def _drop(self, topic: str, ranges: Ranges) -> None:
@@ -227,7 +233,6 @@ class Consumer(BlockingIterable[Message]):
     def _ahead_offsets(self) -> dict[str, dict[int, int]]:
         """By topic, the first offset of each queue that was read ahead and not handed out."""
         first: dict[str, dict[int, int]] = {}
-        with self._lock:
-            for message in self._ahead:
-                first.setdefault(message.topic, {}).setdefault(message.queue, message.offset)
+        for message in self._ahead.copy():
+            first.setdefault(message.topic, {}).setdefault(message.queue, message.offset)
         return first
