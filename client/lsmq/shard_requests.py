@@ -103,6 +103,13 @@ class ShardRequests:
         )
         return "Lsmq-Duplicate" in answer.headers
 
+    async def take_producer(self, topic: Topic, shard: int, producer_id: int, epoch: int) -> None:
+        """Begin an epoch of an idempotent producer at a shard, durably; nothing happens where it has begun.
+
+        Raises ``ProducerFenced`` where a later one has, which its ``latest`` is.
+        """
+        await self._ask(topic, shard, f"producers/{producer_id}/take", {"shard": shard, "epoch": epoch})
+
     async def ask_node(self, url: str, path: str) -> Any:
         """``GET`` of this node, asked once; the answer's value."""
         return (await self._client._transport.request("GET", url + path, timeout_s=self._timeout_s)).value()

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq import Client
-from lsmq.errors import LsmqError, ReadElsewhere, UnknownTopic
+from lsmq.errors import LsmqError, ProducerFenced, ReadElsewhere, UnknownTopic
 from lsmq.groups import Group, GroupLag
 from lsmq.loop_thread import LoopThread
 from lsmq.shard_requests import ShardRequests
@@ -28,6 +28,7 @@ from lsmq_pipeline.options import ConnectionOptions
 
 I64 = NDArray[np.int64]
 
+_HIGHEST_EPOCH = 2**32 - 1
 _FETCH_PATH = "/v1/topics/{topic}/fetch"
 
 
@@ -310,6 +311,18 @@ class PipelineClient:
             return None
 
     # Writing
+
+    def pinned(self, topic: Topic, producer_id: int, number: int) -> int:
+        """``number``, or the smaller one that was pinned under this id of a producer before; durably.
+
+        It is how far an epoch, which only grows, is below the highest there may be.
+        """
+        try:
+            first = topic.routes[0].shard
+            self._loop.call(self._shards.take_producer(topic, first, producer_id, _HIGHEST_EPOCH - number))
+        except ProducerFenced as error:
+            return _HIGHEST_EPOCH - int(error.details["latest"])
+        return number
 
     def send(self, topic: Topic, shard: int, packed: bytes, ack: str | None, flush: str | None) -> Future[bool]:
         """Begin to send one record batch of queues of one shard; the result: whether it had been stored before."""

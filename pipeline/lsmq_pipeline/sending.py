@@ -46,12 +46,19 @@ class WriterName:
 
     def producer_id(self, topic: Topic, shard: int, group: int) -> int:
         """Of the ``group``-th run of batches to a shard: 63 bits, never 0."""
-        text = f"{self.query}\0{self.batch}\0{self.partition}\0{topic.id}\0{shard}\0{group}"
+        return self._id(f"{topic.id}\0{shard}\0{group}")
+
+    def pin_id(self, topic: Topic) -> int:
+        """Of a producer that sends nothing: under it stands how many queues rows are spread over."""
+        return self._id(f"{topic.id}\0queues")
+
+    def _id(self, what: str) -> int:
+        text = f"{self.query}\0{self.batch}\0{self.partition}\0{what}"
         return (xxhash.xxh3_64_intdigest(text.encode()) >> 1) or 1
 
-    def first_queue(self, topic: Topic) -> int:
-        """Where rows without queue and key begin to go."""
-        return xxhash.xxh3_64_intdigest(f"{self.query}\0{self.batch}\0{self.partition}".encode()) % topic.queues
+    def first_queue(self, queues: int) -> int:
+        """Where rows without queue and key begin to go, of so many."""
+        return xxhash.xxh3_64_intdigest(f"{self.query}\0{self.batch}\0{self.partition}".encode()) % queues
 
 
 @dataclass(slots=True)
@@ -88,6 +95,7 @@ class TopicWriter:
         self._topics: dict[str, Topic] = {}
         self._lanes: dict[tuple[str, int], _Lane] = {}
         self._keyless: dict[str, int] = {}
+        self._spread: dict[str, int] = {}  # over so many queues of a topic
         self.written = Written()
 
     def write(self, batch: Any) -> None:
@@ -145,17 +153,32 @@ class TopicWriter:
         free = rows.queues < 0
         if not free.any():
             return
+        queues = self._spread_over(topic)
         rows.queues = rows.queues.copy()
         # A message's id decides by the half that :func:`lsmq.messages.dedupe_queue` goes by.
         hashes = np.where(rows.key_hashes != 0, rows.key_hashes, rows.dedupe_low)
         decided = free & (hashes != 0)
-        rows.queues[decided] = (hashes[decided] % np.uint64(topic.key_queues)).astype(np.int64)
+        rows.queues[decided] = (hashes[decided] % np.uint64(min(topic.key_queues, queues))).astype(np.int64)
         keyless = np.flatnonzero(free & (hashes == 0))
         if len(keyless):
             seen = self._keyless.get(topic.name, 0)
             turns = (seen + np.arange(len(keyless))) // self._options.batch_messages
-            rows.queues[keyless] = (self._name.first_queue(topic) + turns) % topic.queues
+            rows.queues[keyless] = (self._name.first_queue(queues) + turns) % queues
             self._keyless[topic.name] = seen + len(keyless)
+
+    def _spread_over(self, topic: Topic) -> int:
+        """How many queues rows that name none are spread over: as many as there were when the task was tried first.
+
+        Else what an attempt had stored before the topic grew would be stored once more, elsewhere. Where messages may
+        be lost that were acknowledged (``ack=leader``) nothing is remembered.
+        """
+        found = self._spread.get(topic.name)
+        if found is None:
+            found = topic.queues
+            if (self._options.ack or topic.options.get("ack")) != "leader":
+                found = self._cluster.pinned(topic, self._name.pin_id(topic), found)
+            self._spread[topic.name] = found
+        return found
 
     def _cut(self, lane: _Lane, *, last: bool) -> None:
         """Send full batches. Where one ends depends on its rows, the topic's limits and the nodes' settings alone."""

@@ -74,6 +74,28 @@ def test_a_repeat_cut_into_other_batches_is_told_as_changed_input(
     assert list(client.offsets(topic_name).latest) == [40]
 
 
+@pytest.mark.parametrize("key", ["keyed", None])
+def test_a_repeat_goes_where_the_first_attempt_went_though_the_topic_has_grown_since(
+    make_node: Callable[..., NodeProcess], key: str | None
+) -> None:
+    node, queues = make_node(shards=4).start(), [2, 9, 64]
+    columns = {
+        "body": pa.array([f"{number}" for number in range(100)]),
+        "key": pa.array([key and f"{key}{number}" for number in range(100)], pa.string()),
+    }
+    with Client(node.url) as client:
+        client.create_topic("grows", queues=queues[0])
+        for more in queues[1:]:
+            write_rows(node, "grows", columns, batch_messages=10, query="first")
+            client.grow_topic("grows", more)
+        assert write_rows(node, "grows", columns, batch_messages=10, query="first").repeats >= 10
+        assert sum(client.offsets("grows").latest) == 100
+        before = client.offsets("grows").latest
+        write_rows(node, "grows", columns, batch_messages=10, query="another")
+        after = client.offsets("grows").latest
+        assert sum(after) == 200 and sum(high > low for low, high in zip(before, after, strict=True)) > 2
+
+
 def test_no_batch_is_larger_than_the_nodes_take(make_node: Callable[..., NodeProcess]) -> None:
     node = make_node(memtable_bytes=256 * KIB, segment_bytes=256 * KIB, max_message_bytes=64 * KIB).start()
     bodies = [bytes([number]) * 50 * KIB for number in range(10)]
