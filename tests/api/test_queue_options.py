@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 
-from lsmq.errors import UnknownQueue
+from lsmq.errors import NotEnoughReplicas, UnknownQueue
 from lsmq_node.broker import Broker, own_options
 from lsmq_node.broker.name_cleaner import NameCleaner
 from lsmq_node.cluster.disk_thread import DiskThread
+from lsmq_node.cluster.single import LocalShard
 from lsmq_node.storage import StoredTopic
 from lsmq_node.storage.queue_options import QueueOptions
 from support.waiting import comes_true
@@ -155,6 +157,36 @@ def test_what_comes_next_knows_of_options_whoever_set_them_is_gone(tmp_path: Pat
             )
             for _ in range(20):
                 await asyncio.sleep(0)
+        await broker.queue_lists.declare(topic, "b")
+        await following
+        if then == "alter":
+            assert options.of(topic, "a").to_dict() == {"retention_ms": 5, "retention_bytes": 6}
+            return
+        await broker.queue_lists.declare(topic, "a")
+        assert options.of(topic, "a") == QueueOptions(), "it is another one"
+
+    with_node(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("then", ["delete", "alter"])
+def test_what_comes_next_knows_of_options_that_may_be_stored_all_the_same(tmp_path: Path, then: str) -> None:
+    async def scenario(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/n", json={"queues": "named"})
+        topic, options, port = await broker.topic("n"), broker.own_options, broker.topology.port(0)
+        assert isinstance(port, LocalShard)
+        await broker.queue_lists.declare(topic, "a")
+        with patch.object(DiskThread, "kick_soon"):  # Nothing is committed, as where replicas are away for long.
+            altering = asyncio.create_task(options.alter(topic, "a", {"retention_ms": 5}))
+            await comes_true(lambda: len(port._writes), "it is in line")
+            port._writes.expire(math.inf, lambda: NotEnoughReplicas("it may be stored", sent=True))
+            with pytest.raises(NotEnoughReplicas):
+                await altering
+            following: asyncio.Task[Any] = asyncio.create_task(
+                broker.queue_lists.delete(topic, "a")
+                if then == "delete"
+                else options.alter(topic, "a", {"retention_bytes": 6})
+            )
+            await comes_true(lambda: len(port._writes), "what comes next waits")
         await broker.queue_lists.declare(topic, "b")
         await following
         if then == "alter":

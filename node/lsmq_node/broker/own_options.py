@@ -26,6 +26,8 @@ class OwnOptions:
         self._admission = admission
         #: Who changes options has read those of before; who holds it sees all, and nobody changes any.
         self.changing = asyncio.Lock()
+        #: Shards where nobody has heard whether what was put in line is stored: it may be on its way still.
+        self._in_doubt: set[int] = set()
 
     def of(self, topic: StoredTopic, queue: int | str) -> QueueOptions:
         """What is set of a queue. Raises ``NotLeader``, ``Unavailable``."""
@@ -66,7 +68,9 @@ class OwnOptions:
                 shard=port.number,
                 limit=MAX_QUEUE_OPTIONS,
             )
+        self._in_doubt.add(port.number)
         await port.wait(port.store.put_documents({key: body}), Ack.QUORUM)
+        self._in_doubt.discard(port.number)
 
     async def _lasting(self, topic: StoredTopic, queue: str) -> ShardPort:
         """The shard of a queue that is there, and is not about to go. Raises ``UnknownQueue``."""
@@ -85,6 +89,9 @@ class OwnOptions:
         port = self._port(topic, queue)
         port.check_writable(Ack.QUORUM)
         await port.prepare(topic)
+        if port.number in self._in_doubt and (behind := port.store.barrier()) is not None:
+            await port.wait(behind, Ack.QUORUM)
+        self._in_doubt.discard(port.number)
         port.check_writable(Ack.QUORUM)
         return port
 
