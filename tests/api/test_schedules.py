@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -236,3 +237,28 @@ def test_a_schedule_that_is_moved_to_another_shard_is_there_although_who_moved_i
         await comes_true(is_there, "it is in the other shard alone")
 
     with_node(tmp_path, check)
+
+
+def test_queues_that_schedules_make_count_for_whoever_puts_these(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        await session.put("/v1/topics/n", json={"queues": "named"})
+        store = broker.topology.port(0).store
+
+        async def put(queue: str) -> str | None:
+            document = {"cron": "* * * * *", "tz": "UTC", "message": {"body": "x", "queue": queue}}
+            answer = await session.put("/v1/topics/n/schedules/s", json=document)
+            return None if answer.status in (200, 201) else str((await answer.json())["error"]["code"])
+
+        async def is_there(queue: str) -> bool:
+            return (await session.get(f"/v1/topics/n/queues/{queue}")).status == 200
+
+        for queue in ("a", "b"):
+            assert await put(queue) is None
+            assert not await is_there(queue)
+            now_ms = store.delayed.now_ms() + 60_000
+            with patch.object(type(store.delayed), "now_ms", lambda _, now_ms=now_ms: now_ms):
+                await comes_true(partial(is_there, queue), "its minute has come")
+        assert await put("c") == "too_many_queues"
+        assert await put("a") is None, "it is there"
+
+    with_node(tmp_path, test, address_share_percent=10, max_named_queues=20)

@@ -13,7 +13,7 @@ import structlog
 
 from lsmq.errors import LsmqError, TooManySchedules, UnknownSchedule
 from lsmq.record_batch import RecordBatch
-from lsmq_node.broker import Limited, Made, Maker, ShardPort, SharedThing
+from lsmq_node.broker import NOBODY, Limited, Made, Maker, ShardPort, SharedThing
 from lsmq_node.machines import ShardMachine, Step
 from lsmq_node.storage.later_names import numbered
 
@@ -53,6 +53,7 @@ class ShardSchedules(ShardMachine):
         self.known: dict[str, Schedule] = {}
         allowances = service.broker.allowances
         self._made = Made(allowances, Limited.SCHEDULES, allowances.addresses.share(MAX_SCHEDULES, _SHARED))
+        self._put_by: dict[str, Maker] = {}  # last: whom queues count for that they make
         self._queue: list[tuple[int, str]] = []  # by next time; what is not the schedule's next time any more is stale
         self._look_at = 0.0
         self._making: set[str] = set()  # keys of schedules whose queues, which have names, are being made
@@ -127,7 +128,8 @@ class ShardSchedules(ShardMachine):
     async def _make_queue(self, schedule: Schedule, name: str) -> None:
         broker = self.service.broker
         try:
-            await broker.names.declare(self.port, await broker.topic_by_id(schedule.topic_id), (name,))
+            accounts = broker.name_admission.accounts(self._put_by.get(schedule.key, NOBODY))
+            await broker.names.declare(self.port, await broker.topic_by_id(schedule.topic_id), (name,), accounts)
         except LsmqError as error:  # it is tried again with the next look
             _log.info("schedule_queue_not_made", shard=self.port.number, schedule=schedule.name, code=error.code)
             await asyncio.sleep(_AGAIN_S)
@@ -153,6 +155,7 @@ class ShardSchedules(ShardMachine):
 
     def _drop(self, key: str) -> None:
         self.known.pop(key, None)
+        self._put_by.pop(key, None)
         self._made.gone(key)
 
     # What is asked
@@ -160,10 +163,11 @@ class ShardSchedules(ShardMachine):
     async def keep(self, schedule: Schedule, maker: Maker) -> bool:
         """Make it, or put it in place of the one of its name; whether that was there. Durable on return.
 
-        ``maker``: whom it counts for, where it is new.
+        ``maker``: whom it counts for, where it is new, and whom its queue will, where that has a name and is.
 
-        Raises ``TooManySchedules``, and what a write raises.
+        Raises ``TooManySchedules``, ``TooManyQueues``, and what a write raises.
         """
+        await self._admit_queue(schedule, maker)
         self.check()
         known = schedule.key in self.known
         if not known and len(self.known) >= MAX_SCHEDULES:
@@ -175,7 +179,15 @@ class ShardSchedules(ShardMachine):
         await self.done(Step({schedule.key: schedule.encode()}, appended=partial(self._take, schedule, maker)))
         return known
 
+    async def _admit_queue(self, schedule: Schedule, maker: Maker) -> None:
+        broker, name = self.service.broker, schedule.queue
+        if isinstance(name, str):
+            [number] = await broker.names.numbers(await broker.topic_by_id(schedule.topic_id), (name,))
+            if number < 0:
+                broker.name_admission.of(self.store, maker)(1)
+
     def _take(self, schedule: Schedule, maker: Maker) -> None:
+        self._put_by[schedule.key] = maker
         if schedule.key not in self.known:
             self._made.make(schedule.key, maker)
         self._keep(schedule)
