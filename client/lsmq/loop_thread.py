@@ -158,9 +158,11 @@ class LoopThread:
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run ``work`` in the loop."""
-        if self._pid != os.getpid():
+        try:
+            self.check_process()
+        except ClientClosed:
             work.close()
-            raise ClientClosed("this client is another process's, from before a fork; make a new one")
+            raise
         crossing: Crossing[T] = Crossing(self._thread, work)
         with self._lock:
             if not self._stopped:
@@ -169,6 +171,11 @@ class LoopThread:
                     return crossing
         work.close()
         raise _closed()
+
+    def check_process(self) -> None:
+        """Raises ``ClientClosed`` in a process that was forked since: the thread is its parent's."""
+        if self._pid != os.getpid():
+            raise ClientClosed("this client is another process's, from before a fork; make a new one")
 
     def stop(self) -> None:
         with self._lock:

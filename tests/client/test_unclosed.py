@@ -203,6 +203,36 @@ def test_a_forked_process_leaves_the_messages_to_its_parent(
     assert stored() == 3
 
 
+def test_a_forked_process_is_handed_nothing_of_what_its_parent_has_read_ahead(
+    shared_node: NodeProcess, topic_name: str, stored: Callable[[], int]
+) -> None:
+    done = run(
+        """
+        client = sync.Client(URL)
+        with sync.Producer(client, TOPIC) as producer:
+            producer.send_many(f"{number}" for number in range(10)).wait()
+        consumer = sync.Consumer(client, TOPIC, start="earliest")
+        consumer.poll(1)
+        child = os.fork()
+        if not child:
+            try:
+                print("child has", [message.text() for message in consumer.poll(1)], flush=True)
+            except lsmq.ClientClosed as error:
+                print("child is told that", error, flush=True)
+            os._exit(0)
+        os.waitpid(child, 0)
+        print("parent has", len(consumer.poll(9)), flush=True)
+        consumer.close()
+        client.close()
+        """,
+        shared_node,
+        topic_name,
+    )
+    told, has = done.stdout.splitlines()
+    assert told.startswith("child is told that") and "from before a fork" in told
+    assert has == "parent has 9"
+
+
 def test_the_end_of_a_process_of_multiprocessing_is_an_end_as_well(
     shared_node: NodeProcess, topic_name: str, stored: Callable[[], int]
 ) -> None:

@@ -77,6 +77,7 @@ class Consumer(BlockingIterable[Message]):
     def poll(self, max_messages: int = 1000, timeout_ms: float | None = None) -> list[Message]:
         """See :meth:`lsmq.Consumer.poll`."""
         check_max_messages(max_messages)
+        self._thread.check_process()  # What was read ahead is its parent's to handle.
         self._async._read_in_progress.put_down()
         taken = self._take(max_messages)
         if not taken:
