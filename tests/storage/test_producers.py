@@ -235,6 +235,55 @@ def test_a_producer_that_was_idle_too_long_is_told_so(tmp_path: Path, disk: Driv
     abandon(store)
 
 
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_producer_that_was_forgotten_may_begin_anew_under_its_id(tmp_path: Path, disk: Drive, flushed: bool) -> None:
+    clock = SimClock()
+    store = open_stepped(tmp_path / "s", tiny(producer_expiry_ms=EXPIRY_MS), disk, clock)
+    topic = store.create_topic("t", 1)
+    stored(store, topic.id, sent(b"0", 0))
+    stored(store, topic.id, sent(b"1", 1))
+    if flushed:
+        flush(store)
+    clock.time_ms += EXPIRY_MS + 1
+    begun = stored(store, topic.id, sent(b"anew", 0))
+    assert not begun.duplicate
+    assert stored(store, topic.id, sent(b"anew", 0)).offsets.tolist() == begun.offsets.tolist()
+    stored(store, topic.id, sent(b"and on", 1))
+    abandon(store)
+    store = open_stepped(tmp_path / "s", tiny(producer_expiry_ms=EXPIRY_MS), disk, clock)
+    assert list(bodies(store, topic.id, 0).values()) == [b"0", b"1", b"anew", b"and on"]
+    assert store.append(topic.id, sent(b"and on", 1)).duplicate
+    abandon(store)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_who_goes_on_with_a_producer_that_was_forgotten_fences_it(tmp_path: Path, disk: Drive, flushed: bool) -> None:
+    clock = SimClock()
+    store = open_stepped(tmp_path / "s", tiny(producer_expiry_ms=EXPIRY_MS), disk, clock)
+    topic = store.create_topic("t", 1)
+
+    def take() -> tuple[int, int]:
+        appended, epoch, position = store.take_producer(5)
+        assert appended is not None
+        store.wait(appended)
+        return epoch, position
+
+    first, _ = take()
+    batch = batch_of([Put(0, b"0")], producer_id=5, producer_epoch=first, sequence=0, position=7)
+    stored(store, topic.id, batch)
+    if flushed:
+        flush(store)
+    clock.time_ms += EXPIRY_MS + 1
+    second, position = take()
+    assert position == 7, "it is still known"
+    for sequence in (0, 1):
+        with pytest.raises(ProducerFenced):
+            store.append(topic.id, sent(b"late", sequence, epoch=first))
+    stored(store, topic.id, sent(b"1", 0, epoch=second))
+    assert list(bodies(store, topic.id, 0).values()) == [b"0", b"1"]
+    abandon(store)
+
+
 def test_what_is_kept_of_expired_producers_goes_with_merges(tmp_path: Path, disk: Drive) -> None:
     clock = SimClock()
     store = open_stepped(tmp_path / "s", small(producer_expiry_ms=EXPIRY_MS), disk, clock)

@@ -221,7 +221,7 @@ class Layer:
         if found is None:
             self.size_bytes += _PRODUCER_BYTES
         else:
-            if found[0].epoch == stored.epoch:
+            if found[0].epoch == stored.epoch and stored.sequence > 0:  # else it begins, or begins anew where forgotten
                 assert stored.sequence == found[0].next_sequence, "a producer's batches follow one another"
                 answers = found[1][1 - WINDOW :]
             for gone in found[1][: len(found[1]) - len(answers)]:

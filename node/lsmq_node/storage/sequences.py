@@ -118,14 +118,11 @@ class Sequences:
         """
         key = BatchKey(producer_id, epoch or 0, 0, 0)
         in_line = self._in_line.get(producer_id)
-        stored = self._producers.head(producer_id) if in_line is None else None
-        if stored is not None and now_ms - stored.last_ms > self._options.producer_expiry_ms:
-            stored = None
         if in_line:
             last = in_line[-1]
             head: Head | None = Head(last.epoch, last.sequence + 1, now_ms, last.position)
-        else:
-            head = stored
+        else:  # As long as anything is known of it, also where its batches are forgotten: an epoch is begun once.
+            head = self._producers.head(producer_id)
         if head is None:
             self._check_room(key)
             return StoredBatch(above + 1 if epoch is None else epoch, -1, 0, 0, now_ms, _NONE)
