@@ -284,6 +284,22 @@ def test_a_deleted_group_begins_anew(api: Api) -> None:
     assert bodies(work.pop()) == ["0", "1"]
 
 
+def test_what_a_deleted_group_has_handed_out_takes_nothing_from_the_next_one_of_its_name(api: Api) -> None:
+    work = Work(api, "begun-again")
+    work.send("0", "1", "2")
+    before = work.pop()
+    api.call("DELETE", "/v1/groups/begun-again/offsets?shard=0", status=204)
+    for what in ("ack", "nack", "extend"):
+        more = {"visibility_ms": LONG_MS} if what == "extend" else {}
+        assert work.settle(what, *before, **more) == ["receipt_expired"] * 3
+    found = work.pop()
+    assert bodies(found) == ["0", "1", "2"]
+    work.configure(max_deliveries=3)
+    assert work.settle("ack", *before) == ["receipt_expired"] * 3
+    assert work.settle("ack", *found) == []
+    assert work.pop() == []
+
+
 def test_bad_requests_name_what_is_wrong(api: Api) -> None:
     work = Work(api, "bad-pops")
     for what, document, field in (

@@ -44,8 +44,8 @@ _MANY_MESSAGES = 200
 _MOST_HELD: Final = 1_000
 
 _MESSAGES = {
-    Refusal.EXPIRED: "the delivery is over: its visibility ended, it was given back, or another leader has delivered "
-    "the message anew, which may be with another consumer by now",
+    Refusal.EXPIRED: "the delivery is over: its visibility ended, it was given back, the group was deleted, or another "
+    "leader has delivered the message anew, which may be with another consumer by now",
     Refusal.UNKNOWN: "this is no receipt of this group and topic",
 }
 

@@ -53,10 +53,16 @@ class WorkLedger(OpenMessages):
         start_of: Callable[[int], int],
         end_of: Callable[[int], int],
         counts: WorkCounts | None = None,
+        begun: int = 0,
     ) -> None:
-        """``leader``: 32 bits that no other ledger has; tells this one's receipts from those of earlier leaders."""
+        """``leader``: 32 bits that no other ledger has; tells this one's receipts from those of earlier leaders.
+
+        ``begun``: 16 bits that take the place of the upper ones, the same in all ledgers of a work queue, and others
+        than in those of one that its group had before it was deleted. 0: an earlier release made it, and gave it none.
+        """
         super().__init__(settings, start_of, counts)
-        self._leader = leader
+        self._begun = begun
+        self._leader = begun << 16 | leader & 0xFFFF if begun else leader
         self._serials = itertools.count(1)
         self._end_of = end_of
         self._timers: list[tuple[int, int, OpenMessage]] = []
@@ -411,6 +417,8 @@ class WorkLedger(OpenMessages):
 
     def _find(self, receipt: DeliveryReceipt, now: int) -> OpenMessage | Refusal | None:
         """The delivery in flight; None when its message is settled, and by no other delivery as far as is known."""
+        if self._begun and receipt.token >> 48 != self._begun:
+            return Refusal.EXPIRED
         ours = receipt.token >> 32 == self._leader
         if receipt.offset >= self.next_of(receipt.queue) and not self._is_known_ahead(receipt):
             if ours or receipt.offset >= self._end_of(receipt.queue):

@@ -8,7 +8,8 @@
     13     8     offset
     21     2     count        which delivery of the message it is
     23     8     expires_ms   when it ended, unless it was extended; milliseconds since 1970
-    31     8     token        of the delivery: high half by who delivered, low half counts
+    31     8     token        of the delivery: 16 bits by the work queue, which is another one where its group was
+                              deleted and made anew, 16 by who delivered, and the low half counts
     39     4     crc          CRC32C of bytes [0, 39)
 
 All integers are little-endian. The CRC catches mistakes, not forgers: who may pop may settle.

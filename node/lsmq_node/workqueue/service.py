@@ -77,7 +77,7 @@ class WorkService(MachineService[ShardWork]):
         key = prefix(str(asked["group"]), int(asked["topic"])) + SETTINGS
         body = port.store.document(key)
         port.check_readable()
-        return {"given": {} if body is None else decode_settings(body, key)}
+        return {"given": {} if body is None else decode_settings(body, key)[0]}
 
     def wanted(self, topic: StoredTopic, asked: Sequence[int] | None) -> list[int]:
         """Those of the topic among the shards asked for; those led here, where none are named.

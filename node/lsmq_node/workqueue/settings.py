@@ -25,6 +25,8 @@ MAX_WEIGHTS = 1_000
 MAX_WEIGHT_NAME_BYTES = 1_024
 MAX_PROPERTY_NAME_BYTES = 255
 DEAD_LETTER_SUFFIX = ".dlq"
+#: Among what was set, which an earlier release passes over.
+_BEGUN = "begun"
 _QUEUE_NUMBER = re.compile(r"[0-9]{1,10}")
 _SHOWN = 60
 
@@ -200,16 +202,17 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def encode_settings(given: Mapping[str, Any]) -> bytes:
-    """The document that holds what was set."""
-    return documents.pack([VERSION, dict(given)])
+def encode_settings(given: Mapping[str, Any], begun: int) -> bytes:
+    """The document that holds what was set, and as which of its group's work queues it was ``begun``, see
+    :class:`.ledger.WorkLedger`."""
+    return documents.pack([VERSION, {**given, _BEGUN: begun} if begun else dict(given)])
 
 
-def decode_settings(body: bytes, key: str) -> dict[str, Any]:
-    """What was set. Raises ``UnsupportedFormat``, ``CorruptFile``."""
+def decode_settings(body: bytes, key: str) -> tuple[dict[str, Any], int]:
+    """What :func:`encode_settings` was given. Raises ``UnsupportedFormat``, ``CorruptFile``."""
 
-    def build(fields: Any) -> dict[str, Any]:
+    def build(fields: Any) -> tuple[dict[str, Any], int]:
         _, given = fields
-        return {**given}
+        return {name: value for name, value in given.items() if name != _BEGUN}, int(given.get(_BEGUN, 0))
 
     return documents.decode(body, key, "settings of a work queue", VERSION, build)

@@ -75,6 +75,7 @@ class ShardWork(ShardMachine):
         self.topic = topic  # may be renewed: it grows
         self.group = group
         self.given: dict[str, Any] = {}
+        self._begun = 0
         self._broker = service.broker
         self._declare = service.declared.declare
         self._given_elsewhere = service.given_elsewhere
@@ -92,7 +93,8 @@ class ShardWork(ShardMachine):
         self.ledger = self._new_ledger()
 
     def _new_ledger(self) -> WorkLedger:
-        ledger = WorkLedger(self.settings, runtime.random.getrandbits(32), self._start_of, self._end_of, self._counts)
+        leader, counts = runtime.random.getrandbits(32), self._counts
+        ledger = WorkLedger(self.settings, leader, self._start_of, self._end_of, counts, self._begun)
         ledger.on_ready = self._picks.ready
         return ledger
 
@@ -122,14 +124,16 @@ class ShardWork(ShardMachine):
         for key, body in self.store.documents(self._prefix):
             name, _, number = key.removeprefix(self._prefix).partition("/")
             if name == SETTINGS:
-                self.given, is_new = decode_settings(body, key), False
+                (self.given, self._begun), is_new = decode_settings(body, key), False
             elif name == BURIAL:
                 burial = Burial.decode(body, key)
             else:
                 chunks.setdefault(int(name), {})[int(number)] = SettledChunk.decode(body, int(number), key)
-        if is_new and self.port.number != self._broker.ranges(self.topic)[0].shard:
-            # The topic has come to this shard after the work queue was set up, perhaps.
-            self.given = await self._given_elsewhere(self.group, self.topic)
+        if is_new:
+            self._begun = runtime.random.randrange(1, 1 << 16)
+            if self.port.number != self._broker.ranges(self.topic)[0].shard:
+                # The topic has come to this shard after the work queue was set up, perhaps.
+                self.given = await self._given_elsewhere(self.group, self.topic)
         self.ledger = self._new_ledger()
         now = self.now_ms()
         for queue, own in chunks.items():
@@ -454,8 +458,8 @@ class ShardWork(ShardMachine):
     async def put_settings(self, given: Mapping[str, Any]) -> None:
         """Durable on return. They hold for what happens from then on."""
         self.check()
-        stored = partial(self._configured, dict(given))
-        await self.durable(self.put(Step({self.key_of(SETTINGS): encode_settings(given)}, stored=stored)))
+        stored, body = partial(self._configured, dict(given)), encode_settings(given, self._begun)
+        await self.durable(self.put(Step({self.key_of(SETTINGS): body}, stored=stored)))
 
     def _configured(self, given: dict[str, Any]) -> None:
         """These are stored, whoever still waits for that."""
