@@ -177,6 +177,36 @@ def test_dead_letters_come_although_moving_them_has_failed_in_an_unexpected_way(
         with_node(tmp_path, test)
 
 
+def test_dead_letters_come_although_their_topic_was_made_anew_while_they_were_moved(tmp_path: Path) -> None:
+    bury, stored = ShardWork.bury, asyncio.Event()
+
+    async def letters(session: Session) -> list[str]:
+        answer = await session.get("/v1/topics/t.dlq/queues/0/messages")
+        return [] if answer.status == 404 else [message["body"] for message in (await answer.json())["messages"]]
+
+    async def test(session: Session, broker: Broker) -> None:
+        async def is_cut_off(self: ShardWork, tasks: Sequence[Any]) -> None:
+            if not stored.is_set():
+                stored.set()
+                assert (await session.delete("/v1/topics/t.dlq")).status == 204
+                raise Unavailable("the letters are stored, and nobody knows")
+            await bury(self, tasks)
+
+        with patch.object(ShardWork, "bury", is_cut_off), patch.object(burial, "_RETRY_S", 0.05):
+            await send(session, "0", "1", "2")
+            messages = await pop(session)
+            assert await settle(session, "nack", messages[:2], dead_letter=True) == 200
+            await asyncio.wait_for(stored.wait(), PATIENCE_S)
+            assert await settle(session, "nack", messages[2:], dead_letter=True) == 200
+
+            async def moved() -> bool:
+                return sorted(await letters(session)) == ["0", "1", "2"]
+
+            await comes_true(moved, "all are dead letters")
+
+    with_node(tmp_path, test)
+
+
 def test_of_a_group_that_is_deleted_all_comes_again_also_to_those_who_wait(tmp_path: Path) -> None:
     async def test(session: Session, broker: Broker) -> None:
         await send(session, "0", "1")

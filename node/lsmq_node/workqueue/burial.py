@@ -3,6 +3,7 @@
 Three steps, each durable before the next: *which* messages are to go, as a document with a producer id made for it; the
 batch, from that producer; and that they are settled, together with the end of the document. Whoever finds the document
 after a crash does the last two again: the batch is not stored twice, since it is the producer's first in any case.
+Where it would be another batch by now, all three are done again: a letter may come twice then, and none is missing.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from lsmq import runtime
-from lsmq.errors import LsmqError
+from lsmq.errors import LsmqError, SequenceReused
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.broker import Broker, StartTask
 from lsmq_node.broker.letter_targets import letter_limit, letter_queue, letter_topic
@@ -129,7 +130,11 @@ class DeadLetterMover:
                     work.ledger.give_back_dead(tasks)
                     raise
                 self._left = burial  # from here on it is this one, until it is done
-            await self._bury(self._left, work.ledger.dead_at(self._left.places))
+            tasks = work.ledger.dead_at(self._left.places)
+            try:
+                await self._bury(self._left, tasks)
+            except SequenceReused:  # Stored it was otherwise, in a topic that was deleted, or before some had expired.
+                work.ledger.give_back_dead(tasks)
             self._left = None
 
     async def _put(self, step: Step) -> None:
