@@ -11,10 +11,11 @@ import pytest
 
 from lsmq_node.broker.catalog import NodeCatalog
 from lsmq_node.broker.layout import open_shards, own_disks
-from lsmq_node.broker.placement import queue_ranges
+from lsmq_node.broker.placement import queue_ranges, stored_range
 from lsmq_node.config import NodeConfig
 from lsmq_node.node import running_node
 from lsmq_node.storage import ShardStore, StoredTopic, TopicOptions
+from storage.harness import Put, batch_of
 
 
 def config(path: Path) -> NodeConfig:
@@ -62,6 +63,23 @@ def test_what_a_crash_left_undone_is_done_at_the_next_start(tmp_path: Path) -> N
         assert catalog.alter("t", {"ack": "leader"}, allow).options == TopicOptions(
             retention_ms=5, ack="leader", revision=2
         )
+
+
+def test_a_shard_that_has_heard_of_a_topic_and_of_the_one_made_anew_keeps_what_that_has(tmp_path: Path) -> None:
+    """So it may be in a cluster's backup, where both came to its shard at the same time."""
+    with opened(tmp_path) as stores:
+        created = NodeCatalog(stores, 3, 3).create("t", 3, TopicOptions())
+        store = stores[1]
+        former = StoredTopic(created.id + 7, "t", 3, TopicOptions())
+        anew = StoredTopic(created.id + 8, "t", 3, TopicOptions())
+        first, end = stored_range(anew, 1, 3)
+        store.put_topic(former, first, end)
+        store.wait(store.put_topic(anew, first, end))
+        store.wait(store.append(anew.id, batch_of([Put(first, b"0")])))
+        stores[0].wait(stores[0].put_topic(anew, *stored_range(anew, 0, 3)))
+        NodeCatalog(stores, 3, 3).complete()
+        assert [topic.id for topic in store.topics()] == [anew.id] == [store.topic("t").id]
+        assert store.latest_offsets(anew.id).tolist() == [1]
 
 
 def test_a_topic_that_grows_lies_nowhere_that_it_does_not_reach(

@@ -116,7 +116,7 @@ def settle_topics(backup: BackupManifest, places: Mapping[int, Path], next_id: i
         for store in stores:
             for topic in store.topics():
                 if topic.id not in wanted:
-                    store.delete_topic(topic.name)
+                    store.wait(store.drop_topic(topic.id))
         for topic in backup.topics:
             if not first.knows(topic):
                 first.wait(first.put_topic(topic, *stored_range(topic, 0, backup.home_shards)))

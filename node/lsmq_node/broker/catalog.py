@@ -93,7 +93,7 @@ class NodeCatalog:
             for extra in store.topics():
                 topic = wanted.get(extra.name)
                 if topic is None or topic.id != extra.id:
-                    store.delete_topic(extra.name)
+                    store.wait(store.drop_topic(extra.id))
             present = {topic.name: topic for topic in store.topics()}
             for topic in wanted.values():
                 if topic.name not in present:

@@ -408,7 +408,8 @@ class ShardState:
         self.space_changes += 1
         self.dropped_topics += 1
         if state is not None:
-            self.by_name.pop(state.topic.name, None)
+            if self.by_name.get(state.topic.name) is state:  # else one that was made anew under its name has it
+                del self.by_name[state.topic.name]
             self._dropped.append(topic_id)
             if state.named:
                 self.drop_topic(topic_id | NAMES_TOPIC)
