@@ -62,6 +62,26 @@ def test_the_last_hour_is_kept_and_no_more(tmp_path: Path) -> None:
     with_node(tmp_path, test)
 
 
+def test_nothing_of_a_topic_is_told_of_the_one_that_was_made_anew_under_its_name(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        watch = await watched(client, broker)
+        await watch.past("elsewhere")  # From here on it is counted as well.
+        await send(client, 10)
+        await commit(client, "g", 4)
+        await watch.sample(2)
+        assert await watch.past("g") == [6, 6] and (await watch.past("elsewhere"))[-1] == 10
+        await broker.delete_topic("t")
+        await client.put("/v1/topics/t", json={"queues": 2})
+        await send(client, 3)
+        await commit(client, "g", 1)
+        assert await watch.past("g") == []
+        await watch.sample()
+        assert await watch.past("g") == [2]
+        assert (await watch.past("elsewhere"))[-1] == 3
+
+    with_node(tmp_path, test)
+
+
 def test_a_group_that_was_nowhere_is_counted_once_somebody_looks_and_is_in_no_metric(tmp_path: Path) -> None:
     async def test(client: Session, broker: Broker) -> None:
         watch = await watched(client, broker)

@@ -48,6 +48,7 @@ class LagHistory:
         self._lags = lags
         self._clock = clock or runtime.monotonic
         self._rows: dict[tuple[int, Pair], LagRow] = {}
+        self._topic_ids: dict[tuple[int, Pair], int] = {}  # of which topic each row is
         self._last = 0  # samples are numbered by the clock, and lie in their rows at the number modulo SAMPLES
         self._furthest: list[Pair] = []
         self._looked: OrderedDict[Pair, float] = OrderedDict()  # when, the longest ago first
@@ -79,12 +80,14 @@ class LagHistory:
         passed = np.arange(max(self._last + 1, number - SAMPLES + 1), number + 1) % SAMPLES
         self._last, place = number, number % SAMPLES
         former, self._rows = self._rows, {}
+        former_ids, self._topic_ids = self._topic_ids, {}
         for shard, counted in self._lags.by_shard().items():
             for pair in chosen:
                 if (lag := counted.known(pair)) is None:
                     continue
+                topic_id = self._topic_ids[shard, pair] = counted.topic_id(pair)
                 row = former.get((shard, pair))
-                if row is None:
+                if row is None or former_ids[shard, pair] != topic_id:
                     nothing = pair in counted.uncommitted and not lag  # then there was nothing before
                     row = np.full(SAMPLES, 0 if nothing else np.nan, np.float32)
                 elif len(passed) > 1:
@@ -133,7 +136,7 @@ class LagHistory:
         if len(self._looked) > MOST_LOOKED_AT:
             self._looked.popitem(last=False)
         row = self._rows.get((shard, pair))
-        if row is not None:
+        if row is not None and self._topic_ids[shard, pair] == topic_id:
             return {"row": np.roll(row, SAMPLES - 1 - self._last % SAMPLES).astype("<f4").tobytes()}
         if not self._broker.topology.leadership(shard).here:
             return {"row": b""}

@@ -35,12 +35,16 @@ class ShardLags:
         self.lags: dict[Pair, int] = {}
         self.uncommitted: dict[Pair, int] = {}  # those that were asked for though the group has committed nothing here
         self.counted_at: float | None = None  # when the last round began that ended
-        self._marks: dict[Pair, object] = {}
+        self._marks: dict[Pair, tuple[int, object]] = {}  # with the id of the topic
         self._seen: object = None  # what all of that followed from
 
     def known(self, pair: Pair) -> int | None:
         """What was counted of it."""
         return self.lags.get(pair, self.uncommitted.get(pair))
+
+    def topic_id(self, pair: Pair) -> int:
+        """Of the topic that was counted, where any was: another one may have its name by now."""
+        return self._marks[pair][0]
 
     async def count(self, broker: Broker, also: Set[tuple[str, int]]) -> bool:
         """Go round once: count what may have changed, ``also`` of these groups and topics' ids, which may have
@@ -60,7 +64,7 @@ class ShardLags:
                 group, topic, mark = marks.pop()
                 pair = group, topic.name
                 into, former = uncommitted if mark[1] is None else lags, self.known(pair)
-                if self._marks.get(pair) == mark and former is not None:
+                if self._marks.get(pair) == (topic.id, mark) and former is not None:
                     into[pair] = former
                 else:
                     with suppress(UnknownTopic):  # It was deleted just now.
@@ -69,7 +73,7 @@ class ShardLags:
                     break
             return runtime.monotonic() - started
 
-        known: dict[Pair, object] = {(group, topic.name): mark for group, topic, mark in marks}
+        known: dict[Pair, tuple[int, object]] = {(group, topic.name): (topic.id, mark) for group, topic, mark in marks}
         while marks:
             took_s = await broker.in_readers(go_on)
             if marks:
