@@ -1,9 +1,10 @@
-"""What a client asks to be deleted: single messages, the beginnings of queues, or all there is."""
+"""What a client asks to be deleted: topics, single messages, the beginnings of queues, or all there is."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -11,7 +12,7 @@ from lsmq._paths import topic_path
 from lsmq._retries import Deadline
 from lsmq._router import Router
 from lsmq._wire_values import to_ms
-from lsmq.errors import InvalidRequest
+from lsmq.errors import InvalidRequest, TopicReplaced, UnknownTopic
 from lsmq.topics import Topic, format_ranges
 
 T = TypeVar("T")
@@ -22,7 +23,7 @@ _DELETED_A_REQUEST = 500
 
 
 class DeleteRequests:
-    """The part of a client that deletes messages."""
+    """The part of a client that deletes topics and messages."""
 
     _router: Router
 
@@ -42,6 +43,19 @@ class DeleteRequests:
         more: Mapping[str, Any],
         deadline: Deadline | None = None,
     ) -> None: ...
+
+    async def delete_topic(self, name: str, *, missing_ok: bool = False) -> None:
+        """Delete a topic and all its messages. Raises ``UnknownTopic`` unless ``missing_ok``."""
+        deadline = self._deadline()
+        self._router.table.forget_topic(name)
+        with suppress(*([UnknownTopic] if missing_ok else [])):
+            meant = await self._router.topic(name, deadline)
+            self._router.table.forget_topic(name)
+            # By its id: whoever asks twice deletes no other one that was made under its name in between.
+            gone = UnknownTopic, TopicReplaced
+            await self._router.ask_any(
+                "DELETE", topic_path(name), deadline=deadline, accept_repeated=gone, topic_id=meant.id
+            )
 
     async def trim_topic(
         self,
@@ -78,7 +92,8 @@ class DeleteRequests:
 
     async def _trim(self, name: str, operation: str, how: dict[str, Any], queues: Iterable[int] | None) -> int:
         """Piece by piece, each with a deadline of its own; how many messages went."""
-        topic, messages = await self._router.known(name, self._deadline()), 0
+        # Asked afresh: whoever asks twice deletes nothing of one that was made under the name in between.
+        topic, messages = await self._router.topic(name, self._deadline()), 0
         if queues is not None:
             if topic.named:
                 raise InvalidRequest(
@@ -92,8 +107,8 @@ class DeleteRequests:
             how = {**how, "queues": ",".join(format_ranges(wanted))}
         path, after = f"{topic_path(name)}/{operation}", None
         while True:
-            value = how if after is None else {**how, "after": after}
-            answer, _ = await self._router.ask_any("POST", path, value=value, deadline=self._deadline())
+            value, deadline = how if after is None else {**how, "after": after}, self._deadline()
+            answer, _ = await self._router.ask_any("POST", path, value=value, deadline=deadline, topic_id=topic.id)
             fields = answer.value()
             messages += int(fields["messages"])
             after = fields["next"]

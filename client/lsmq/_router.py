@@ -106,14 +106,13 @@ class Router:
         path: str,
         *,
         deadline: Deadline,
-        accept_repeated: type[LsmqError] | None = None,
-        missing_ok: bool = False,
+        accept_repeated: type[LsmqError] | tuple[type[LsmqError], ...] = (),
         **request: Any,
     ) -> tuple[Response, bool]:
         """Ask any node until one answers; whether another attempt may have been carried out as well.
 
-        ``accept_repeated`` is the error that means "done before": it counts as success when another attempt
-        may have done it, or with ``missing_ok``.
+        ``accept_repeated`` are errors that mean "done before": they count as success when another attempt may have
+        done it.
         """
         self._refresher.start()
         backoff = Backoff()
@@ -142,8 +141,7 @@ class Router:
                         attempts.passed()
                         return answer, repeated
                     except LsmqError as error:
-                        done_before = accept_repeated is not None and isinstance(error, accept_repeated)
-                        if done_before and (repeated or missing_ok):
+                        if repeated and isinstance(error, accept_repeated):
                             return Response(204, "", {}, b""), repeated
                         is_last = not under_way and all(other in asked_in_round for other in self.urls)
                         if isinstance(error, WrongPort) and not is_last:

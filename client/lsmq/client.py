@@ -281,17 +281,6 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         answer, _ = await self._router.ask_any("GET", path, deadline=self._deadline())
         return TopicUsage.from_dict(answer.value())
 
-    async def delete_topic(self, name: str, *, missing_ok: bool = False) -> None:
-        """Delete a topic and all its messages. Raises ``UnknownTopic`` unless ``missing_ok``."""
-        self._router.table.forget_topic(name)
-        await self._router.ask_any(
-            "DELETE",
-            topic_path(name),
-            deadline=self._deadline(),
-            accept_repeated=UnknownTopic,
-            missing_ok=missing_ok,
-        )
-
     async def _send_places(
         self,
         topic: Topic,

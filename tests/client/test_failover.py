@@ -5,6 +5,7 @@ Requests may take longer here than a test, so whoever waits for a node that does
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -257,6 +258,30 @@ async def test_a_producer_of_a_topic_made_anew_is_told_and_writes_nothing_there(
         assert list((await client.offsets(topic_name)).latest) == [0, 0]
         async with Producer(client, topic_name) as producer:
             assert (await producer.send_and_wait("new", queue=1)).offset == 0
+
+
+async def test_a_deletion_whose_answer_was_lost_spares_the_topic_that_somebody_made_anew_meanwhile(
+    shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lsmq._router.HEDGE_WRITE_S", 0.05)
+    async with PlayedCluster(shared_node.url) as cluster, client_of(cluster) as client:
+        await client.create_topic(topic_name)
+        first, *others = cluster.doors
+        for door in others:
+            door.pause()
+        first.pause_after("DELETE")
+        deleting = asyncio.create_task(client.delete_topic(topic_name))
+        await first.paused.wait()
+        async with Client(shared_node.url) as other:
+            made = await other.create_topic(topic_name, queues=2)
+            for door in others:
+                door.resume()
+            await deleting
+            assert (await other.topic(topic_name)).is_same(made)
+            await other.delete_topic(topic_name)
+            with pytest.raises(UnknownTopic):
+                await other.delete_topic(topic_name)
+            await other.delete_topic(topic_name, missing_ok=True)
 
 
 @pytest.mark.parametrize("kind", ["work", "push"])

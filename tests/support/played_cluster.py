@@ -55,7 +55,8 @@ class Door:
         self.open.clear()
 
     def pause_after(self, kind: str) -> None:
-        """Pause when the next request whose path ends in ``kind`` is carried out and not answered."""
+        """Pause when the next request of the data plane whose path ends in ``kind`` is carried out and not answered, or
+        another one of the method ``kind``."""
         self._pause_after = kind
 
     def resume(self) -> None:
@@ -94,7 +95,9 @@ class Door:
         elif parts[1] == "messages":
             topic = next(found for found in await cluster.topics() if found.id == parse_message_id(parts[2])[0])
         else:
-            return await cluster.forward(request, body)
+            answer = await cluster.forward(request, body)
+            self._carried_out(request.method)
+            return answer
         if self.refusals:
             return web.json_response({"error": self.refusals.pop(0)}, status=503)
         expected = request.headers.get(TOPIC_ID_HEADER)
@@ -106,15 +109,18 @@ class Door:
             if cluster.leaders[shard][0] != self.number:
                 return self._not_leader(shard)
         answer = await cluster.forward(request, body)
-        if parts[-1] == self._pause_after:
-            self._pause_after = ""
-            self.pause()
-            self.paused.set()
+        self._carried_out(parts[-1])
         await self.open.wait()
         for shard in sorted(shards):
             if cluster.leaders[shard][0] != self.number:
                 return self._not_leader(shard)  # Deposed before it answered.
         return answer
+
+    def _carried_out(self, kind: str) -> None:
+        if kind == self._pause_after:
+            self._pause_after = ""
+            self.pause()
+            self.paused.set()
 
     def _not_leader(self, shard: int) -> web.Response:
         leader, epoch = self.known[shard]
@@ -177,7 +183,8 @@ class PlayedCluster:
         return next(topic for topic in await self.topics() if topic.name == name)
 
     async def forward(self, request: web.Request, body: bytes, change: Any = None) -> web.Response:
-        headers = {name: request.headers[name] for name in ("Accept", "Content-Type") if name in request.headers}
+        passed = "Accept", "Content-Type", TOPIC_ID_HEADER
+        headers = {name: request.headers[name] for name in passed if name in request.headers}
         url = self.upstream + request.path_qs
         async with self._session.request(request.method, url, headers=headers, data=body) as answer:
             content = await answer.read()

@@ -115,12 +115,12 @@ def _check_may_move(call: Call, options: dict[str, Any]) -> None:
     "/v1/topics/{topic}/queues",
     Content("It has them, durably.", schemas.TOPIC),
     request=Content("How many it is to have.", schemas.GROW_TOPIC),
-    errors=(UnknownTopic, TooManyQueues),
+    errors=(UnknownTopic, TopicReplaced, TooManyQueues),
 )
 async def grow_topic(call: Call) -> web.StreamResponse:
     """Give a topic more queues."""
     document = await call.checked_document()
-    topic = await call.broker.grow_topic(call.path("topic"), document["queues"])
+    topic = await call.broker.grow_topic((await call.topic()).name, document["queues"])
     return answer(call.request, topic_object(call, topic))
 
 
@@ -128,7 +128,7 @@ async def grow_topic(call: Call) -> web.StreamResponse:
     "/v1/topics/{topic}/spread",
     Content("It is spread, durably.", schemas.TOPIC),
     request=Content("What becomes of keys.", schemas.SPREAD_TOPIC),
-    errors=(UnknownTopic, TooManyQueues),
+    errors=(UnknownTopic, TopicReplaced, TooManyQueues),
 )
 async def spread_topic(call: Call) -> web.StreamResponse:
     """Have a topic use shards that came after it.
@@ -137,7 +137,7 @@ async def spread_topic(call: Call) -> web.StreamResponse:
     with all messages and offsets. The same again does nothing.
     """
     document = await call.checked_document()
-    topic = await call.broker.spread_topic(call.path("topic"), KeysAtSpread(document["keys"]))
+    topic = await call.broker.spread_topic((await call.topic()).name, KeysAtSpread(document["keys"]))
     return answer(call.request, topic_object(call, topic))
 
 
@@ -145,7 +145,7 @@ async def spread_topic(call: Call) -> web.StreamResponse:
     "/v1/topics/{topic}",
     Content("Changed, durably; leaders obey it within a moment.", schemas.TOPIC),
     request=Content("The options to change.", schemas.ALTER_TOPIC),
-    errors=(UnknownTopic,),
+    errors=(UnknownTopic, TopicReplaced),
 )
 async def alter_topic(call: Call) -> web.StreamResponse:
     """Change options of a topic.
@@ -158,7 +158,7 @@ async def alter_topic(call: Call) -> web.StreamResponse:
         raise InvalidRequest(f"{field} of a topic cannot be changed here: {schemas.UNALTERABLE[field]}", field=field)
     check(document, call.schema, "")
     _check_may_move(call, document)
-    topic = await call.broker.alter_topic(call.path("topic"), document)
+    topic = await call.broker.alter_topic((await call.topic()).name, document)
     return answer(call.request, topic_object(call, topic))
 
 
@@ -189,10 +189,11 @@ async def get_topic_usage(call: Call) -> web.StreamResponse:
     return answer(call.request, {**usage, "groups": groups})
 
 
-@ROUTES.delete("/v1/topics/{topic}", Content("Deleted, durably.", status=204), errors=(UnknownTopic,))
+@ROUTES.delete("/v1/topics/{topic}", Content("Deleted, durably.", status=204), errors=(UnknownTopic, TopicReplaced))
 async def delete_topic(call: Call) -> web.StreamResponse:
     """Delete a topic and its messages."""
-    await call.broker.delete_topic(call.path("topic"))
+    topic = await call.topic()
+    await call.broker.delete_topic(topic.name, topic.id)
     return web.Response(status=204)
 
 

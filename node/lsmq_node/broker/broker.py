@@ -238,10 +238,13 @@ class Broker:
         return await self.topology.topics.alter(name, changes, check)
 
     @to_its_end
-    async def delete_topic(self, name: str) -> None:
-        """Delete the topic and its messages. Who waits for it is told. Raises ``UnknownTopic``."""
+    async def delete_topic(self, name: str, meant: int | None = None) -> None:
+        """Delete the topic, which has the id ``meant``, and its messages. Who waits for it is told.
+
+        Raises ``UnknownTopic``.
+        """
         self.admission.write()
-        topic = await self.topology.topics.delete(name)
+        topic = await self.topology.topics.delete(name, meant)
         self._next_queue.pop(topic.id, None)
         self.waiters.wake_topic(topic.id)
 

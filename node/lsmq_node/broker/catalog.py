@@ -194,11 +194,13 @@ class NodeCatalog:
             store.alter_topic(name, options)
         return self.topic(name)
 
-    def delete(self, name: str) -> StoredTopic:
-        """Delete the topic everywhere. Raises ``UnknownTopic``."""
+    def delete(self, name: str, meant: int | None = None) -> StoredTopic:
+        """Delete the topic everywhere, if it has the id ``meant``. Raises ``UnknownTopic``."""
         if self._shards > 1:
             self.complete()
         topic = self._first.topic(name)
+        if meant not in (None, topic.id):
+            raise UnknownTopic(f"topic {name!r} with the id {meant} was deleted", topic=name)
         for store in self._stores.values():
             store.delete_topic(name)
         if self._ranges.pop(topic.id, None) is not None:

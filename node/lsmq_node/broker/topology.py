@@ -155,8 +155,8 @@ class Topics(Protocol):
         Raises ``UnknownTopic``, ``InvalidRequest``.
         """
 
-    async def delete(self, name: str) -> StoredTopic:
-        """Raises ``UnknownTopic``."""
+    async def delete(self, name: str, meant: int | None = None) -> StoredTopic:
+        """``meant``: its id; one that was made anew under the name stays. Raises ``UnknownTopic``."""
 
 
 class RightsDocuments(Protocol):

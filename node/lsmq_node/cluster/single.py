@@ -151,8 +151,8 @@ class LocalTopics:
     async def alter(self, name: str, changes: Mapping[str, Any], check: CheckOptions) -> StoredTopic:
         return await self._change(lambda: self._catalog.alter(name, changes, check))
 
-    async def delete(self, name: str) -> StoredTopic:
-        return await self._change(lambda: self._catalog.delete(name))
+    async def delete(self, name: str, meant: int | None = None) -> StoredTopic:
+        return await self._change(lambda: self._catalog.delete(name, meant))
 
     async def spread(self, name: str, keys: KeysAtSpread, check: CheckSpread) -> StoredTopic:
         async with self._exact:

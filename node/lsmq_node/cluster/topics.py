@@ -170,10 +170,10 @@ class ClusterTopics:
                 await self._catch_up()
                 return await self.by_name(name)
 
-    async def delete(self, name: str) -> StoredTopic:
+    async def delete(self, name: str, meant: int | None = None) -> StoredTopic:
         """Raises ``UnknownTopic``, ``Unavailable, ``TimedOut``."""
         topic = await self.by_name(name)
-        await self._submit({"op": "delete_topic", "name": name, "topic_id": topic.id})
+        await self._submit({"op": "delete_topic", "name": name, "topic_id": topic.id if meant is None else meant})
         return topic
 
     async def _submit(self, command: dict[str, Any]) -> dict[str, Any]:
