@@ -31,7 +31,7 @@ class DeleteRequests:
     def _deadline(self) -> Deadline: ...
 
     @abstractmethod
-    async def _with_topic(self, name: str, work: Callable[[Topic], Awaitable[T]]) -> T: ...
+    async def _with_topic(self, name: str, work: Callable[[Topic], Awaitable[T]], *, of_places: bool = False) -> T: ...
 
     @abstractmethod
     async def _send_places(
@@ -130,4 +130,4 @@ class DeleteRequests:
             path = f"{topic_path(name)}/delete"
             await self._send_places(topic, path, ordered, _DELETED_A_REQUEST, {"before": before})
 
-        await self._with_topic(name, work)
+        await self._with_topic(name, work, of_places=True)

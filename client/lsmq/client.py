@@ -483,7 +483,9 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         ``OffsetOutOfRange`` for an offset beyond the end of its queue. Each shard's offsets are committed for
         themselves: after an error some may be and others not.
         """
-        await self._with_topic(topic, lambda known: self._commit_offsets(group, known, offsets, reset=reset))
+        await self._with_topic(
+            topic, lambda known: self._commit_offsets(group, known, offsets, reset=reset), of_places=True
+        )
 
     async def _commit_offsets(
         self,
@@ -539,14 +541,17 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
     def _deadline(self) -> Deadline:
         return Deadline(self.deadline_ms)
 
-    async def _with_topic(self, name: str, work: Callable[[Topic], Awaitable[T]]) -> T:
-        """Do ``work`` with the topic as it is known, and once more if it turns out to have changed."""
+    async def _with_topic(self, name: str, work: Callable[[Topic], Awaitable[T]], *, of_places: bool = False) -> T:
+        """Do ``work`` with the topic as it is known, and once more if it turns out to have changed.
+
+        ``of_places``: it is about offsets, which mean nothing in one that was made anew: raises ``TopicReplaced`` then.
+        """
         known = await self._router.known(name, self._deadline())
         try:
             return await work(known)
-        except (TopicReplaced, UnknownQueue):
+        except (TopicReplaced, UnknownQueue) as error:
             fresh = await self.topic(name)
-            if fresh.is_same(known) and fresh.queues == known.queues:
+            if (fresh.is_same(known) and fresh.queues == known.queues) or (of_places and type(error) is TopicReplaced):
                 raise
             return await work(fresh)
 

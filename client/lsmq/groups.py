@@ -269,6 +269,7 @@ class Group:
             lambda known: self.client._commit_offsets(
                 self.name, known, offsets, reset=False, deadline=deadline, member=member, epoch=epoch
             ),
+            of_places=True,
         )
 
     async def lag(self, topic: str, parts: Sequence[Ranges] | None = None) -> GroupLag:

@@ -284,6 +284,34 @@ async def test_a_deletion_whose_answer_was_lost_spares_the_topic_that_somebody_m
             await other.delete_topic(topic_name, missing_ok=True)
 
 
+@pytest.mark.parametrize("what", ["delete", "trim", "commit"])
+async def test_offsets_of_a_topic_mean_nothing_in_the_one_made_anew(
+    shared_node: NodeProcess, topic_name: str, what: str
+) -> None:
+    """The client has heard of the topic before it was deleted, and has not looked since."""
+    async with Client(shared_node.url) as client, Client(shared_node.url) as other:
+        await client.create_topic(topic_name)
+        await remade(other, topic_name)
+        async with Producer(other, topic_name) as producer:
+            for _ in range(3):
+                await producer.send("new")
+
+        async def ask() -> None:
+            if what == "delete":
+                await client.delete_messages(topic_name, [(0, 0)])
+            elif what == "trim":
+                await client.trim_topic(topic_name, {0: 2})
+            else:
+                await client.commit_offsets("g", topic_name, {0: 2})
+
+        with pytest.raises(TopicReplaced):
+            await ask()
+        assert list((await other.offsets(topic_name)).earliest) == [0]
+        assert (await other.topic_usage(topic_name)).messages == 3
+        assert await other.committed_offsets("g", topic_name) == {}
+        await ask()  # Whoever was told may mean this one.
+
+
 @pytest.mark.parametrize("kind", ["work", "push"])
 async def test_who_takes_from_a_topic_made_anew_gets_its_messages_whatever_was_known(
     shared_node: NodeProcess, topic_name: str, kind: str
