@@ -291,6 +291,18 @@ def test_the_offsets_of_a_broadcast_member_are_its_own(api: Api, topic: str) -> 
     commit(api, f"{topic}%2Fs0", topic, 0)
 
 
+def test_with_a_broadcast_group_the_offsets_of_its_members_go(api: Api, topic: str) -> None:
+    groups = topic, f"{topic}%2Fs0", f"{topic}%2Fs1", f"{topic}.s0%2Fs0"
+    api.send(topic, {"queue": 0, "body": "x"})
+    for group in groups:
+        commit(api, group, topic, 0)
+    api.call("DELETE", f"/v1/groups/{topic}/offsets?shard=0", status=204)
+    left = [bool(api.get(f"/v1/groups/{group}/offsets?topic={topic}").json()["queues"]) for group in groups]
+    assert left == [False, False, False, True]
+    assert api.get(f"/v1/groups/{topic}/lag?topic={topic}").json()["last_commit_age_ms"] is None
+    api.call("DELETE", f"/v1/groups/{topic}.s0%2Fs0/offsets?shard=0", status=204)
+
+
 def test_a_fence_above_the_generation_raises_it(api: Api, topic: str) -> None:
     member = Member(api, topic, topic)
     member.sync()

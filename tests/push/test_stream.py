@@ -225,6 +225,20 @@ async def test_broadcast_subscribers_each_get_everything_and_go_on_where_they_we
         assert offsets(await nameless.messages(4)) == [(queue, 2) for queue in range(4)]
 
 
+async def test_subscribers_of_a_broadcast_group_that_is_deleted_begin_anew(
+    api: Api, shared_node: NodeProcess, topic_name: str
+) -> None:
+    url, group = shared_node.url, f"b-{topic_name[-40:]}"
+    send(api, topic_name, 8)
+    async with held(url, topic_name, group, mode="broadcast", subscriber="north") as stream:
+        assert len(await stream.messages(8)) == 8
+        async with Client(url) as client:
+            await Group(client, group).delete()
+        assert (await stream.until("end"))["reset"]
+    async with held(url, topic_name, group, mode="broadcast", subscriber="north") as stream:
+        assert len(await stream.messages(8)) == 8
+
+
 async def test_latest_begins_at_the_end_and_loses_nothing_that_comes_before_the_first_acknowledgement(
     api: Api, shared_node: NodeProcess, topic_name: str
 ) -> None:

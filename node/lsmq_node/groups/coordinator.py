@@ -343,6 +343,7 @@ class ShardGroups(ShardMachine):
         self.store.forget_group(group)
         also()
         self._committing.discard(group)
+        self.last_commit = {key: at for key, at in self.last_commit.items() if key[0] != group}
         self._drop_made(group)
         await self.durable(self.put(Step({FENCE_PREFIX + group: None}, appended=partial(self.fences.pop, group, None))))
         self.check()  # What was put in line first may have been dropped before the rest was.

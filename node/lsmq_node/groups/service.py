@@ -363,10 +363,17 @@ class GroupService(MachineService[ShardGroups]):
             )
 
     async def forget_offsets(self, group: str, shard: int, also: Callable[[], None]) -> None:
-        """Drop committed offsets and the fence of a group in one shard. ``also`` puts in line what is to go with them,
-        in the same step of the loop. All of it is durable on return."""
+        """Drop committed offsets and the fence of a group in one shard, of a broadcast group those of its members too.
+
+        ``also`` puts in line what is to go with them, in the same step of the loop. All of it is durable on return.
+        """
+        known = await self.shard(shard)
+        for name in known.store.groups():
+            if name.startswith(f"{group}/"):
+                self._permits.forget(name)
+                await known.unfence(name)
         self._permits.forget(group)
-        await (await self.shard(shard)).unfence(group, also)
+        await known.unfence(group, also)
 
 
 def _cut(first: int, end: int) -> Iterator[tuple[int, int]]:

@@ -218,9 +218,9 @@ class PushService(MachineService[LedPart]):
         self._end(feed, "offsets of the group were reset; come again")
 
     def forgetting(self, group: str) -> None:
-        """The offsets of the group are being deleted."""
+        """The offsets of the group are being deleted; of a broadcast group those of its subscribers."""
         for (name, _), feed in list(self._feeds.items()):
-            if name == group:
+            if feed.kept and (name == group or name.startswith(f"{group}/")):
                 self._end(feed, "offsets of the group were deleted; come again")
 
     def _end(self, feed: Feed, why: str) -> None:
