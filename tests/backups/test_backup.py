@@ -79,6 +79,24 @@ def test_a_backup_under_load_has_all_that_was_acknowledged_before_it(
         assert other.get("/v1/topics/gone", 404).code == "unknown_topic"
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_topic_that_is_made_anew_after_a_restore_is_another_one(
+    make_node: Callable[..., NodeProcess], tmp_path: Path, shards: int
+) -> None:
+    """Who remembers the one that came after the backup, by its id, does not take the new one for it."""
+    settings = {**SMALL, "shards": shards}
+    node, backups = make_node(**settings).start(), tmp_path / "backups"
+    api = Api(node.url)
+    api.create("orders", 2)
+    lsmq(node.url, "backup", "create", "--to", backups)
+    api.create("later", 2)
+    lsmq(node.url, "backup", "restore", backups, "--data", tmp_path / "new")
+    other = Api(make_node(tmp_path / "new", **settings).start().url)
+    other.create("later", 2)
+    ids = [each.get(f"/v1/topics/{name}").json()["id"] for name in ("orders", "later") for each in (api, other)]
+    assert ids[0] == ids[1] and ids[2] < ids[3]
+
+
 def test_the_next_backup_fetches_what_is_new_and_old_ones_go(
     node: NodeProcess, make_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:

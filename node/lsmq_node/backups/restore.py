@@ -32,6 +32,8 @@ from .repository import Repository
 
 #: Of a topic that is there for a moment. No topic of a user has such a name.
 _LAST_NAME = "."
+#: More topics than anybody makes between a backup and its loss; there are ids for 8,000 restores, one of another.
+_IDS_LEFT_OUT = 1 << 16
 #: Nothing goes by its age while topics are settled.
 _QUIET_MS = 86_400_000
 
@@ -90,6 +92,9 @@ def open_restored(path: Path, shard: ShardBackup, *, replicated: bool = False) -
 def next_topic_id(repository: Repository, backup: BackupManifest) -> int:
     """Above the ids of all topics that a shard has heard of, those that are gone included: none is given twice.
 
+    And so far above that those are left out which were given after the backup was made: whoever remembers such a topic,
+    a program that runs on or a checkpoint of Spark, takes no other one for it.
+
     Raises ``CorruptFile``, ``OSError``.
     """
     found = max((topic.id + 1 for topic in backup.topics), default=1)
@@ -100,7 +105,7 @@ def next_topic_id(repository: Repository, backup: BackupManifest) -> int:
             file = next(file for file in shard.files if file.name == latest.name)
             with repository.whole(file) as path:
                 found = max(found, int(KeyedFile(OsDisk(), path, latest.number).properties["next_topic_id"]))
-    return found
+    return found + _IDS_LEFT_OUT
 
 
 def settle_topics(backup: BackupManifest, places: Mapping[int, Path], next_id: int) -> None:
@@ -127,12 +132,10 @@ def settle_topics(backup: BackupManifest, places: Mapping[int, Path], next_id: i
             gone |= {key: None for key, _ in first.documents(RIGHTS)}
         if gone or (shards > 1 and grown):
             first.wait(first.put_documents({**grown, **gone}))
-        if shards > 1:
-            # The first shard gives the ids, and need not have heard of all: it has of the last one by this.
-            last = StoredTopic(next_id - 1, _LAST_NAME, 1, TopicOptions(), 0)
-            if last.id not in wanted and last.id > 0:
-                first.wait(first.put_topic(last, 0, 0))
-                first.wait(first.drop_topic(last.id))
+        # The first shard gives the ids: it has heard of the last one by this.
+        last = StoredTopic(next_id - 1, _LAST_NAME, 1, TopicOptions(), 0)
+        first.wait(first.put_topic(last, 0, 0))
+        first.wait(first.drop_topic(last.id))
         NodeCatalog(dict(enumerate(stores)), shards, backup.home_shards).complete()
         for store in stores:
             store.flush()
