@@ -146,6 +146,36 @@ def _press(label: str, row: str) -> str:
 
 
 @pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
+async def test_a_message_that_is_shown_is_deleted_and_none_of_a_topic_or_queue_made_anew_meanwhile(
+    make_node: Callable[..., NodeProcess],
+) -> None:
+    assert EXECUTABLE is not None
+    node, queue = make_node().start(), "/v1/topics/orders/queues/agents%2F7"
+    api = Api(node.url)
+    api.create("orders", queues="named")
+    api.send("orders", {"queue": "agents/7", "body": "alpha"}, {"queue": "agents/8", "body": "other"})
+    async with browser(EXECUTABLE) as tabs:
+        page = await tabs.open(f"{node.url}/console#/topics/orders/agents%2F7")
+        await shows(page, f"{TEXT}.includes('alpha')", "it is shown")
+        api.call("DELETE", queue, status=204)
+        for name in ("agents/9", "agents/7"):  # The first gets the number that is free.
+            api.send("orders", {"queue": name, "body": "bravo"})
+        await page.evaluate(_press("Delete", "alpha"))
+        await shows(page, f"{TEXT}.includes('deleted')", "what was shown is gone")
+        left = api.get(f"{queue}/messages?offset=earliest").json()["messages"]
+        assert [message["body"] for message in left] == ["bravo"]
+        await page.evaluate("location.reload()")
+        await shows(page, f"{TEXT}.includes('bravo')", "the new one is shown")
+        api.call("DELETE", "/v1/topics/orders", status=204)
+        api.create("orders", queues="named")
+        api.send("orders", {"queue": "agents/7", "body": "charlie"})
+        await page.evaluate(_press("Delete", "bravo"))
+        await shows(page, f"{TEXT}.includes('topic_replaced')", "it says that the topic is another one")
+        left = api.get(f"{queue}/messages?offset=earliest").json()["messages"]
+        assert [message["body"] for message in left] == ["charlie"]
+
+
+@pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
 async def test_messages_are_sent_again_deleted_and_called_off_when_a_button_is_pressed_twice(
     make_node: Callable[..., NodeProcess],
 ) -> None:

@@ -6,15 +6,16 @@ import { antiForgery, findOut, signIn, watchUse } from "/console/session.js";
 
 let leaving = new AbortController();
 
-/** The node's answer, as JSON. Throws what the node has against it. */
-export async function ask(path, { method = "GET", body, signal = leaving.signal, again = true } = {}) {
+/** The node's answer, as JSON. `meant`: the id of the topic that it is about. Throws what the node has against it. */
+export async function ask(path, { method = "GET", body, meant, signal = leaving.signal, again = true } = {}) {
   const headers = { Accept: "application/json", "Lsmq-Forward": "pass", ...(method === "GET" ? {} : antiForgery()) };
+  if (meant !== undefined) headers["Lsmq-Topic-Id"] = String(meant);
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const answer = await fetch(path, { method, headers, signal, credentials: "same-origin", body: body === undefined ? undefined : JSON.stringify(body) });
   const found = answer.status === 204 ? null : await answer.json();
   if (found?.error?.code === "anti_forgery_failed" && again) { // Somebody signed in anew in another tab.
     await findOut();
-    return ask(path, { method, body, signal, again: false });
+    return ask(path, { method, body, meant, signal, again: false });
   }
   if (answer.status === 401) throw Object.assign(new Error(found.error.message), { unauthenticated: true });
   if (found?.error) throw Object.assign(new Error(`${found.error.code}: ${found.error.message}`), { code: found.error.code });

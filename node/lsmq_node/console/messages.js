@@ -61,12 +61,11 @@ function edit(topic, message) {
   return el("div", { class: "edit" }, text, act(where === topic || topic === `${where}.dlq` ? "Send as it is now" : `Send as it is now to ${where}`, () => sendAgain(topic, { ...message, delete: false, body: text.value })));
 }
 
+/** By their ids, which have the numbers of topic and queue: another one may have the name since they were shown. */
 async function remove(topic, messages) {
-  const own = `/v1/topics/${enc(topic)}`, numbers = new Map();
-  for (const { queue } of messages) {
-    if (!numbers.has(queue)) numbers.set(queue, typeof queue === "number" ? queue : (await ask(`${own}/queues/${enc(queue)}`)).number);
-  }
-  await ask(`${own}/delete`, { method: "POST", body: { queues: messages.map((each) => numbers.get(each.queue)), offsets: messages.map((each) => each.offset) } });
+  const part = ({ id }, first, end) => parseInt(id.slice(first, end), 16);
+  const body = { queues: messages.map((each) => part(each, 8, 16)), offsets: messages.map((each) => each.offset) };
+  await ask(`/v1/topics/${enc(topic)}/delete`, { method: "POST", body, meant: part(messages[0], 0, 8) });
 }
 
 /** What a search asks for, as the API has it. */
