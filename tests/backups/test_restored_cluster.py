@@ -15,7 +15,11 @@ from typing import Any
 import pytest
 
 from api.calls import Api
+from lsmq._route_table import RouteTable
 from lsmq_lab.local_cluster import LocalCluster, NodeEnded
+from lsmq_node.backups.repository import Repository
+from lsmq_node.backups.restore_cluster import restore_member
+from lsmq_node.config import NodeConfig
 from support.clusters import running_cluster
 from support.mounts import tmpfs
 from support.node_process import NodeProcess
@@ -424,6 +428,21 @@ def test_what_cannot_be_restored_is_refused_before_anything_is_there(
     os.close(handle)
     lsmq("", *words)
     assert "is not empty" in lsmq("", *words, code=1)
+
+
+def test_a_client_that_lived_on_hears_who_leads_what_is_restored(
+    small: Filled, clusters: Callable[..., LocalCluster], tmp_path: Path
+) -> None:
+    cluster = clusters("new", shards=2)
+    config = NodeConfig.load(cluster.configuration("n1"), {})
+    made = restore_member(Repository.at(str(tmp_path / "backups")), config)
+    known = RouteTable()
+    for shard in made.backup.shards:
+        epoch = max((start.epoch for start in shard.decoded("it").epochs), default=0)
+        # The cluster has gone on for long after the backup was made.
+        known.learn_leader(shard.shard, "http://before:1", epoch + 10_000)
+        known.learn_leader(shard.shard, "http://after:1", made.state.shards[shard.shard].epoch)
+        assert known.leadership(shard.shard).url == "http://after:1"
 
 
 def test_a_restore_that_is_killed_leaves_nothing_and_is_begun_again(

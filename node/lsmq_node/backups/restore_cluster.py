@@ -37,6 +37,9 @@ from .repository import Repository
 from .restore import next_topic_id, place_shard
 
 _INCARNATION_BITS = 52
+#: More than a shard is led anew between a backup and its cluster's loss; there are epochs for 4,000 restores, one of
+#: another.
+_EPOCHS_LEFT_OUT = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +140,13 @@ def _identity(backup: BackupManifest, founding: Mapping[str, Any]) -> bytes:
 
 
 def _state(repository: Repository, backup: BackupManifest, founding: Mapping[str, Any]) -> ClusterState:
+    """Its shards are led in epochs above those that were begun after the backup was made: a client that has heard of
+    these and lives on takes nobody's word of a lower one.
+    """
     identity = _identity(backup, founding)
     shards = {
         shard.shard: RestoredShard(
-            1 + max((start.epoch for start in shard.decoded(f"shard {shard.shard}").epochs), default=0),
+            _EPOCHS_LEFT_OUT + max((start.epoch for start in shard.decoded(f"shard {shard.shard}").epochs), default=0),
             {node: _incarnation(identity, shard.shard, node) for node in founding["nodes"]},
         )
         for shard in backup.shards
