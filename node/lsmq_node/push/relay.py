@@ -12,7 +12,7 @@ from typing import Any
 
 from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
 from lsmq.client import Client
-from lsmq.errors import LsmqError, Unavailable
+from lsmq.errors import LsmqError, TopicReplaced, Unavailable
 from lsmq.group_values import Ranges
 from lsmq.push_streams import PushLink, PushStreams
 from lsmq_node.broker import ByteBudget
@@ -127,6 +127,15 @@ class Relay(HeldStream):
     async def run(self) -> None:
         """Pass on until the subscriber is gone. Raises why the stream ends otherwise."""
         known = await self._client.topic(self.topic.name)
+        if known.id < self.topic.id:
+            raise Unavailable(f"the node that was asked does not know topic {known.name!r} yet as it is; come again")
+        if known.id > self.topic.id:
+            raise TopicReplaced(
+                f"topic {known.name!r} was deleted and made anew",
+                topic=known.name,
+                expected_id=self.topic.id,
+                id=known.id,
+            )
         options = self.options
         credit, credit_bytes = self._merge.first_grant
         params = {
