@@ -15,7 +15,7 @@ from lsmq._wire_values import content_fields, message_from_dict
 from lsmq.client import Client
 from lsmq.errors import InvalidRequest
 from lsmq.producer import Producer
-from lsmq.record_batch import Message
+from lsmq.record_batch import Message, parse_message_id
 
 SUFFIX = ".dlq"
 PROPERTY_PREFIX = "lsmq-dlq-"
@@ -190,8 +190,10 @@ class DeadLetters:
             await self.delete(some)
 
     async def delete(self, letters: Iterable[DeadLetter]) -> None:
-        """Delete these. Durable on return."""
-        places = [(letter.message.queue, letter.message.offset) for letter in letters]
+        """Delete these. Durable on return. Those of a topic that was deleted, and made anew since, went with it."""
+        topic = await self.client.topic(self.name)
+        messages = [letter.message for letter in letters]
+        places = [(each.queue, each.offset) for each in messages if parse_message_id(each.id)[0] >= topic.id]
         await self.client.delete_messages(self.name, places)
 
     async def purge(self) -> int:

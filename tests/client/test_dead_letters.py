@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from click.testing import CliRunner
 
-from lsmq import sync
+from lsmq import Client, DeadLetter, DeadLetters, Producer, sync
 from lsmq.cli import root
 from lsmq.errors import InvalidRequest, UnknownMessage
 from support.node_process import NodeProcess
@@ -155,3 +155,25 @@ def test_a_letter_that_somebody_made_up_is_sent_nowhere_else_than_was_said(share
         dead.replay([own, made_up], topics=[topic, other])
         assert ends() == [2, 1]
         assert [letter.message.text() for letter in dead.read()] == ["no letter"]
+
+
+async def test_a_letter_that_went_with_its_topic_is_deleted_and_none_that_has_its_place_in_the_next_one(
+    shared_node: NodeProcess,
+) -> None:
+    async with Client(shared_node.url) as client:
+        letters = DeadLetters(client, "dlq-anew.dlq")
+
+        async def made_with(text: str) -> list[DeadLetter]:
+            await client.create_topic(letters.name, queues=1)
+            async with Producer(client, letters.name) as producer:
+                await producer.send_and_wait(text)
+            return [letter async for letter in letters.read()]
+
+        former = await made_with("former")
+        await client.delete_topic(letters.name)
+        latter = await made_with("latter")
+        assert [letter.message.offset for letter in former] == [letter.message.offset for letter in latter]
+        await letters.delete(former)
+        assert [letter.message.text() for letter in [letter async for letter in letters.read()]] == ["latter"]
+        await letters.delete([*former, *latter])
+        assert [letter async for letter in letters.read()] == []
