@@ -18,6 +18,7 @@ from lsmq.errors import NotLeader, Unavailable
 from lsmq.filters import MessageFilter
 from lsmq_node.broker import Broker, ByteBudget
 from lsmq_node.cluster.disk_thread import DiskThread
+from lsmq_node.groups import declared
 from lsmq_node.machines import service as machine_service
 from lsmq_node.storage.segments import SegmentFiles
 from lsmq_node.workqueue import WorkService, burial, picks, shard_work
@@ -68,6 +69,36 @@ def test_a_work_queue_nobody_uses_is_forgotten_and_goes_on_where_it_was(tmp_path
         await send(session, "4")
         found = [message["body"] for message in await pop(session)]
         assert sorted(found) == ["3", "4"], "what rests still rests, what was done is done"
+
+    with_node(tmp_path, test)
+
+
+def test_the_group_of_a_work_queue_that_is_used_is_made_again_unless_another_one_took_its_name(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        async def pops() -> int:
+            return (await session.post("/v1/groups/g/pop", json={"topic": "t"})).status
+
+        async def is_a_work_queue() -> bool:
+            await pops()
+            answer = await session.get("/v1/groups/g")
+            return answer.status == 200 and (await answer.json())["mode"] == "work_queue"
+
+        async def is_taken() -> bool:
+            await session.delete("/v1/groups/g")
+            return (await session.put("/v1/groups/g", json={"mode": "clustered"})).status == 200
+
+        async def is_refused() -> bool:
+            return await pops() == 409
+
+        assert await is_a_work_queue()
+        # A worker came between the deletion of the group's work and of the group.
+        assert (await session.delete("/v1/groups/g")).status == 204
+        with patch.object(declared, "AGAIN_S", 0.0):
+            await comes_true(is_a_work_queue, "it is made again")
+            await comes_true(is_taken, "another one takes its name")
+            await comes_true(is_refused, "it is another one's")
+            assert (await session.delete("/v1/groups/g")).status == 204
+            await comes_true(is_a_work_queue, "the name is free again")
 
     with_node(tmp_path, test)
 

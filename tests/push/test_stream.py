@@ -269,6 +269,22 @@ async def test_a_group_shares_in_one_way(api: Api, shared_node: NodeProcess, top
         assert await stream.frame() == ("closed", 1008)
 
 
+async def test_a_group_that_is_deleted_and_made_anew_shares_in_the_new_way(
+    api: Api, shared_node: NodeProcess, topic_name: str
+) -> None:
+    group = f"a-{topic_name[-40:]}"
+    async with held(shared_node.url, topic_name, group) as stream:
+        await stream.owns([0, 4])
+    api.call("DELETE", f"/v1/groups/{group}", status=204)
+    async with held(shared_node.url, topic_name, group) as stream:
+        await stream.owns([0, 4])
+        assert api.get(f"/v1/groups/{group}").json()["mode"] == "push", "it is made again"
+    api.call("DELETE", f"/v1/groups/{group}", status=204)
+    api.call("PUT", f"/v1/groups/{group}", {"mode": "clustered"}, status=200)
+    async with held(shared_node.url, topic_name, group) as stream:
+        assert (await stream.until("end"))["code"] == "group_mode_mismatch"
+
+
 @pytest.mark.parametrize(
     ("frame", "code", "field"),
     [

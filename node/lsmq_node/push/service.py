@@ -107,8 +107,7 @@ class PushService(MachineService[LedPart]):
                 "its first message: leave it out, and set the group to the latest with 'lsmq group reset'",
                 field="start",
             )
-        if self._declared.is_due(group, options.mode):
-            await self._declared.declare(group, options.mode)
+        await self._declared.declare(group, options.mode)
         self.check_room()
         here = all(self.broker.topology.leadership(part.shard).here for part in self.broker.ranges(topic))
         stream: HeldStream
