@@ -30,6 +30,7 @@ from .harness import (
     no_threads,
     open_stepped,
     put,
+    table_files,
     tiny,
 )
 from .model import assert_shows, assert_shows_but_for_starts
@@ -233,6 +234,34 @@ def test_memory_that_waits_for_its_flush_is_written_when_space_returns(tmp_path:
     assert store.stats().flushes_total == 1
     assert bodies(store, topic.id, 0) == sent
     assert put(store, topic.id, (0, b"taken")) == [20]
+    abandon(store)
+
+
+def test_a_merge_whose_sources_cannot_be_removed_keeps_what_it_wrote(tmp_path: Path) -> None:
+    """A full file system that copies what it changes has no room to remove a file either."""
+    disk, path = Drive(tmp_path), tmp_path / "shard"
+    store = open_stepped(path, tiny(level0_merge=2), disk)
+    topic = store.create_topic("t", 1)
+    for number in range(2):
+        put(store, topic.id, (0, body(number, 1_000)))
+        flush(store)
+    sources = table_files(disk, path)
+    point = disk.at(1, errno.ENOSPC, ("remove",), lasting=True)
+    background(store, store._merger.merge_level0)
+    assert point.hits and not store._writer.stopped
+    expected = {number: body(number, 1_000) for number in range(2)}
+    assert bodies(store, topic.id, 0) == expected
+    assert set(sources) < set(table_files(disk, path)), "they could not be removed"
+    disk.heal()
+    for number in range(2, 4):
+        put(store, topic.id, (0, body(number, 1_000)))
+        flush(store)
+        expected[number] = body(number, 1_000)
+    background(store, store._merger.merge_level0)
+    assert_no_orphans(store, disk, path)  # there is room again, and nothing stays behind
+    abandon(store)
+    store = open_stepped(path, tiny(level0_merge=2), disk.kill())
+    assert bodies(store, topic.id, 0) == expected
     abandon(store)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from lsmq import runtime
 
 from .disk import Disk
+from .failures import WANT
 
 _log = logging.getLogger("lsmq.storage")
 
@@ -17,7 +18,8 @@ _log = logging.getLogger("lsmq.storage")
 class PinnedFiles:
     """Removes the files of a directory, those that are held only when nobody holds them any more. Thread-safe.
 
-    It remembers nothing across a restart: what was not removed by then is in no manifest, and recovery removes it.
+    What cannot be removed for want of space, as where a file system copies what it changes, goes with the next one. It
+    remembers nothing across a restart: what was not removed by then is in no manifest, and recovery removes it.
     """
 
     def __init__(self, disk: Disk, directory: Path) -> None:
@@ -48,10 +50,18 @@ class PinnedFiles:
                 _log.warning("%s: not removed: %s", self._directory / name, error)
 
     def remove(self, name: str) -> None:
-        """Remove a file that is in no manifest any more, or have it removed later. Raises ``OSError``."""
+        """Remove a file that is in no manifest any more, or have it removed later. Raises ``OSError``, but for want."""
         with self._lock:
-            if self._holders[name]:
-                self._unwanted.add(name)
-                return
-            del self._holders[name]
-        self._disk.remove(self._directory / name)
+            self._unwanted.add(name)
+            free = {unwanted for unwanted in self._unwanted if not self._holders[unwanted]}
+            self._unwanted -= free
+        for each in sorted(free):
+            try:
+                self._disk.remove(self._directory / each)
+            except OSError as error:
+                if error.errno not in WANT:
+                    raise
+                with self._lock:
+                    self._unwanted.add(each)
+                if each == name:
+                    _log.warning("%s: not removed: %s. It goes with the next one", self._directory / name, error)

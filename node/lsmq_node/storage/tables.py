@@ -306,7 +306,7 @@ class TableSet:
         """
         if not isinstance(error, OSError) or error.errno in WANT:
             for name in names:
-                self._disk.remove(self._directory / name)
+                self._files.remove(name)
 
     def hold(self, wanted: Callable[[Version], Iterable[Table]]) -> tuple[Version, list[str]]:
         """The tables as they are. The files wanted of them stay until their names are handed to :meth:`drop`."""
