@@ -265,6 +265,27 @@ def test_a_merge_whose_sources_cannot_be_removed_keeps_what_it_wrote(tmp_path: P
     abandon(store)
 
 
+def test_a_merge_that_fails_when_it_counts_keeps_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, path = Drive(tmp_path), tmp_path / "shard"
+    store = open_stepped(path, tiny(level0_merge=2), disk)
+    topic = store.create_topic("t", 1)
+    expected = {number: body(number, 1_000) for number in range(2)}
+    for content in expected.values():
+        put(store, topic.id, (0, content))
+        flush(store)
+
+    def no_memory(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(store._tables, "_version_of", no_memory)  # what comes first once the manifest is durable
+    background(store, store._merger.merge_level0)
+    assert store._writer.stopped
+    abandon(store)
+    store = open_stepped(path, tiny(level0_merge=2), disk.kill())
+    assert bodies(store, topic.id, 0) == expected
+    abandon(store)
+
+
 @pytest.mark.parametrize("work", ["flush", "compact"])
 def test_a_flush_on_a_full_disk_says_so_and_the_next_one_succeeds_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str

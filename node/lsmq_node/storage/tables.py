@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from lsmq import runtime
+from lsmq.errors import LsmqError
 
 from .cache import BlockCache
 from .checkpoint_chain import CheckpointChain
@@ -301,10 +302,10 @@ class TableSet:
     def discard(self, names: Iterable[str], error: BaseException) -> None:
         """Give back the space of files that did not become part of the set, to have it for the next attempt.
 
-        After any failure of the disk but want of space or of a descriptor it is not known whether they did: recovery
-        finds out.
+        After any other failure than want of space or of a descriptor, damage of what was read, and the end of the
+        store, it is not known whether they did: recovery finds out.
         """
-        if not isinstance(error, OSError) or error.errno in WANT:
+        if isinstance(error, Closing | LsmqError) or (isinstance(error, OSError) and error.errno in WANT):
             for name in names:
                 self._files.remove(name)
 
