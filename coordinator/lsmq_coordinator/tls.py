@@ -123,7 +123,6 @@ class Certificates:
         self.files = files
         self.reloads = 0
         self._state: tuple[tuple[int, int, int], ...] = _state(files)
-        self._tried: tuple[tuple[int, int, int], ...] | None = None  # and found to be of no use
         self._loaded = _load(files)
         self._failure: str | None = None
 
@@ -153,10 +152,7 @@ class Certificates:
         """Read the files again if they have changed; whether what is used has. Blocks for the disk."""
         try:
             found = _state(self.files)
-            if found == self._tried:
-                return False
-            if found != self._state:
-                self._tried = found
+            if found != self._state:  # Again each time: what made them of no use may be gone though they are the same.
                 loaded = _load(self.files)
                 if loaded.expires_s <= runtime.wall_time() < self._loaded.expires_s:
                     raise TlsUnusable(f"{self.files.cert} has expired already", file=str(self.files.cert))
@@ -164,7 +160,7 @@ class Certificates:
         except TlsUnusable as error:
             self._failure = error.message
             return False
-        self._tried = self._failure = None
+        self._failure = None
         if found == self._state:
             return False
         self._state = found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import errno
 import http.client
 import ipaddress
 import os
@@ -188,6 +189,35 @@ def test_a_certificate_with_any_byte_changed_is_used_or_named_and_stops_nothing(
             reasons.add(error.message)
     late = [at for at in reasons if "a damaged one: error parsing asn1" in at]
     assert late and len(late) < len(reasons), "some of it is found when extensions are read"
+
+
+def test_a_changed_key_that_others_may_read_is_used_once_they_may_not(authority: Authority, tmp_path: Path) -> None:
+    """What it says to do helps: the mode of a file is not what the file has."""
+    cert, key = authority.issue("copied", HOSTS)
+    used = Certificates(TlsFiles(cert, key))
+    authority.issue("copied", HOSTS)
+    key.chmod(0o644)
+    assert not used.look() and not used.look()
+    assert "chmod 600 it" in (used.problem() or "")
+    key.chmod(0o600)
+    assert used.look() and used.problem() is None and used.reloads == 1
+
+
+def test_a_changed_certificate_that_cannot_be_opened_for_want_of_descriptors_is_used_later(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cert, key = authority.issue("wanting", HOSTS)
+    used = Certificates(TlsFiles(cert, key))
+    authority.issue("wanting", HOSTS)
+
+    def no_descriptor(path: Path) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", no_descriptor)
+        assert not used.look()
+    assert "Too many open files" in (used.problem() or "")
+    assert used.look() and used.problem() is None
 
 
 def test_a_pipe_where_a_certificate_was_holds_nobody_up(authority: Authority, tmp_path: Path) -> None:
