@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
+import zoneinfo
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +25,8 @@ from support.waiting import comes_true
 from .calls import Api
 from .in_process import SMALL, Session, node_of, with_node
 
+#: A time zone as the system has it, of one time: RFC 9636, version 1.
+_ZONE = b"TZif" + bytes(16) + struct.pack(">6I", 0, 0, 0, 0, 1, 4) + bytes(6) + b"UTC\0"
 DAILY = {"cron": "0 9 * * 1-5", "tz": "Europe/Berlin", "message": {"body": "x", "key": "k"}}
 
 
@@ -105,13 +109,16 @@ def test_names_that_mean_a_place_in_a_path_are_refused(api: Api, topic_name: str
     api.call("PUT", path(topic_name, "..."), DAILY, status=201)
 
 
-def prepared(data: Path, next_ms: int, *, stored: bool = False, deleted: bool = False) -> Schedule:
+def prepared(
+    data: Path, next_ms: int, *, stored: bool = False, deleted: bool = False, queue: int = 0, tz: str = "UTC"
+) -> Schedule:
     """A store with a schedule that is due then; ``stored``: its message is, and the leader died behind it."""
     store = ShardStore.open(data / "shard-0", SMALL)
-    topic = store.create_topic("jobs", 1)
+    topic = store.create_topic("jobs", 2)
     builder = BatchBuilder()
-    builder.add(0, b"run", key="k", properties={"a": "b"}, kind="job", expires=3_600_000)
-    schedule = Schedule(topic.id, "nightly", "0 0 1 1 *", "UTC", 0, builder.build(), 1, next_ms)
+    builder.add(queue, b"run", key="k", properties={"a": "b"}, kind="job", expires=3_600_000)
+    name = "nightly" if tz == "UTC" else "elsewhere"
+    schedule = Schedule(topic.id, name, "0 0 1 1 *", tz, queue, builder.build(), 1, next_ms)
     store.wait(store.put_documents({schedule.key: schedule.encode()}))
     if stored:
         store.wait(store.append(topic.id, RecordBatch(schedule.due(1))))
@@ -142,6 +149,39 @@ def test_the_message_of_a_time_comes_once(tmp_path: Path, *, stored: bool, ahead
         assert found["next_ms"] > time.time() * 1000 - 1000
 
     with_node(tmp_path, check)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_schedule_of_a_time_zone_that_is_not_known_waits_and_holds_up_no_other(
+    tmp_path: Path, *, stored: bool
+) -> None:
+    """As after a change of the node, or without a descriptor for the file of the zone."""
+    next_ms = time.time_ns() // 1_000_000 - 5 * 366 * 86_400_000
+    prepared(tmp_path, next_ms, stored=stored, queue=1, tz="Test/Nowhere")
+    prepared(tmp_path, next_ms + 1)
+
+    async def check(client: Session, broker: Broker) -> None:
+        answer = await client.get("/v1/topics/jobs/queues/0/messages?wait_ms=20000")
+        assert len((await answer.json())["messages"]) == 1
+        waiting = (await (await client.get("/v1/topics/jobs/schedules/elsewhere")).json())["count"]
+        assert waiting == 0
+        (tmp_path / "zones" / "Test").mkdir(parents=True)
+        (tmp_path / "zones" / "Test" / "Nowhere").write_bytes(_ZONE)
+
+        async def has_come() -> bool:
+            found = await (await client.get("/v1/topics/jobs/schedules/elsewhere")).json()
+            return bool(found["count"] == 1 and found["next_ms"] > time.time() * 1000)
+
+        await comes_true(has_come, "it goes on when the zone is known")
+        answer = await client.get("/v1/topics/jobs/queues/1/messages")
+        assert len((await answer.json())["messages"]) == 1
+
+    zoneinfo.ZoneInfo.clear_cache(only_keys=["Test/Nowhere"])
+    zoneinfo.reset_tzpath([*zoneinfo.TZPATH, str(tmp_path / "zones")])
+    try:
+        with_node(tmp_path, check)
+    finally:
+        zoneinfo.reset_tzpath()
 
 
 def test_schedules_go_with_their_topic(tmp_path: Path) -> None:

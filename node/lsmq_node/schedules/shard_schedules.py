@@ -57,6 +57,8 @@ class ShardSchedules(ShardMachine):
         self._queue: list[tuple[int, str]] = []  # by next time; what is not the schedule's next time any more is stale
         self._look_at = 0.0
         self._making: set[str] = set()  # keys of schedules whose queues, which have names, are being made
+        #: Expressions and time zones of which it is not known here when they are next, and when to look again.
+        self._unknown: dict[tuple[str, str], float] = {}
 
     async def load(self, left: Any) -> None:
         await self.barrier()
@@ -64,7 +66,7 @@ class ShardSchedules(ShardMachine):
         for at, (key, body) in enumerate(self.store.documents(PREFIX)):
             found = Schedule.decode(key, body)
             if found.next_ms <= soon_ms and self._is_stored(found):  # the document behind it was cut off
-                found = self._after(found, found.next_ms)
+                found = self._after_if_known(found, found.next_ms) or found
             self.known[key] = found
             if at % _LOAD_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -82,6 +84,22 @@ class ShardSchedules(ShardMachine):
         behind_ms = max(now_ms, schedule.next_ms)
         next_ms = Cron.parse(schedule.cron).next_ms(behind_ms, zone_of(schedule.tz))
         return replace(schedule, next_ms=next_ms, last_ms=schedule.next_ms, count=schedule.count + 1)
+
+    def _after_if_known(self, schedule: Schedule, now_ms: int) -> Schedule | None:
+        """None where nobody here knows the time zone: it is not installed, or no descriptor is left for its file."""
+        what = schedule.cron, schedule.tz
+        if self._loop.time() < self._unknown.get(what, 0.0):
+            return None
+        try:
+            after = self._after(schedule, now_ms)
+        except LsmqError as error:
+            if what not in self._unknown:
+                number, name = self.port.number, schedule.name
+                self._log.warning("schedule_waits", shard=number, schedule=name, code=error.code, message=error.message)
+            self._unknown[what] = self._loop.time() + _AGAIN_S
+            return None
+        self._unknown.pop(what, None)
+        return after
 
     # Time
 
@@ -109,10 +127,12 @@ class ShardSchedules(ShardMachine):
             yield self._of_topics_that_are_gone()
 
     def _firing(self, schedule: Schedule, now_ms: int) -> Step | None:
-        """None where its queue has a name and is not there: it is being made."""
+        """None where it waits: its queue has a name and is being made, or its time zone is not known."""
         if not self.store.has_topic(schedule.topic_id):
             return Step({schedule.key: None}, appended=partial(self._drop, schedule.key))
-        after = self._after(schedule, now_ms)
+        after = self._after_if_known(schedule, now_ms)
+        if after is None:
+            return None
         batch = RecordBatch(schedule.due(after.count), verify=False)
         if isinstance(schedule.queue, str):
             numbers = self.service.broker.names.lasting(self.port, schedule.topic_id, (schedule.queue,))
