@@ -22,6 +22,7 @@ Not supported: a proof where machine, container or both processes are lost at on
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import hmac
 import json
@@ -47,6 +48,8 @@ MAX_NOTICE_BYTES = 1_024
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _STEADY_S = 10.0
+#: What passes by itself.
+_WANT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +141,9 @@ class Sentinel:
         try:
             os.close(os.pidfd_open(os.getpid()))
         except (OSError, AttributeError) as error:
-            self._part.stopped(f"this system does not tell of the end of a process (pidfd_open: {error})")
-            await asyncio.Event().wait()
+            if not (isinstance(error, OSError) and error.errno in _WANT):
+                self._part.stopped(f"this system does not tell of the end of a process (pidfd_open: {error})")
+                await asyncio.Event().wait()
         while True:
             began = loop.time()
             try:
@@ -180,8 +184,13 @@ class Sentinel:
 
     async def _ended(self, pid: int) -> str:
         """How the child ended, once it has."""
-        loop = asyncio.get_running_loop()
-        process, ended = os.pidfd_open(pid), asyncio.Event()
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        try:
+            process = os.pidfd_open(pid)
+        except OSError as error:  # There is to be one that is watched, and no other beside it.
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            return f"{_reaped(pid)}, since it cannot be watched: {error.strerror}"
         loop.add_reader(process, ended.set)
         try:
             await ended.wait()
@@ -193,5 +202,8 @@ class Sentinel:
 
 def _reaped(pid: int) -> str:
     """Of a child that has ended."""
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:
+        return "a code that somebody else was told, as where SIGCHLD is ignored"
     return f"signal {-code}" if code < 0 else f"code {code}"

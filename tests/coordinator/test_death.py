@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -184,6 +184,48 @@ def test_where_the_system_has_no_pidfds_there_is_no_sentinel_and_the_part_says_s
         task.cancel()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("fails", ["watched", "reaped"])
+def test_a_sentinel_that_cannot_be_watched_is_replaced_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """No descriptor is left for it, or its end was taken note of by somebody else, as where SIGCHLD is ignored."""
+    opened, failures = os.pidfd_open, {own: iter([errno.EMFILE]) for own in (True, False)}
+
+    def wanting(pid: int) -> int:
+        if (number := next(failures[pid == os.getpid()], None)) is not None:
+            raise OSError(number, os.strerror(number))
+        return opened(pid)
+
+    async def main() -> None:
+        parts = Parts()
+        part = parts.part("sentinel", essential=False)
+        sentinel = death.Sentinel(NOTICE, SECRET, {"n2": "http://127.0.0.1:1"}, patience_s=1.0, part=part)
+        if fails == "watched":
+            monkeypatch.setattr(os, "pidfd_open", wanting)
+        task = asyncio.create_task(sentinel.run())
+        await until(lambda: task.done() or sentinel.pid is not None)
+        first = sentinel.pid
+        if fails == "reaped":
+            _end(first)
+            await until(lambda: task.done() or sentinel.pid not in (None, first))
+        assert not task.done()
+        await until(lambda: not parts.problems(essential=False))
+        assert next(report.failures for report in parts.reports()) == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for pid in {first, sentinel.pid} - {None}:
+            _end(pid)
+
+    asyncio.run(main())
+
+
+def _end(pid: int | None) -> None:
+    assert pid is not None
+    with suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 @pytest.mark.parametrize(
