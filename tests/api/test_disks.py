@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -188,6 +190,27 @@ def test_a_disk_that_goes_while_the_node_runs_stops_its_shards_alone(disks: Disk
     away.rename(disks.second)
     disks.start()
     assert disks.all_there()
+
+
+def test_disks_are_looked_at_again_once_there_are_descriptors(make_node: NodeMaker, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("d1", "d2", "d3")]
+    node = make_node(Path(",".join(map(str, paths))), shards=3).start()
+    node.stop()
+    paths[2].rename(tmp_path / "away")
+    api = Api(node.start().url)
+
+    def warnings() -> list[str]:
+        found: list[str] = api.get("/readyz").json()["warnings"]
+        return found
+
+    (lost,) = warnings()
+    assert str(paths[2]) in lost
+    files = resource.prlimit(node.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (3, files[1]))
+    said = rf"part_fails.*disk {paths[1]}.*Too many open files"
+    eventually(lambda: re.search(said, node.log()), "it cannot be looked at")
+    resource.prlimit(node.pid, resource.RLIMIT_NOFILE, files)
+    eventually(lambda: warnings() == [lost], "it can be used")
 
 
 def test_a_full_disk_refuses_writes_of_its_shards_alone(make_node: NodeMaker, tmp_path: Path) -> None:

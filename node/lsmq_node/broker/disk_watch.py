@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
 
 from lsmq import runtime
+from lsmq.errors import DataDirectoryUnusable
 from lsmq_coordinator.parts import Part, kept
 from lsmq_node.disks import START_AGAIN
 
@@ -43,7 +45,7 @@ class DiskWatch:
             _log.warning("disks_share_a_file_system", directories=directories)
         self._background.start(kept(self._part, self._look))
         self._say()
-        self._background.start(self._check())
+        self._background.start(kept(self._broker.parts.part("disks", essential=False), self._check))
         self._background.start(self._see_hanging())
 
     async def _check(self) -> None:
@@ -69,7 +71,9 @@ class DiskWatch:
         """Each disk of several, whether it can be used; and what is not served without it."""
         topology = self._broker.topology
         disks = topology.disks.all
-        shards = [shard for shard in topology.lost_shards() if shard not in topology.disks.shards()]
+        shards = topology.lost_shards()
+        with suppress(DataDirectoryUnusable):  # Where a disk cannot be listed now, some of them may be there.
+            shards = [shard for shard in shards if shard not in topology.disks.shards()]
         for path in self._disks.keys() - {disk.path for disk in disks}:
             self._disks.pop(path).gone()
         for disk in disks if len(disks) > 1 or self._disks else ():
