@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -192,6 +193,20 @@ def test_who_lost_the_lock_changes_nothing_any_more(place: str, bucket: Any, mon
         with pytest.raises(OSError, match="another process"):
             repository.place.remove(FILES, ["before"])
     assert "files/before" in keys(bucket) and "LOCK" in keys(bucket), "what is another's stays"
+
+
+def test_a_change_that_cannot_begin_holds_nothing(
+    place: str, bucket: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """There is no directory for temporary files, or no room in it."""
+    monkeypatch.setattr(objects, "_RENEW_S", 0.05)
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+        with pytest.raises(DataDirectoryUnusable, match="gone"), Repository.at(place).changing():
+            pass
+    assert "LOCK" not in keys(bucket)
+    with Repository.at(place).changing():
+        pass
 
 
 def test_of_many_that_begin_together_one_holds_it(place: str, bucket: Any) -> None:

@@ -84,14 +84,15 @@ class ObjectPlace:
     def changing(self) -> Iterator[None]:
         lock = _Lock(self)
         lock.take()
-        self._held = lock
-        self._staging = Path(tempfile.mkdtemp(prefix="lsmq-backup-"))
         try:
+            self._held = lock
+            self._staging = Path(tempfile.mkdtemp(prefix="lsmq-backup-"))
             yield
         finally:
             self._held = None
-            shutil.rmtree(self._staging, ignore_errors=True)
-            self._staging = None
+            if self._staging is not None:
+                shutil.rmtree(self._staging, ignore_errors=True)
+                self._staging = None
             lock.release()
 
     def path(self, folder: str, name: str) -> str:
