@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from api.calls import Api
+from api.in_process import Session, node_of, with_node
 from api.test_rights import Realm
 from lsmq import BackupAdmin, Client, InvalidRequest, sync
 from lsmq_lab.local_cluster import LocalCluster
+from lsmq_node.backups.places import DirectoryPlace
+from lsmq_node.broker import Broker
 from lsmq_node.config import InvalidConfig, NodeConfig
 from support.clusters import running_cluster
 from support.node_process import NodeProcess
@@ -91,6 +96,46 @@ async def test_one_that_is_stopped_or_fails_says_so_and_the_next_one_goes_on(
     assert f"{inside} lies in {node.data}, where a node has its data" in printed and not inside.exists()
     assert "is not empty" in await asyncio.to_thread(lsmq, node.url, "backup", "status")
     assert Api(node.url).get("/readyz").json()["status"] == "ok"
+
+
+def test_one_that_is_stopped_again_and_again_lets_go_of_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place does not answer, and who waits for the end of the backup hangs up, or asks once more."""
+    place, changing = tmp_path / "backups", DirectoryPlace.changing
+    asked, answers = threading.Event(), threading.Event()
+
+    async def turns() -> None:
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+    @contextmanager
+    def hanging(self: DirectoryPlace) -> Iterator[None]:
+        asked.set()
+        answers.wait()
+        with changing(self):
+            yield
+
+    async def check(session: Session, broker: Broker) -> None:
+        backups = node_of(session).backups
+        with monkeypatch.context() as patch:
+            patch.setattr(DirectoryPlace, "changing", hanging)
+            assert backups.begin()
+            await comes_true(asked.is_set, "its place is asked")
+            stopping = []
+            for _ in range(2):
+                stopping.append(asyncio.create_task(backups.cancel()))
+                await turns()
+            stopping[1].cancel()
+            await turns()
+            answers.set()
+            await asyncio.wait(stopping)
+            await comes_true(lambda: backups.running is None, "it is stopped")
+        assert backups.begin()
+        await comes_true(lambda: backups.running is None, "the next one is over")
+        assert backups.last is not None and backups.last.error is None
+
+    with_node(tmp_path / "data", check, backup_to=str(place))
 
 
 def test_a_node_without_a_place_says_what_to_set(shared_node: NodeProcess) -> None:

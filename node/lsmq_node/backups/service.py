@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +19,7 @@ from lsmq.errors import InvalidRequest, LsmqError, ShuttingDown
 from lsmq_node.broker import Broker
 from lsmq_node.broker.background import Background
 from lsmq_node.broker.backup_source import BackupSource
+from lsmq_node.broker.loop_work import to_its_end
 from lsmq_node.settings import InvalidConfig
 
 from .create import BackupMade, create_backup
@@ -105,9 +107,11 @@ class NodeBackups:
     async def cancel(self) -> None:
         """End the one that is under way, if any; what was fetched is kept. Raises ``InvalidRequest``."""
         self._given()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        task = self._task
+        if task is not None:
+            if not task.cancelling():
+                task.cancel()
+            await asyncio.wait((task,))
 
     def _given(self) -> Repository:
         if self._repository is None:
@@ -174,9 +178,14 @@ class NodeBackups:
             await asyncio.shield(entered)
             return await create_backup(OwnReader(self._calls), repository, keep=self.keep or None, begin=begin)
         finally:
-            await asyncio.wait((entered,))  # Who is cancelled before it lets go of the place as well.
-            if entered.exception() is None:
-                await asyncio.to_thread(changing.__exit__, None, None, None)
+            await _left(changing, entered)
+
+
+@to_its_end  # Who is cancelled, and once more, lets go of the place as well.
+async def _left(changing: AbstractContextManager[None], entered: asyncio.Future[None]) -> None:
+    await asyncio.wait((entered,))
+    if entered.exception() is None:
+        await asyncio.to_thread(changing.__exit__, None, None, None)
 
 
 def _ids(repository: Repository) -> list[str]:
