@@ -237,6 +237,33 @@ def test_memory_that_waits_for_its_flush_is_written_when_space_returns(tmp_path:
     abandon(store)
 
 
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["fails", "is full"])
+def test_a_store_that_holds_nothing_yet_is_opened_again_wherever_its_opening_ended(tmp_path: Path, error: int) -> None:
+    path, fresh = tmp_path / "shard", Drive(tmp_path)
+    store = open_stepped(path, tiny(), fresh)
+    keep_house(store)
+    store.close()
+    nth, ended = 0, True
+    while ended:
+        nth += 1
+        disk = fresh.copy()
+        point = disk.at(nth, error)
+        try:
+            abandon(open_stepped(path, tiny(), disk))
+        except DataDirectoryUnusable:
+            assert point.hits
+        ended = point.hits > 0
+        for left in (disk.kill(), disk.power_cut(nth)):
+            store = open_stepped(path, tiny(), left)
+            topic = store.create_topic("t", 1)
+            assert put(store, topic.id, (0, b"taken")) == [0]
+            abandon(store)
+            store = open_stepped(path, tiny(), left.power_cut(nth))
+            assert bodies(store, topic.id, 0) == {0: b"taken"}
+            abandon(store)
+    assert nth > 5
+
+
 def test_a_merge_whose_sources_cannot_be_removed_keeps_what_it_wrote(tmp_path: Path) -> None:
     """A full file system that copies what it changes has no room to remove a file either."""
     disk, path = Drive(tmp_path), tmp_path / "shard"

@@ -205,11 +205,11 @@ class LogReplay:
             self._keep_aside()
         self._erasing = True
         for start in self._starts:
-            if start > last_start or start == end:
+            if start > last_start:
                 self._disk.remove(self._directory / segment_name(start))
         self._disk.sync_directory(self._directory)
         self._segments.open_for_append(end)
-        if last_start in self._starts and last_start != end:
+        if last_start in self._starts:  # Also where the log ends before it: it would be missed until there is a mark.
             self._segments.erase_rest(end)
         self._segments.begin(end)
 
