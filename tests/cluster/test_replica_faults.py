@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from lsmq.errors import DiskFull, LsmqError, NotLeader, ShardStopped, StoreBusy
+from lsmq.errors import DataDirectoryUnusable, DiskFull, LsmqError, NotLeader, ShardStopped, StoreBusy
 from lsmq_lab.world.drive import Drive
 from lsmq_node.broker.topology import Ack
 from lsmq_node.cluster import transfer
@@ -21,8 +21,10 @@ from lsmq_node.cluster.opening import Directory
 from lsmq_node.cluster.record import NAME, decode_record
 from lsmq_node.cluster.transfer_client import Download
 from lsmq_node.replication import ReplicaRecord, ReplicaRole
+from lsmq_node.replication.actions import Distrust
 from lsmq_node.storage import ShardStore
-from lsmq_node.storage.disk import Disk
+from lsmq_node.storage.disk import Disk, OsDisk, SystemClock
+from lsmq_node.storage.failures import may_pass
 from lsmq_node.storage.log_mark import LogMark, store_log_mark
 from lsmq_node.storage.recovery import unusable
 from lsmq_node.storage.segments import SegmentFiles
@@ -31,7 +33,7 @@ from lsmq_node.storage.snapshot_install import install
 from storage.harness import KIB, bodies, body, small, tiny
 from support.waiting import PATIENCE_S
 
-from .replica_group import Group, batch, group, run, until
+from .replica_group import SHARD, Group, batch, group, run, until
 
 pytestmark = pytest.mark.usefixtures("drives_there")
 
@@ -498,3 +500,36 @@ def test_a_replica_that_begins_anew_on_a_full_disk_says_so_and_begins_when_there
             assert [item.name.startswith(f"{path.name}.damaged-") for item in path.parent.iterdir()].count(True) == 1
 
     run(test)
+
+
+class FewDescriptors(OsDisk):
+    """No directory is listed any more after so many, by the thread of the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 1 << 30
+        self._thread = threading.get_ident()
+
+    def list(self, directory: Path) -> list[str]:
+        self.left -= threading.get_ident() == self._thread
+        if self.left < 0:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(directory))
+        return super().list(directory)
+
+
+def test_a_replica_that_could_not_be_opened_for_want_of_descriptors_is_opened_when_there_are_some(
+    tmp_path: Path,
+) -> None:
+    """Wherever they end: what was opened by then is closed, and is free for the next attempt."""
+    disk = FewDescriptors()
+    directory = Directory(SHARD, "a", tmp_path / "shard", small(), disk, SystemClock())
+    for _ in range(2):  # At first there is more to be done.
+        before = disk.left
+        directory.open(Distrust.NOTHING)[0].close()
+    for left in range(before - disk.left):
+        disk.left = left
+        with pytest.raises(DataDirectoryUnusable) as refused:
+            directory.open(Distrust.NOTHING)
+        assert may_pass(refused.value)
+    disk.left = before
+    directory.open(Distrust.NOTHING)[0].close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from lsmq_node.replication.actions import Distrust
 from lsmq_node.replication.events import Recovered
 from lsmq_node.storage import ShardStore, StoreOptions
 from lsmq_node.storage.disk import Clock, Disk
+from lsmq_node.storage.recovery import unusable
 from lsmq_node.storage.replica_log import ReplicaLog
 from lsmq_node.storage.snapshot import INCOMING_DIRECTORY
 from lsmq_node.storage.wal_reader import LogFloor
@@ -67,6 +69,15 @@ class Directory:
 
         Raises what ``ShardStore.open`` raises, except ``CorruptFile``.
         """
+        with ExitStack() as opened:
+            try:
+                found = self._open(distrust, opened)
+            except OSError as error:
+                raise unusable(self.path, error) from error
+            opened.pop_all()
+            return found
+
+    def _open(self, distrust: Distrust, opened: ExitStack) -> tuple[ShardStore, Recovered]:
         damaged = distrust in (Distrust.LOG, Distrust.ALL)
         record = self._record()
         try:
@@ -75,6 +86,7 @@ class Directory:
             _log.error("replica_set_aside", shard=self.shard, code=error.code, message=error.message)
             self._set_aside(record)
             store, damaged = self.open_store(record), True
+        opened.callback(store.close)
         damage = store.replica.damage
         if damage is not None:
             _log.error("log_damaged", shard=self.shard, message=damage.message)
