@@ -27,6 +27,7 @@ from lsmq_node.storage.disk import Disk, OsDisk, SystemClock
 from lsmq_node.storage.failures import may_pass
 from lsmq_node.storage.log_mark import LogMark, store_log_mark
 from lsmq_node.storage.recovery import unusable
+from lsmq_node.storage.replica_log import ReplicaLog
 from lsmq_node.storage.segments import SegmentFiles
 from lsmq_node.storage.snapshot import SnapshotManifest
 from lsmq_node.storage.snapshot_install import install
@@ -503,16 +504,20 @@ def test_a_replica_that_begins_anew_on_a_full_disk_says_so_and_begins_when_there
 
 
 class FewDescriptors(OsDisk):
-    """No directory is listed any more after so many, by the thread of the test."""
+    """No directory is listed any more after so many, by the thread of the test; or by a thread whose name begins so."""
 
     def __init__(self) -> None:
         super().__init__()
         self.left = 1 << 30
+        self.wanting: str | None = None
+        self.refused = 0
         self._thread = threading.get_ident()
 
     def list(self, directory: Path) -> list[str]:
         self.left -= threading.get_ident() == self._thread
-        if self.left < 0:
+        wanting = self.wanting is not None and threading.current_thread().name.startswith(self.wanting)
+        if self.left < 0 or wanting:
+            self.refused += 1
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(directory))
         return super().list(directory)
 
@@ -533,3 +538,50 @@ def test_a_replica_that_could_not_be_opened_for_want_of_descriptors_is_opened_wh
         assert may_pass(refused.value)
     disk.left = before
     directory.open(Distrust.NOTHING)[0].close()
+
+
+@pytest.mark.parametrize("victim", ["a", "b"])
+def test_want_of_descriptors_where_a_replica_looks_around_ends_nothing(tmp_path: Path, victim: str) -> None:
+    async def test() -> None:
+        async with group(tmp_path, start=False) as nodes:
+            disk = nodes.sites[victim].disk = FewDescriptors()
+            for name in nodes.sites:
+                await nodes.start(name)
+            await ready(nodes)
+            disk.wanting = "lsmq-disk"
+            await until(lambda: disk.refused > 1 or nodes[victim].failure is not None, "it is tried again")
+            assert nodes[victim].failure is None and nodes[victim].stopped is None
+            disk.wanting = None
+            await nodes.put(nodes["a"], b"taken")
+            await nodes.equal()
+
+    run(test)
+
+
+def test_a_leader_that_lacks_a_descriptor_to_read_its_log_ships_it_when_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, read = [0], ReplicaLog.read_entries
+
+    def wanting(log: ReplicaLog, lsn: int, limit_lsn: int, max_bytes: int) -> bytes:
+        if refused[0] < 3:
+            refused[0] += 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return read(log, lsn, limit_lsn, max_bytes)
+
+    async def test() -> None:
+        async with group(tmp_path) as nodes:
+            nodes.timings = replace(nodes.timings, window_bytes=32 * KIB)
+            await ready(nodes)
+            await nodes.stop("b")
+            await fill(nodes, "a", 20)
+            await nodes.stop("a")
+            await nodes.start("a")  # what it shipped last is not in its memory any more
+            await nodes.lead("a")
+            monkeypatch.setattr(ReplicaLog, "read_entries", wanting)
+            await nodes.start("b")
+            await nodes.all_in_sync()
+            assert refused == [3] and nodes["a"].failure is None and nodes["a"].serving
+            await nodes.equal()
+
+    run(test)

@@ -233,7 +233,7 @@ class DiskWorker(DiskThread[DiskOperation]):
                 self._quiesce()
                 log.sync()
                 self._passing_over = False
-                self._post(Settled(log.first_lsn()))
+                self._post(Settled(self._with_room(log.first_lsn)))
             case Swap(install):
                 self._swap(install)
             case LookAround():
@@ -305,7 +305,7 @@ class DiskWorker(DiskThread[DiskOperation]):
         except Exception as error:
             failure = error
         self.store = self._with_room(self._reopen)
-        self._post(Swapped(failure, self.store.replica.first_lsn()))
+        self._post(Swapped(failure, self._with_room(self.store.replica.first_lsn)))
 
     def _with_room(self, work: Callable[[], T]) -> T:
         """Do it as soon as there is space, or a descriptor, for it: where there is none it leaves all as it was."""
@@ -330,9 +330,9 @@ class DiskWorker(DiskThread[DiskOperation]):
             self._post(TablesDamaged(tuple(damage)))
         if self.store.disk_full:
             return
-        try:
-            log.save_high_watermark()
-        except OSError as error:
-            if error.errno not in WANT:
-                raise
-        self._post(LogBegins(log.first_lsn()))
+        for look in (log.save_high_watermark, lambda: self._post(LogBegins(log.first_lsn()))):
+            try:
+                look()
+            except OSError as error:
+                if error.errno not in WANT:
+                    raise

@@ -16,6 +16,7 @@ from lsmq_node.replication.actions import Ship
 from lsmq_node.replication.events import LogRecycled, ReplicaEvent, Shipped
 from lsmq_node.replication.messages import Frame
 from lsmq_node.storage import ShardStore
+from lsmq_node.storage.failures import may_pass
 
 from .log_tail import LogTail, Piece
 
@@ -104,23 +105,31 @@ class Shipper:
         read = store.replica.read_entries
         try:
             content = await asyncio.to_thread(read, action.lsn, action.limit_lsn, FRAME_BYTES)
-        except LsmqError as error:
+        except Exception as error:  # Whatever it is, the follower waits for this stream.
             if era == self._era:
-                await self._cannot_read(store, action, error)
-            return
-        except Exception as error:  # Else the follower would wait for this stream for ever.
+                await self._not_read(store, action, error)
+        else:
+            if era == self._era:
+                self._shipped(action, content)
+
+    async def _not_read(self, store: ShardStore, action: Ship, error: Exception) -> None:
+        if may_pass(error):
+            self._deferred.append(action)  # There may be a descriptor by the next tick.
+        elif isinstance(error, LsmqError):
+            await self._cannot_read(store, action, error)
+        else:
             _log.error("log_not_read", lsn=action.lsn, exc_info=error)
-            if era == self._era:
-                self._failed(LsmqError(f"reading the log at LSN {action.lsn} failed: {error!r}"))
-            return
-        if era == self._era:
-            self._shipped(action, content)
+            self._failed(LsmqError(f"reading the log at LSN {action.lsn} failed: {error!r}"))
 
     async def _cannot_read(self, store: ShardStore, action: Ship, error: LsmqError) -> None:
         flushed_lsn = store.stats().flushed_lsn
         match error:
             case LogTrimmed():
-                self._handle(LogRecycled(await asyncio.to_thread(store.replica.first_lsn)))
+                try:
+                    first_lsn = await asyncio.to_thread(store.replica.first_lsn)
+                except OSError as failure:
+                    return await self._not_read(store, action, failure)
+                self._handle(LogRecycled(first_lsn))
             case CorruptFile() if action.lsn < flushed_lsn:
                 self._handle(LogRecycled(flushed_lsn))  # What it said is in the tables as well.
             case _:
