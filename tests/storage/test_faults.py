@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -262,6 +263,31 @@ def test_a_store_that_holds_nothing_yet_is_opened_again_wherever_its_opening_end
             assert bodies(store, topic.id, 0) == {0: b"taken"}
             abandon(store)
     assert nth > 5
+
+
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_a_store_that_is_given_no_more_threads_leaves_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
+) -> None:
+    """They would go on with a directory that is somebody else's by then."""
+    with ShardStore.open(tmp_path / "shard", tiny()) as store:
+        topic = store.create_topic("t", 1)
+        put(store, topic.id, (0, b"kept"))
+    before, left, start = set(threading.enumerate()), [nth], threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", limited)
+        with pytest.raises(RuntimeError, match="new thread"):
+            ShardStore.open(tmp_path / "shard", tiny())
+    assert set(threading.enumerate()) <= before
+    with ShardStore.open(tmp_path / "shard", tiny()) as store:
+        assert bodies(store, topic.id, 0) == {0: b"kept"}
 
 
 def test_a_merge_whose_sources_cannot_be_removed_keeps_what_it_wrote(tmp_path: Path) -> None:

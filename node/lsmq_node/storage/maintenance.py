@@ -213,10 +213,14 @@ class Maintenance:
             ("house", self._house_loop),
             ("sync", self._syncer.run),
         ]
-        for name, loop in loops:
-            thread = runtime.Thread(target=self._guard, args=(loop,), name=f"lsmq-{name}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        try:
+            for name, loop in loops:
+                thread = runtime.Thread(target=self._guard, args=(loop,), name=f"lsmq-{name}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        except BaseException:
+            self.close()  # What was started must not go on with a directory that is free.
+            raise
 
     def _guard(self, loop: Callable[[], None]) -> None:
         """A thread that fails stops the shard: nothing goes on as if it had not happened."""
