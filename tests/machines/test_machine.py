@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from structlog.testing import capture_logs
 
 from api.in_process import Session, with_node
 from lsmq.errors import DiskFull, DocumentsFull, LsmqError, Unavailable
@@ -207,3 +208,23 @@ def test_nobody_is_held_by_a_node_that_stops(tmp_path: Path) -> None:
         assert counters.hold_s(1_000) == 0.0
 
     with_counters(tmp_path, test)
+
+
+def test_a_machine_that_fails_holds_up_no_other_and_is_named(tmp_path: Path) -> None:
+    def broken() -> Iterable[Step]:
+        raise OSError(errno.EIO, "the disk")
+
+    async def test(counters: Counters) -> None:
+        bad = await counters.shard(0, "bad", counters.make)
+        good = await counters.shard(0, "good", counters.make)
+        good.each_tick = 1
+        with patch.object(bad, "due", broken), capture_logs() as logs:
+            counters.start()
+            await comes_true(lambda: len(good.told) > 2, "the other one goes on")
+            (problem,) = counters.broker.parts.problems(essential=True)
+            assert "counters-timer" in problem and "shard 0" in problem and "the disk" in problem
+            assert [line["event"] for line in logs].count("counters_tick_fails") == 1
+        await comes_true(lambda: not counters.broker.parts.problems(essential=True), "it is well again")
+        assert counters.find(0, "bad") is bad and bad.is_current
+
+    with_counters(tmp_path, test, each=False)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 import structlog
 
 from lsmq.errors import Unavailable
-from lsmq_coordinator.parts import kept
+from lsmq_coordinator.parts import Part, kept
 from lsmq_node.broker import Background, Broker, ShardPort
 
 from .clock import TICK_S
@@ -45,7 +46,8 @@ class MachineService(Generic[M]):
         ] = {}  # epoch, when, and what a machine left for the next one
 
     def start(self) -> None:
-        self.background.start(kept(self.broker.parts.part(f"{self.name}-timer"), self._tick))
+        part = self.broker.parts.part(f"{self.name}-timer")
+        self.background.start(kept(part, partial(self._tick, part)))
 
     def begin_stop(self) -> Awaitable[None] | None:
         """Answer held requests at once, now and from here on."""
@@ -165,14 +167,20 @@ class MachineService(Generic[M]):
 
     # Time
 
-    async def _tick(self) -> None:
+    async def _tick(self, part: Part) -> None:
         loop = asyncio.get_running_loop()
+        failing: dict[MachineKey, str] = {}
         while True:
             await asyncio.sleep(TICK_S)
-            now = loop.time()
+            now, former, failing = loop.time(), failing, {}
             for key, known in list(self._known.items()):
                 began = loop.time()
-                known.tick()
+                try:
+                    known.tick()
+                except Exception as error:  # Whatever it is, the others have theirs, and this one may have the next.
+                    failing[key] = f"what is due in shard {key[0]} fails: {type(error).__name__}: {error}"
+                    if former.get(key) != failing[key]:
+                        self._log.error(f"{self.name}_tick_fails", shard=key[0], exc_info=error)
                 if not known.is_current:
                     self._retire(key, known)
                 elif known.is_idle and now - known.used_at > IDLE_S:
@@ -181,6 +189,10 @@ class MachineService(Generic[M]):
                     self._log.warning(f"{self.name}_tick_slow", shard=key[0], seconds=round(took, 3))
             self._left = {key: left for key, left in self._left.items() if now - left[1] <= IDLE_S}
             self.look()
+            if failing:
+                part.retrying(min(failing.values()))
+            elif former:
+                part.running()
 
     def look(self) -> None:
         """Called each tick: begin with shards that are led here by now."""
