@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -98,14 +99,15 @@ class Audit:
                 await self._write()
 
     async def _write(self) -> None:
-        for event, count in (("refused_more", self._refusals - REFUSALS_A_TURN), ("lost", self._lost)):
-            if count > 0:
-                self._lines.append(_line(event, {"count": count}))
-        lines, self._lines, self._refusals, self._lost = self._lines, [], 0, 0
+        counted = [("refused_more", self._refusals - REFUSALS_A_TURN), ("lost", self._lost)]
+        counted = [(event, count) for event, count in counted if count > 0]
+        lines = [*self._lines, *(_line(event, {"count": count}) for event, count in counted)]
+        self._lines, self._refusals, self._lost = [], 0, 0
         try:
             await asyncio.to_thread(_append, self._file, lines, self._part_bytes)
         except OSError:
-            self._lost += len(lines)
+            own = max(0, len(lines) - len(counted))
+            self._lost += own + sum(count for _, count in counted[max(0, len(counted) - len(lines)) :])
             raise
 
 
@@ -116,11 +118,18 @@ def _line(event: str, fields: dict[str, Any]) -> str:
 
 
 def _append(file: Path, lines: list[str], most_bytes: int) -> None:
-    """Blocking."""
-    for line in lines:
+    """Write the lines, each whole or not at all, and take those written out of the list. Blocking."""
+    while lines:
         size = file.stat().st_size if file.exists() else 0
-        if size and size + len(line) > most_bytes:
+        if size and size + len(lines[0]) > most_bytes:
             file.replace(file.with_name(f"{FILE}.1"))
+            size = 0
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "a", encoding="ascii") as opened:  # JSON is written in ASCII.
-            opened.write(line)
+        try:
+            with os.fdopen(fd, "a", encoding="ascii") as opened:  # JSON is written in ASCII.
+                opened.write(lines[0])
+        except OSError:
+            with suppress(OSError):
+                os.truncate(file, size)
+            raise
+        del lines[0]
