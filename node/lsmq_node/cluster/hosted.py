@@ -82,6 +82,7 @@ class HostedReplicas:
         self._wake = asyncio.Event()
         self._closing = False
         self.problems: dict[int, str] = {}  # why a shard's replica cannot be opened
+        self._left: set[int] = set()  # shards moved elsewhere of which something could not be removed
         self.lost: set[int] = set()  # shards whose replica lies on a further disk and cannot be used
 
     def get(self, shard: int) -> Replica | None:
@@ -241,6 +242,7 @@ class HostedReplicas:
             replica = self._make(shard, directory)
             await replica.open()
         except LsmqError as error:
+            is_new = self.problems.get(shard) != error.message
             self.problems[shard] = error.message
             if (
                 isinstance(error, DataDirectoryUnusable)
@@ -249,7 +251,8 @@ class HostedReplicas:
             ):
                 self.lost.add(shard)
                 self._say(shard, error.message)
-            _log.error("replica_not_opened", shard=shard, code=error.code, message=error.message)
+            if is_new:
+                _log.error("replica_not_opened", shard=shard, code=error.code, message=error.message)
             return False
         if self._closing:
             await replica.close()
@@ -285,9 +288,15 @@ class HostedReplicas:
         replica = self._open.pop(shard, None)
         if replica is not None:
             await replica.close()
-        _log.info("replica_removed", shard=shard)
         for directory in self._disks.directories(shard):
             await asyncio.to_thread(shutil.rmtree, directory, True)
+        if left := self._disks.directories(shard):
+            if shard not in self._left:
+                self._left.add(shard)
+                _log.warning("replica_not_removed", shard=shard, left=[str(directory) for directory in left])
+            return False
+        self._left.discard(shard)
+        _log.info("replica_removed", shard=shard)
         return True
 
     async def close(self) -> None:
