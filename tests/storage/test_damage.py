@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from lsmq.errors import CorruptFile, LsmqError, StorageError
 from lsmq.record_batch import Column, RecordBatch, encode_batch
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import QueueStore, ShardStore, StoreOptions
+from lsmq_node.storage.disk import File, OsDisk
 from lsmq_node.storage.index import IndexPage
 from lsmq_node.storage.sstable import TableMeta
 from lsmq_node.storage.state import StoredTopic, TopicOptions
@@ -25,6 +29,7 @@ from .harness import (
     abandon,
     background,
     batch_of,
+    bodies,
     body,
     flush,
     merge,
@@ -273,6 +278,80 @@ def test_a_merge_that_meets_damage_leaves_the_table_and_goes_on_without_it(store
         opened = open_stepped(store.path, tiny(level0_merge=2), store.disk, SimClock())
         merge(opened)
     abandon(opened)
+
+
+class BadSector(OsDisk):
+    """Of some files bytes cannot be read any more. ``lost``: of which, from where on, and up to where."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost: tuple[str, int, int] = ("", 0, 0)
+
+    def open(self, path: Path, *, write: bool = False, random: bool = False) -> File:
+        return SectorFile(super().open(path, write=write, random=random), self, path)  # type: ignore[return-value]
+
+
+class SectorFile:
+    def __init__(self, file: File, disk: BadSector, path: Path) -> None:
+        self._file, self._disk, self._path = file, disk, path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def pread(self, length: int, position: int) -> bytes:
+        suffix, begin, end = self._disk.lost
+        if suffix and self._path.name.endswith(suffix) and position < end and begin < position + length:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return self._file.pread(length, position)
+
+
+@pytest.mark.parametrize("where", ["block", "index"])
+def test_what_the_disk_cannot_read_of_a_table_is_damage_like_any_other(tmp_path: Path, where: str) -> None:
+    disk, path = BadSector(), tmp_path / "shard"
+    store = open_stepped(path, tiny(level0_merge=3, cache_bytes=0), disk)
+    topic = store.create_topic("t", 2)
+    for number in range(3):
+        for queue in range(2):
+            put(store, topic.id, (queue, body(10 * queue + number, 2_000)))
+        flush(store)
+    expected = {number: body(10 + number, 2_000) for number in range(3)}
+    meta = store._tables.manifest.level0[0]
+    block = store._tables.version.tables()[-1].page(0)
+    position = block.positions[0] if where == "block" else meta.root_position
+    store._tables.cache.drop(meta.number)
+    disk.lost = meta.name, position, position + 1
+    if where == "block":
+        with pytest.raises(CorruptFile, match="cannot be read"):
+            bodies(store, topic.id, 0)
+        assert bodies(store, topic.id, 1) == expected
+        background(store, lambda: merge(store))
+        (named,) = store.damage()
+        assert meta.name in named and not store._writer.stopped
+    else:
+        background(store, lambda: merge(store))
+        assert not store.damage() and not store._writer.stopped
+    assert bodies(store, topic.id, 1) == expected
+    put(store, topic.id, (1, b"taken"))
+    flush(store)
+    abandon(store)
+
+
+@pytest.mark.parametrize("suffix", [".ckp", ".ids"])
+def test_what_the_disk_cannot_read_of_state_stops_no_shard(tmp_path: Path, suffix: str) -> None:
+    disk, path = BadSector(), tmp_path / "shard"
+    store = open_stepped(path, tiny(), disk)
+    topic = store.create_topic("t", 1, TopicOptions(dedupe_window_ms=3_600_000))
+    for number in range(8):
+        puts = [Put(0, body(number, 100), dedupe_id=f"{number}-{at}") for at in range(8)]
+        store.wait(store.append(topic.id, batch_of(puts, producer_id=number + 1, sequence=0)))
+        flush(store)
+    assert store._tables.checkpoint.merge_due()
+    disk.lost = suffix, 0, 1 << 40
+    background(store, store._tables.checkpoint.merge)
+    background(store, lambda: store._tables.ids._merge(store._tables.ids._files))
+    assert not store._writer.stopped
+    assert suffix in str(store.damage())
+    abandon(store)
 
 
 def test_a_damaged_table_in_the_middle_of_level_0_lets_older_and_newer_ones_merge(store: Store) -> None:

@@ -46,7 +46,7 @@ from .columns import I64, U32, U64
 from .dedupe_buckets import MARK_BITS, U16, Marks
 from .dedupe_layer import ROW, IdRows, chosen_rows, joined_rows, newest_order
 from .dedupe_recent import NEVER
-from .disk import Disk, File
+from .disk import Disk, File, read_back
 from .failures import damaged, newer, no_descriptor
 
 MAGIC = b"LSMQIDS1"
@@ -319,12 +319,12 @@ class IdFile:
         """Of a sixteenth of the ids what the filter has of them, from the disk. Raises ``CorruptFile``."""
         first, last = _buckets_of(part, self.bucket_bits)
         with closing(self._disk.open(self.path)) as file:
-            raw = file.pread(4 * (last - first + 1), self._marks_at + 2 * self.count + 4 * first)
+            raw = read_back(file, 4 * (last - first + 1), self._marks_at + 2 * self.count + 4 * first)
             if len(raw) != 4 * (last - first + 1):
                 raise self._damaged("its filter is cut off", self._marks_at)
             starts = np.frombuffer(raw, "<u4")
             begin, end = int(starts[0]), int(starts[-1])
-            marks = file.pread(2 * max(0, end - begin), self._marks_at + 2 * begin)
+            marks = read_back(file, 2 * max(0, end - begin), self._marks_at + 2 * begin)
         if _part_crc(marks, raw) != self._part_crcs[part]:
             raise self._damaged("its filter is damaged", self._marks_at)
         values = np.repeat(np.arange(first, last, dtype=np.uint64), np.diff(starts))
@@ -341,7 +341,7 @@ class IdFile:
         begin = HEAD.size + first * BLOCK_BYTES
         rows = min(self.count - first * BLOCK_ROWS, count * BLOCK_ROWS)
         blocks = -(-rows // BLOCK_ROWS)
-        raw = memoryview(file.pread(rows * ROW_BYTES + 4 * blocks, begin))
+        raw = memoryview(read_back(file, rows * ROW_BYTES + 4 * blocks, begin))
         for at in range(0, len(raw), BLOCK_BYTES):
             block = raw[at : at + BLOCK_BYTES]
             if len(block) <= 4 or crc32c.crc32c(block[:-4]) != int.from_bytes(block[-4:], "little"):

@@ -26,6 +26,9 @@ Buffer = bytes | bytearray | memoryview
 
 _IOV_LIMIT = 512
 
+#: What the system says of bytes that the disk has lost.
+LOST = (errno.EIO, errno.EBADMSG, errno.ENODATA, errno.EUCLEAN)
+
 
 class Clock(Protocol):
     """Where the engine gets the time from."""
@@ -222,6 +225,19 @@ class OsDisk:
     def free_bytes(self, path: Path) -> int:
         usage = os.statvfs(path)
         return usage.f_bavail * usage.f_frsize
+
+
+def read_back(file: File, length: int, position: int) -> bytes:
+    """What was written there. None of it where the disk cannot read it all: then it is damaged, like what was changed.
+
+    Of a failed write nobody knows what the disk has, so the store stops; of this it is known what is lost.
+    """
+    try:
+        return file.pread(length, position)
+    except OSError as error:
+        if error.errno not in LOST:
+            raise
+        return b""
 
 
 def replace_file(disk: Disk, path: Path, content: bytes | Callable[[File], None]) -> None:

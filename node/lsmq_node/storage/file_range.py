@@ -9,6 +9,7 @@ from typing import BinaryIO
 from lsmq.errors import CorruptFile
 from lsmq.record_batch import verify_batches
 
+from .disk import LOST
 from .failures import damaged
 from .table import Table
 
@@ -59,7 +60,13 @@ class FileRange:
                 piece = memoryview(bytearray(min(2 * len(piece), end - position)))
 
     def _read(self, into: memoryview, position: int) -> None:
-        if os.preadv(self.file.fileno(), [into], position) != len(into):
+        try:
+            got = os.preadv(self.file.fileno(), [into], position)
+        except OSError as error:
+            if error.errno not in LOST:
+                raise
+            raise self._damaged(f"what is at byte {position} cannot be read: {error.strerror}", position) from error
+        if got != len(into):
             raise self._damaged(f"cut off at byte {position}", position)
 
     def _verified(self, view: memoryview, position: int) -> int:

@@ -44,7 +44,7 @@ from lsmq_node.descriptors import SHORTAGE
 from .bloom import PROBES, bloom_build, bloom_probe
 from .buffered_file import BufferedFile
 from .cache import BlockCache
-from .disk import Disk, File
+from .disk import Disk, File, read_back
 from .failures import damaged, newer, no_descriptor
 
 MAGIC = b"LSMQCKP1"
@@ -222,7 +222,7 @@ class KeyedFile:
     def _read(self, file: File, at: int) -> KeyedBlock:
         begin = self._positions[at]
         end = self._positions[at + 1] if at + 1 < len(self._positions) else self._end
-        raw = file.pread(end - begin, begin)
+        raw = read_back(file, end - begin, begin)
         if len(raw) != end - begin or len(raw) < BLOCK.size:
             raise self._damaged("a block is cut off", begin)
         crc, length, count = BLOCK.unpack_from(raw)

@@ -21,7 +21,7 @@ from .block import Block
 from .bloom import Probe, bloom_probes
 from .cache import BlockCache
 from .columns import I64, U64, group_starts
-from .disk import Disk, File
+from .disk import Disk, File, read_back
 from .failures import damaged
 from .index import ROW_COLUMNS, IndexColumn, IndexPage, PageRows, encode_page, encode_root
 from .key_index import PAGE_BYTES as KEY_PAGE_BYTES
@@ -109,6 +109,10 @@ class Table:
         # What is read ahead of a block makes fsyncs of the log wait, by megabytes on some systems.
         return self._disk.open(self.path, random=True)
 
+    def _read(self, length: int, position: int) -> bytes:
+        """Fewer bytes than that where there are none, or the disk cannot read them. Raises ``OSError``."""
+        return read_back(self.file(), length, position)
+
     def may_lend(self) -> bool:
         """Whether a range of its file may leave the store."""
         return self._files.may_lend()
@@ -148,7 +152,7 @@ class Table:
         meta, source = self.meta, str(self.path)
         small = meta.root_position - meta.index_position <= SMALL_INDEX_BYTES
         begin = meta.index_position if small else meta.root_position
-        raw = self.file().pread(meta.size_bytes - begin, begin)
+        raw = self._read(meta.size_bytes - begin, begin)
         root_at = meta.root_position - begin
         root_end = root_at + meta.root_bytes
         try:
@@ -172,7 +176,7 @@ class Table:
         position, size = root.positions[number], root.sizes[number]
         if size == 0:  # the root was made again, and knows no pages, only their blocks
             return self._rebuild_page(number, root, None)
-        raw = self.file().pread(size, position)
+        raw = self._read(size, position)
         try:
             return IndexPage.parse(raw, str(self.path), position)
         except CorruptFile as damage:
@@ -238,7 +242,7 @@ class Table:
         """A few of its records, each of which stands for as many bytes. Raises ``CorruptFile``."""
         meta, source = self.meta, str(self.path)
         position = meta.root_position + meta.root_bytes
-        raw = self.file().pread(meta.size_bytes - FOOTER_BYTES - position, position)
+        raw = self._read(meta.size_bytes - FOOTER_BYTES - position, position)
         packed = check_properties(raw, source, position)["sample"]
         return Sample.decode(stored_batch(packed, source, position, "sample"))
 
@@ -269,10 +273,10 @@ class Table:
             number += 1
 
     def _load_keys(self, begin: int, end: int) -> KeyDirectory:
-        raw = self.file().pread(min(DIRECTORY_GUESS_BYTES, end - begin), begin)
+        raw = self._read(min(DIRECTORY_GUESS_BYTES, end - begin), begin)
         size = min(int.from_bytes(raw[4:8], "little"), end - begin)
         if size > len(raw):
-            raw += self.file().pread(size - len(raw), begin + len(raw))
+            raw += self._read(size - len(raw), begin + len(raw))
         try:
             return KeyDirectory(raw[:size])
         except NoKeys as damage:
@@ -282,7 +286,7 @@ class Table:
     def _load_key_page(self, number: int, directory: KeyDirectory) -> KeyPage:
         position = self.meta.index_position + directory.size_bytes + number * KEY_PAGE_BYTES
         try:
-            return KeyPage(self.file().pread(directory.page_bytes(number), position))
+            return KeyPage(self._read(directory.page_bytes(number), position))
         except NoKeys as damage:
             _log.warning("%s: %s, at byte %d; its blocks are looked through", self.path, damage, position)
             raise
@@ -357,7 +361,7 @@ class Table:
     def _walk(self, position: int, end: int) -> Iterator[tuple[int, Block]]:
         """The blocks and their positions, without the index: each block says how long it is."""
         while position < end:
-            head = self.file().pread(HEADER_BYTES, position)
+            head = self._read(HEADER_BYTES, position)
             size = int.from_bytes(head[4:8], "little")
             if len(head) < HEADER_BYTES or not HEADER_BYTES <= size <= end - position:
                 raise self._damaged(
@@ -378,9 +382,11 @@ class Table:
         return self._cache.get(self.number, position, self._read_block, position, page.sizes[row])
 
     def _read_block(self, position: int, size: int) -> Block:
-        raw = self.file().pread(size, position)
+        raw = self._read(size, position)
         if len(raw) != size or size < HEADER_BYTES:
-            raise self._damaged(damaged(self.path, f"the block at byte {position} is cut off", position))
+            raise self._damaged(
+                damaged(self.path, f"the block at byte {position} cannot be read, or is cut off", position)
+            )
         return self.parse(raw, position)
 
     def parse(self, raw: bytes, position: int) -> Block:
@@ -392,12 +398,11 @@ class Table:
 
     def blocks(self, position: int, sizes: Sequence[int]) -> Iterator[Block]:
         """Neighbouring blocks from ``position`` on, read at once and past the cache. Raises ``CorruptFile``."""
-        raw = self.file().pread(sum(sizes), position)
+        raw = self._read(sum(sizes), position)
         at = 0
         for size in sizes:
-            if at + size > len(raw):
-                self._read_block(position + at, size)  # raises that it is cut off
-            yield self.parse(raw[at : at + size], position + at)
+            whole = at + size <= len(raw)  # Else one of them is cut off, or cannot be read: which one is seen alone.
+            yield self.parse(raw[at : at + size], position + at) if whole else self._read_block(position + at, size)
             at += size
 
     def _damaged(self, damage: CorruptFile) -> CorruptFile:
