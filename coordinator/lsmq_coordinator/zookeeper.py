@@ -187,8 +187,10 @@ class ZooKeeperRegistry:
                     self._client = self._connecting()
                 delay = self._look()
             except Exception as error:  # Nothing ends this thread but the node.
-                logging.getLogger(__name__).exception("publishing to ZooKeeper failed")
+                former = self.status.last_error
                 self._failed(error)
+                if self.status.last_error != former:
+                    logging.getLogger(__name__).exception("publishing to ZooKeeper failed")
                 delay = self.config.retry_s
         self._close()
 
@@ -206,7 +208,11 @@ class ZooKeeperRegistry:
             logger=logging.getLogger("kazoo"),
         )
         client.add_listener(self._listen)
-        client.start_async()
+        try:
+            client.start_async()
+        except BaseException:
+            self._handler.stop()  # Its threads run already.
+            raise
         return client
 
     def _failed(self, error: Exception) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import threading
 import time
@@ -14,11 +16,13 @@ import pytest
 from kazoo.exceptions import NoAuthError, NoNodeError
 from kazoo.security import READ_ACL_UNSAFE, make_digest_acl
 
+from lsmq.kazoo_handler import KazooHandler
 from lsmq_coordinator.commands import apply
 from lsmq_coordinator.parts import UNSEEN, Part, Parts
 from lsmq_coordinator.routes import cluster_document, resolve, routes, unpack
 from lsmq_coordinator.state import ClusterState
 from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
+from support.ports import free_ports
 from support.waiting import eventually
 from support.zookeeper_server import ZooKeeperEnsemble
 
@@ -465,3 +469,31 @@ def test_an_ensemble_survives_the_loss_of_its_leader(tmp_path: Path) -> None:
     finally:
         registry.stop()
         ensemble.stop()
+
+
+def test_a_connection_that_cannot_begin_is_told_once_and_leaves_no_threads(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is no descriptor for it."""
+    left, made = [5], KazooHandler.create_socket_pair
+
+    def wanting(handler: KazooHandler) -> Any:
+        if left[0]:
+            left[0] -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return made(handler)
+
+    monkeypatch.setattr(KazooHandler, "create_socket_pair", wanting)
+    before = threading.active_count()
+    (port,) = free_ports(1)
+    config = ZooKeeperConfig(f"127.0.0.1:{port}", "test", "n1", "http://n1", retry_s=0.02, session_timeout_s=0.1)
+    parts = Parts()
+    registry = ZooKeeperRegistry(config, part=parts.part("zookeeper"))
+    registry.start()
+    try:
+        eventually(lambda: not left[0] and "no connection" in str(parts.problems(essential=True)), "it is tried again")
+        assert registry.status.failures == 5
+        assert len([each for each in caplog.records if "publishing to ZooKeeper failed" in each.message]) == 1
+        assert threading.active_count() <= before + 4, "its own, and three of the connection"
+    finally:
+        registry.stop()
