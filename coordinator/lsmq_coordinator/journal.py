@@ -190,12 +190,13 @@ class Journal:
         return self._marked
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        fd, self._fd, lock, self._lock = self._fd, -1, self._lock, -1
+        try:
+            if fd >= 0:
+                os.close(fd)
+        finally:
+            if lock >= 0:
+                os.close(lock)
 
     # Files
 

@@ -203,14 +203,19 @@ class Voter:
                 self._poll(max(0.0, self._core.wake_at() - runtime.monotonic()))
         except BaseException as error:
             self._failure = error
-        finally:
-            self._writer.stop()
-            with self._lock:
-                self._closed = True
-                self._proposals.clear()
-                self._transport.close()
-            if self._failure is not None:
-                self._listener.failed(self._failure)
+        for end in (self._writer.stop, self._close):
+            try:
+                end()
+            except BaseException as error:  # What came first says more; it must be told whatever comes after.
+                self._failure = self._failure or error
+        if self._failure is not None:
+            self._listener.failed(self._failure)
+
+    def _close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._proposals.clear()
+            self._transport.close()
 
     def _poll(self, timeout: float) -> None:
         try:

@@ -179,3 +179,25 @@ def test_a_voter_whose_sync_failed_has_stopped_for_good(tmp_path: Path, monkeypa
         assert raft.failure is not None and not raft.is_leader
 
     running(tmp_path, disk, run)
+
+
+def test_a_voter_whose_journal_cannot_even_be_closed_is_said_to_have_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, close = FailingDisk(monkeypatch), journal.Journal.close
+
+    def failing(closed: journal.Journal) -> None:
+        close(closed)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def run(raft: RaftControl, parts: Parts) -> None:
+        monkeypatch.setattr(journal.Journal, "close", failing)
+        disk.fails_syncs = True
+        with pytest.raises(LsmqError):
+            await raft.submit(topic("refused"), timeout=1.0)
+        await until(lambda: raft.failure is not None)
+        assert not raft.is_leader
+        await until(lambda: parts.problems(essential=True))
+        assert "voter has stopped" in parts.problems(essential=True)[0]
+
+    running(tmp_path, disk, run)
