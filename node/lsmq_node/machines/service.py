@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 import structlog
 
 from lsmq.errors import Unavailable
-from lsmq_coordinator.parts import Part, kept
+from lsmq_coordinator.parts import kept
 from lsmq_node.broker import Background, Broker, ShardPort
 
 from .clock import TICK_S
@@ -46,8 +45,8 @@ class MachineService(Generic[M]):
         ] = {}  # epoch, when, and what a machine left for the next one
 
     def start(self) -> None:
-        part = self.broker.parts.part(f"{self.name}-timer")
-        self.background.start(kept(part, partial(self._tick, part)))
+        self._timer = self.broker.parts.part(f"{self.name}-timer")
+        self.background.start(kept(self._timer, self._tick))
 
     def begin_stop(self) -> Awaitable[None] | None:
         """Answer held requests at once, now and from here on."""
@@ -167,7 +166,7 @@ class MachineService(Generic[M]):
 
     # Time
 
-    async def _tick(self, part: Part) -> None:
+    async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         failing: dict[MachineKey, str] = {}
         while True:
@@ -190,9 +189,9 @@ class MachineService(Generic[M]):
             self._left = {key: left for key, left in self._left.items() if now - left[1] <= IDLE_S}
             self.look()
             if failing:
-                part.retrying(min(failing.values()))
+                self._timer.retrying(min(failing.values()))
             elif former:
-                part.running()
+                self._timer.running()
 
     def look(self) -> None:
         """Called each tick: begin with shards that are led here by now."""
