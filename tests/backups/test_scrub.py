@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from api.calls import Api
+from api.in_process import Session, with_node
 from lsmq_lab.local_cluster import LocalCluster
+from lsmq_node.broker import Broker, scrubber
+from lsmq_node.storage.scrub import Scrub
 from storage.harness import body, flush, open_stepped, put, tiny
 from support.clusters import running_cluster
 from support.node_process import NodeProcess
-from support.waiting import eventually
+from support.waiting import comes_true, eventually
 
 from .commands import QUEUES, held, lsmq, send
 
@@ -48,6 +52,29 @@ def test_a_node_reads_its_files_again_and_again_and_tells_of_damage(
     assert any(table.name in warning for warning in api.get("/readyz").json()["warnings"])
     assert api.metric("lsmq_store_damaged_tables") == 1
     send(api, "t", range(3))
+
+
+def test_a_file_that_cannot_be_read_for_want_of_descriptors_is_read_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[str] = []
+    read = Scrub.read
+
+    def wanting(self: Scrub, name: str) -> Iterator[int]:
+        tries.append(name)
+        if len(tries) == 1:
+            raise OSError(errno.EMFILE, "no descriptors are left")
+        yield from read(self, name)
+
+    async def test(session: Session, broker: Broker) -> None:
+        assert (await session.post("/v1/topics/t/messages", json={"messages": [{"body": "x"}]})).status == 200
+        assert (await session.post("/v1/shards/0/snapshots", json={"holder": "flush"})).status == 201
+        await comes_true(lambda: len(tries) > len(set(tries)), "it is read again")
+
+    monkeypatch.setattr(Scrub, "read", wanting)
+    for name in ("_IDLE_S", "_LONGEST_PAUSE_S", "_AGAIN_S"):
+        monkeypatch.setattr(scrubber, name, 0.01)
+    with_node(tmp_path, test, scrub_cycle_ms=3_600_000)
 
 
 def test_a_node_is_asked_to_read_all_it_has(make_node: Callable[..., NodeProcess]) -> None:

@@ -28,6 +28,8 @@ _BYTES_PER_S = 16 << 20
 _LONGEST_PAUSE_S = 3_600.0
 #: A node that has nothing to read looks again after so long.
 _IDLE_S = 60.0
+#: A file that could not be read is not put off for a whole cycle.
+_AGAIN_S = 600.0
 
 
 @dataclass(slots=True)
@@ -83,14 +85,16 @@ class Scrubber:
             runtime.random.shuffle(due)
             shard, name = min(due, key=lambda file: self._read_at.get(file, -self._cycle_s))
             self._read_at[shard, name] = now
-            await self._read(shard, name)
+            if not await self._read(shard, name):
+                self._read_at[shard, name] = now - max(0.0, self._cycle_s - _AGAIN_S)
             share = sizes[shard, name] / max(1, sum(sizes.values()))
             await asyncio.sleep(min(_LONGEST_PAUSE_S, max(0.0, share * self._cycle_s - (loop.time() - now))))
 
-    async def _read(self, shard: int, name: str) -> None:
+    async def _read(self, shard: int, name: str) -> bool:
+        """Whether it could be read, or is damaged."""
         port = next((port for port in self._broker.topology.ports() if port.number == shard), None)
         if port is None:
-            return
+            return False
         loop, pieces = asyncio.get_running_loop(), port.store.scrub.read(name)
         try:
             while (size := await loop.run_in_executor(self._threads, _next, pieces)) is not None:
@@ -102,8 +106,10 @@ class Scrubber:
             _log.error("scrub_found_damage", shard=shard, file=name, damage=damage.message)
         except (OSError, LsmqError) as error:  # The store is being closed, or there is no descriptor: another time.
             _log.warning("scrub_could_not_read", shard=shard, file=name, reason=str(error))
+            return False
         finally:
             await loop.run_in_executor(self._threads, _close, pieces)
+        return True
 
 
 def _next(pieces: Iterator[int]) -> int | None:
