@@ -77,12 +77,14 @@ def test_a_stream_that_begins_as_offsets_are_set_begins_again_whoever_sets_them_
         assert (await session.post("/v1/groups/g/offsets", json=document)).status == 200
         name = "commit" if how == "reset" else "forget_offsets"
         put, streams, nothing_is_stored = getattr(node.groups, name), list[HeldStream](), ExitStack()
+        is_open = asyncio.Event()
 
         async def put_behind_a_stream(service: GroupService, *given: Any, **named: Any) -> None:
             socket = await session.ws_connect("/v1/groups/g/push", params={"topic": "t"}, protocols=("lsmq.json",))
             streams.append(HeldStream(socket))
             await streams[0].owns([0, 2])
             nothing_is_stored.enter_context(patch.object(DiskThread, "kick_soon"))
+            is_open.set()
             await put(*given, **named)
 
         call: Any = SimpleNamespace(node=node)
@@ -93,6 +95,7 @@ def test_a_stream_that_begins_as_offsets_are_set_begins_again_whoever_sets_them_
                 if how == "reset"
                 else drop_offsets(call, "g", 0)
             )
+            await is_open.wait()
             await comes_true(lambda: store.stats().waiting_bytes, "it is in line")
             setting.cancel()
             await asyncio.wait([setting])

@@ -27,7 +27,7 @@ _SEEDS = {
     12: ("urgent", "short-lived", "bounded"),
     20: ("jobs", "ledger", "compacted"),
     21: ("delayed", "named", "pushed"),
-    22: ("ring", "scheduled", "deduplicated", "awaited"),
+    22: ("ring", "scheduled", "deduplicated", "awaited", "together"),
 }
 
 
