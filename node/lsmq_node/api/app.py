@@ -144,6 +144,7 @@ def _handler(
         refusal_of: LsmqError | None = None
         limited: str | None = None  # the principal whose request is open, where he has limits
         is_admitted, answered_bytes = False, 0
+        call: Call | None = None
         try:
             # What another node passed on counts among its client's there.
             client = None if VERIFIED in request else client_of(request.remote)
@@ -208,6 +209,9 @@ def _handler(
             is_noted = noted or (asker is not None and asker.administers) or isinstance(refusal_of, _REFUSALS)
             if audit.on and VERIFIED not in request and is_noted:
                 _note(audit, route, request, asker, status, refusal_of)
+            elif audit.on and call is not None and call.refusals:
+                for each in call.refusals:
+                    _note(audit, route, request, asker, status_of(each), each)
             elif audit.on and asker is not None and isinstance(refusal_of, TooManyRequests | TooManyConnections):
                 audit.note_limited(asker.name, route.operation, request.remote, refusal_of)
 
