@@ -152,7 +152,9 @@ class CommitPoint:
         lock = self._line.lock
         match item:
             case PendingRecords():
-                if item.producer is None and not item.is_delayed and not item.state.guarded:
+                # What the line keeps of it, to be dropped or noted again where a round ends, changes with this.
+                of_line = item.producer is not None or item.ids is not None or item.is_delayed
+                if not of_line and not item.state.guarded:
                     self._applier.apply_records(item)
                     with lock:
                         self._written.popleft()

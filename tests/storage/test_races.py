@@ -1,0 +1,78 @@
+"""Two threads in a store, one of them in the midst of a step of the other."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from lsmq.errors import DiskFull, NotLeader
+from lsmq.record_batch import RecordBatch
+from lsmq_lab.world.drive import Drive
+from lsmq_node.storage import ShardStore, TopicOptions
+from lsmq_node.storage.state import StoredTopic
+
+from .harness import Put, abandon, batch_of, keep_house, open_stepped, tiny
+
+FOREVER = TopicOptions(dedupe_window_ms="forever")
+
+
+def in_another_thread(work: Callable[[], Any]) -> None:
+    """Do it, and return when it is done."""
+    failures: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=guarded)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive()
+    if failures:
+        raise failures[0]
+
+
+def with_ids(*ids: str) -> RecordBatch:
+    return batch_of([Put(0, each.encode(), dedupe_id=each) for each in ids])
+
+
+def lead(store: ShardStore, epoch: int) -> None:
+    store.replica.begin_epoch(epoch, 7, 1)
+    store.replica.advance(store.replica.write())
+
+
+def test_ids_are_known_though_the_disk_fills_while_a_batch_with_some_is_applied(tmp_path: Path) -> None:
+    disk = Drive(tmp_path)
+    store = open_stepped(tmp_path / "s", tiny(), disk, replicated=True)
+    lead(store, 1)
+    store.put_topic(StoredTopic(1, "t", 1, FOREVER), 0, 1)
+    store.replica.advance(store.replica.write())
+    store.append(1, with_ids("a", "b"))
+    written_lsn, room_for = store.replica.write(), store._tables.room_for
+    store.append(1, with_ids("x"))
+
+    def write_meanwhile(payload_bytes: int, record_count: int) -> Any:
+        if not store._line.lock.locked():  # else the disk thread waits for it
+            disk.at(1, errno.ENOSPC, ("write",))
+            with pytest.raises(DiskFull):
+                in_another_thread(store.replica.write)
+        return room_for(payload_bytes, record_count)
+
+    with mock.patch.object(store._tables, "room_for", write_meanwhile):
+        store.replica.advance(written_lsn)
+    keep_house(store)
+    later = store.append(1, with_ids("c", "d"))
+    store.replica.advance(store.replica.write())
+    store.replica.leave(store.replica.end_lsn, NotLeader("another replica leads"))
+    lead(store, 2)
+    again = store.append(1, with_ids("a", "b", "c", "d"))
+    assert again.offsets.tolist() == [0, 1, *later.offsets.tolist()], "each is stored once"
+    abandon(store)
