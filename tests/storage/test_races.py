@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from lsmq.errors import DiskFull, NotLeader
 from lsmq.record_batch import RecordBatch
 from lsmq_lab.world.drive import Drive
-from lsmq_node.storage import ShardStore, TopicOptions
+from lsmq_node.storage import ShardStore, Slots, TopicOptions
+from lsmq_node.storage.deletions import Deletions
 from lsmq_node.storage.state import StoredTopic
 
 from .harness import Put, abandon, batch_of, keep_house, open_stepped, tiny
@@ -76,3 +78,33 @@ def test_ids_are_known_though_the_disk_fills_while_a_batch_with_some_is_applied(
     again = store.append(1, with_ids("a", "b", "c", "d"))
     assert again.offsets.tolist() == [0, 1, *later.offsets.tolist()], "each is stored once"
     abandon(store)
+
+
+def test_a_named_topic_is_measured_while_it_gets_room_for_more_queues(tmp_path: Path) -> None:
+    """As retention does, whose failure stops the shard, and whoever asks how much there is."""
+    counted: list[int | Exception] = []
+    widen = Deletions.widen
+
+    def count() -> None:
+        try:
+            counted.append(store.retention.usage(topic.id).holding.messages)
+        except Exception as error:
+            counted.append(error)
+
+    def measured_meanwhile(deletions: Deletions, rows: int) -> None:
+        in_another_thread(count)
+        widen(deletions, rows)
+        in_another_thread(count)
+
+    with ShardStore.open(tmp_path / "s", tiny()) as store:
+        topic = store.create_topic("t", 4096, TopicOptions(named=True, max_messages=10_000))
+        names = store.names(topic.id)
+        appended, numbers = names.append(b"first", batch_of([Put(0, b"one"), Put(0, b"two")]), Slots(0, 4096))
+        store.wait(appended)
+        store.wait(store.delete(topic.id, numbers[:1], np.array([0])))
+        with mock.patch.object(Deletions, "widen", measured_meanwhile):
+            declared = names.declare([f"more {number}" for number in range(2_000)], Slots(0, 4096))
+            assert declared is not None
+            store.wait(declared)
+        assert counted
+        assert all(each == 1 for each in counted), counted

@@ -200,8 +200,8 @@ class TopicState:
         self.begins: I64 = np.zeros(0, np.int64)
 
     def _use(self, rows: NDArray[np.int64]) -> None:
-        self._rows = rows
         self.next, self.committed, self.start, self.scratch = rows.T
+        self._rows = rows
 
     def land(self, index: NDArray[Any], ends: I64) -> None:
         """Records are readable: these are the ends of their queues."""
@@ -244,10 +244,10 @@ class TopicState:
             rows[: len(self._rows)] = self._rows
             changed = np.zeros((len(rows) >> PAGE_BITS) + 1, np.bool_)
             changed[: len(self._changed)] = self._changed
+            if self.deletions is not None:  # first: who counts all rows, without the lock, looks there for each
+                self.deletions.widen(len(rows))
             self._use(rows)
             self._changed = changed  # in one step: a flush may be looking
-            if self.deletions is not None:
-                self.deletions.widen(len(self._rows))
 
     def cover(self, end: int) -> None:
         """A named topic has queues below ``end``, with messages or without."""
