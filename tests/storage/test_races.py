@@ -19,7 +19,7 @@ from lsmq_node.storage import ShardStore, Slots, TopicOptions
 from lsmq_node.storage.deletions import Deletions
 from lsmq_node.storage.state import StoredTopic
 
-from .harness import Put, abandon, batch_of, keep_house, open_stepped, tiny
+from .harness import KIB, Put, abandon, batch_of, bodies, body, flush, keep_house, open_stepped, put, small, tiny
 
 FOREVER = TopicOptions(dedupe_window_ms="forever")
 
@@ -108,3 +108,43 @@ def test_a_named_topic_is_measured_while_it_gets_room_for_more_queues(tmp_path: 
             store.wait(declared)
         assert counted
         assert all(each == 1 for each in counted), counted
+
+
+class Late:
+    """A lock that is taken later than others do something."""
+
+    def __init__(self, lock: Any, meanwhile: Callable[[], None]) -> None:
+        self._lock = lock
+        self._meanwhile: Callable[[], None] | None = meanwhile
+
+    def __enter__(self) -> None:
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile is not None:
+            in_another_thread(meanwhile)
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+@pytest.mark.parametrize("lock", ["_room_lock", "_names_lock"])
+def test_a_segment_that_space_is_had_ahead_in_may_be_let_go_of_meanwhile(tmp_path: Path, lock: str) -> None:
+    """By a thread that comes to it only when the log has gone on for more than a segment, and all of it is flushed."""
+    size, disk = 256 * KIB, Drive(tmp_path)
+    options = small(segment_bytes=size, memtable_bytes=2 * size, max_message_bytes=size // 2)
+    store = open_stepped(tmp_path / "s", options, disk)
+    topic, segments = store.create_topic("t", 1), store._segments
+    put(store, topic.id, (0, body(0, 100 * KIB)))
+
+    def go_on() -> None:
+        for number in range(1, 12):
+            put(store, topic.id, (0, body(number, 90 * KIB)))
+        flush(store)
+
+    with mock.patch.object(segments, lock, Late(getattr(segments, lock), go_on)):
+        keep_house(store)
+    begins = store.committed_lsn - store.committed_lsn % size
+    assert min(segments.start_lsns()) == begins, "there is no segment where nothing is written any more"
+    put(store, topic.id, (0, b"after"))
+    assert list(bodies(store, topic.id, 0)) == list(range(13))
+    abandon(store)

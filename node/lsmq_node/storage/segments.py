@@ -55,6 +55,7 @@ class SegmentFiles:
         self.written_bytes = 0
         #: The log on disk begins here, or later where it is not read back yet.
         self.begins_lsn = 0
+        self._released_lsn = 0  # below it nothing is written any more; guarded by the lock of names
 
     def begin(self, lsn: int) -> None:
         """The log was read back and ends at ``lsn``, durably: from here on it is written. Raises ``OSError``.
@@ -112,21 +113,21 @@ class SegmentFiles:
         if start not in self._open:
             self._begin_segment(start, needed)
         with self._room_lock:  # which nobody holds while a file is made
-            room = self._room[start]
-            if room < needed:
+            file, room = self._open.get(start), self._room.get(start, 0)
+            if file is not None and room < needed:  # None: it was let go of meanwhile
                 wanted = self._wanted_room(start, needed)
                 try:
-                    self._open[start].preallocate(room, wanted)
+                    file.preallocate(room, wanted)
                 except OSError as error:
                     if error.errno not in FULL or wanted == needed:
                         raise
                     wanted = needed
-                    self._open[start].preallocate(room, wanted)
+                    file.preallocate(room, wanted)
                 self._room[start] = wanted
 
     def _begin_segment(self, start: int, needed: int) -> None:
         with self._names_lock:
-            if start in self._open:
+            if start in self._open or start < self._released_lsn:  # it was let go of meanwhile
                 return
             file, room = self._allocate(start, self._wanted_room(start, needed))
             try:
@@ -298,8 +299,8 @@ class SegmentFiles:
         for start in self.start_lsns():
             if start + self.segment_bytes > before_lsn:
                 break
-            self.begins_lsn = start + self.segment_bytes
-            self._open.pop(start, None)  # closed when a sync that is under way has done with it
+            self.begins_lsn = self._released_lsn = start + self.segment_bytes
+            self._open.pop(start, None)  # closed when whoever syncs it, or has space for it, has done with it
             self._room.pop(start, None)
             path = self._directory / segment_name(start)
             if spares < keep_spares:
