@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -148,3 +149,31 @@ def test_a_segment_that_space_is_had_ahead_in_may_be_let_go_of_meanwhile(tmp_pat
     put(store, topic.id, (0, b"after"))
     assert list(bodies(store, topic.id, 0)) == list(range(13))
     abandon(store)
+
+
+def test_who_reads_a_file_of_a_store_that_is_closed_removes_none_of_the_one_in_its_place(tmp_path: Path) -> None:
+    """As where a replica is dropped, and made again, while one of its tables is scrubbed that a merge has done with."""
+    path = tmp_path / "s"
+
+    def with_a_table() -> ShardStore:
+        store = ShardStore.open(path, small())
+        put(store, store.create_topic("t", 1).id, (0, b"first"))
+        store.flush()
+        return store
+
+    former = with_a_table()
+    (name, _), *_ = former.scrub.files()
+    scrubbed = former.scrub.read(name)
+    assert next(scrubbed)
+    for number in range(4):
+        put(former, 1, (0, body(number, KIB)))
+        former.flush()
+    former.compact()
+    assert name not in dict(former.scrub.files())
+    former.close()
+    shutil.rmtree(path)
+    with with_a_table() as store:
+        assert name in dict(store.scrub.files())
+        assert next(scrubbed, None) is None
+    with ShardStore.open(path, small()) as store:
+        assert bodies(store, 1, 0) == {0: b"first"}

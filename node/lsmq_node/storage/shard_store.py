@@ -589,7 +589,7 @@ class ShardStore:
                     self._note_end()
             finally:
                 self._segments.close()
-                self._tables.open_tables.close()
+                self._tables.close()
                 self._lock_file.release()
 
     def _note_end(self) -> None:

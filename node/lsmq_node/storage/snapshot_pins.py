@@ -19,7 +19,8 @@ class PinnedFiles:
     """Removes the files of a directory, those that are held only when nobody holds them any more. Thread-safe.
 
     What cannot be removed for want of space, as where a file system copies what it changes, goes with the next one. It
-    remembers nothing across a restart: what was not removed by then is in no manifest, and recovery removes it.
+    remembers nothing across a restart: what was not removed by then is in no manifest, and recovery removes it. Once it
+    is closed it removes nothing: files of these names may be another store's.
     """
 
     def __init__(self, disk: Disk, directory: Path) -> None:
@@ -28,6 +29,8 @@ class PinnedFiles:
         self._lock = runtime.Lock()
         self._holders: Counter[str] = Counter()
         self._unwanted: set[str] = set()
+        self._removing = runtime.Lock()  # guards what follows; held while a file is removed
+        self._closed = False
 
     def hold(self, names: Iterable[str]) -> None:
         with self._lock:
@@ -45,7 +48,7 @@ class PinnedFiles:
             self._unwanted -= gone
         for name in sorted(gone):
             try:
-                self._disk.remove(self._directory / name)
+                self._remove(name)
             except OSError as error:
                 _log.warning("%s: not removed: %s", self._directory / name, error)
 
@@ -57,7 +60,7 @@ class PinnedFiles:
             self._unwanted -= free
         for each in sorted(free):
             try:
-                self._disk.remove(self._directory / each)
+                self._remove(each)
             except OSError as error:
                 if error.errno not in WANT:
                     raise
@@ -65,3 +68,13 @@ class PinnedFiles:
                     self._unwanted.add(each)
                 if each == name:
                     _log.warning("%s: not removed: %s. It goes with the next one", self._directory / name, error)
+
+    def _remove(self, name: str) -> None:
+        with self._removing:
+            if not self._closed:
+                self._disk.remove(self._directory / name)
+
+    def close(self) -> None:
+        """Remove nothing from here on, whoever still holds what."""
+        with self._removing:
+            self._closed = True

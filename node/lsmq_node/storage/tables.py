@@ -337,6 +337,11 @@ class TableSet:
     def unpin(self, manifest: Manifest) -> None:
         self._files.release(_file_names(manifest))
 
+    def close(self) -> None:
+        """Let go of all files, and have none removed any more: the directory may soon be another store's."""
+        self.open_tables.close()
+        self._files.close()
+
     def wait_flushed(self, lsn: int, over: Callable[[], bool], timeout: float) -> None:
         """Return once everything before ``lsn`` is flushed, the store is closed, it is ``over``, or time is up."""
         with self.changed:
