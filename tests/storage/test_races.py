@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import shutil
 import threading
 from collections.abc import Callable
@@ -16,11 +17,28 @@ import pytest
 from lsmq.errors import DiskFull, NotLeader
 from lsmq.record_batch import RecordBatch
 from lsmq_lab.world.drive import Drive
-from lsmq_node.storage import ShardStore, Slots, TopicOptions
+from lsmq_node.storage import QueueStore, ShardStore, Slots, TopicOptions
 from lsmq_node.storage.deletions import Deletions
 from lsmq_node.storage.state import StoredTopic
+from support.clock import SimClock
+from support.waiting import PATIENCE_S, eventually
 
-from .harness import KIB, Put, abandon, batch_of, bodies, body, flush, keep_house, open_stepped, put, small, tiny
+from .harness import (
+    KIB,
+    TINY,
+    Put,
+    abandon,
+    batch_of,
+    bodies,
+    body,
+    flush,
+    keep_house,
+    open_stepped,
+    put,
+    retain,
+    small,
+    tiny,
+)
 
 FOREVER = TopicOptions(dedupe_window_ms="forever")
 
@@ -35,10 +53,10 @@ def in_another_thread(work: Callable[[], Any]) -> None:
         except BaseException as error:
             failures.append(error)
 
-    thread = threading.Thread(target=guarded)
+    thread = threading.Thread(target=guarded, daemon=True)
     thread.start()
-    thread.join(60)
-    assert not thread.is_alive()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive(), "it waits for ever"
     if failures:
         raise failures[0]
 
@@ -177,3 +195,30 @@ def test_who_reads_a_file_of_a_store_that_is_closed_removes_none_of_the_one_in_i
         assert next(scrubbed, None) is None
     with ShardStore.open(path, small()) as store:
         assert bodies(store, 1, 0) == {0: b"first"}
+
+
+class Putting(logging.Handler):
+    """Puts what is logged into a queue."""
+
+    def __init__(self, store: QueueStore) -> None:
+        super().__init__()
+        self._store = store
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._store.put("log", record.getMessage().encode())
+
+
+def test_a_log_handler_puts_what_a_thread_of_the_store_says_of_the_clock(tmp_path: Path) -> None:
+    clock, logger = SimClock(), logging.getLogger("lsmq.storage")
+    store = QueueStore(tmp_path / "q", clock=clock, **TINY)
+    handler = Putting(store)
+    logger.addHandler(handler)
+    try:
+        clock.wrong_ms = 3_600_000
+        in_another_thread(lambda: retain(store.store))  # as it does by itself each ten seconds
+        eventually(lambda: store.length("log"), "it is in the queue")
+    finally:
+        logger.removeHandler(handler)
+    (said,) = store.get("log", 0, 9)
+    assert b"the clock stepped by +3600 s" in said
+    store.close()

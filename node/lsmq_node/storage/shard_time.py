@@ -75,6 +75,7 @@ class ShardTime:
         self._eras: list[_Era] = []  # those before the present one
         self._gap_ms = 0  # while it does not count
         self.steps = 0
+        self._unsaid_ms: list[int] = []  # steps
 
     def monotonic(self) -> float:
         return self._clock.monotonic()
@@ -86,9 +87,21 @@ class ShardTime:
             return self._last_ms
 
     def check(self) -> None:
-        """Look at the clock, so that a step of it is noticed."""
+        """Look at the clock, so that a step of it is noticed; say of all that were noticed by now.
+
+        Nobody else says anything: what is told may itself ask for the time, as a log handler that stores what it is
+        told, and so no lock is held.
+        """
         with self._lock:
             self._look()
+            steps_ms, self._unsaid_ms = self._unsaid_ms, []
+        for step_ms in steps_ms:
+            _log.warning(
+                "%s: the clock stepped by %+d s. No message expires early by that, and stamps do not go back; see to "
+                "the clock of this machine",
+                self._source,
+                step_ms // 1000,
+            )
 
     def saw(self, stamp_ms: int) -> None:
         """There is an entry in the log with this stamp."""
@@ -173,12 +186,7 @@ class ShardTime:
 
     def _stepped(self, step_ms: int) -> None:
         self.steps += 1
-        _log.warning(
-            "%s: the clock stepped by %+d s. No message expires early by that, and stamps do not go back; see to the "
-            "clock of this machine",
-            self._source,
-            step_ms // 1000,
-        )
+        self._unsaid_ms.append(step_ms)
         self._eras.append(_Era(self._era_ms, self._skew_ms, self._era_last_ms))
         self._era_ms, self._era_last_ms = self._counted_ms, self._last_ms
         if len(self._eras) > MAX_ERAS:
