@@ -86,9 +86,9 @@ class ZooKeeperRoutes:
         self._thread.start()
 
     def follow(self, names: frozenset[str]) -> None:
-        if not names <= self._followed:
-            self.look()
-        self._followed = names
+        known, self._followed = self._followed, names
+        if not names <= known:
+            self.look()  # Last: the thread that wakes by it asks for what is followed then.
 
     def look(self) -> None:
         self._asked = True

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from lsmq import Client, Consumer, InvalidRequest, Producer, Unavailable, ZooKeeperNotInstalled, sync
+from lsmq._tls import ClientTls
+from lsmq._zookeeper import ZooKeeperRoutes
 from lsmq_coordinator.commands import apply
 from lsmq_coordinator.state import EMPTY
 from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
@@ -291,6 +293,16 @@ async def test_the_blocking_face_the_command_and_the_environment_take_zookeeper(
             )
             assert done.returncode == 0, done.stderr
             assert [topic["name"] for topic in json.loads(done.stdout)] == [TOPIC]
+
+
+def test_the_thread_that_is_woken_for_a_topic_knows_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever wakes it may not come to say so for a while."""
+    tls, woken = ClientTls(None, None, None), []
+    routes = ZooKeeperRoutes("127.0.0.1:1", "c", refresh_s=NEVER_S, copy=None, tls=tls.context)
+    monkeypatch.setattr(routes._wake, "set", lambda: woken.append(routes._followed))
+    for names in (frozenset({"a"}), frozenset({"a", "b"}), frozenset({"b"})):
+        routes.follow(names)
+    assert woken == [frozenset({"a"}), frozenset({"a", "b"})]
 
 
 def test_hosts_that_are_none_are_refused() -> None:
