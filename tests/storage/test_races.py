@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from lsmq.errors import DiskFull, NotLeader
+from lsmq.errors import ClientClosed, DiskFull, NotLeader
 from lsmq.record_batch import RecordBatch
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import QueueStore, ShardStore, Slots, TopicOptions
@@ -222,3 +222,20 @@ def test_a_log_handler_puts_what_a_thread_of_the_store_says_of_the_clock(tmp_pat
     (said,) = store.get("log", 0, 9)
     assert b"the clock stepped by +3600 s" in said
     store.close()
+
+
+def test_a_read_that_is_overtaken_by_the_end_of_its_store_says_so(tmp_path: Path) -> None:
+    """And not that a table is damaged, since its file is gone or another store's."""
+    store = QueueStore(tmp_path / "q", **TINY)
+    store.put("q", b"x")
+    store.flush()
+    find = store._owner.find
+
+    def find_and_close(name: str) -> int:
+        number = find(name)
+        in_another_thread(store.close)
+        shutil.rmtree(tmp_path / "q")
+        return number
+
+    with mock.patch.object(store._owner, "find", find_and_close), pytest.raises(ClientClosed, match="is closed"):
+        store.get("q", 0, 1)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq import runtime
-from lsmq.errors import ReadElsewhere, Unavailable, UnknownFetchSession
+from lsmq.errors import ClientClosed, ReadElsewhere, Unavailable, UnknownFetchSession
 from lsmq.filters import MessageFilter
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import StoredTopic, TopicFlow
@@ -72,8 +72,14 @@ class Reads:
         await asyncio.to_thread(self._threads.shutdown)
 
     async def in_threads(self, blocking: Callable[[], Result]) -> Result:
-        """Run something that may read from disk in the read pool."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, blocking)
+        """Run something that may read from disk in the read pool.
+
+        Raises ``Unavailable`` where the store that is read of is closed meanwhile.
+        """
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, blocking)
+        except ClientClosed as error:
+            raise Unavailable("a replica that was being read was closed here; try again in a moment") from error
 
     # One queue
 

@@ -13,6 +13,7 @@ from typing import Protocol
 from weakref import WeakSet
 
 from lsmq import runtime
+from lsmq.errors import ClientClosed
 from lsmq_node.descriptors import DESCRIPTORS, Descriptors
 
 from .disk import File
@@ -38,6 +39,7 @@ class OpenTables:
         self._tables: OrderedDict[int, Openable] = OrderedDict()  # by id; those whose file is open
         self._gone: WeakSet[Openable] = WeakSet()
         self._loans: WeakSet[object] = WeakSet()
+        self._closed = False
         descriptors.join(self)
 
     def __len__(self) -> int:
@@ -49,9 +51,14 @@ class OpenTables:
         return max(1, min(self._most, self._descriptors.tables_each() // 2))
 
     def open(self, table: Openable) -> File:
-        """The table's file, opened; others are closed for it. Raises ``OSError``."""
-        file = table.open_file()  # without the lock: where descriptors run out, this very cache is asked for some
+        """The table's file, opened; others are closed for it. Raises ``OSError``, ``ClientClosed``."""
+        try:
+            file = table.open_file()  # without the lock: where descriptors run out, this very cache is asked for some
+        except OSError:
+            self._check_open()
+            raise
         with self._lock:
+            self._check_open()  # last: there may be another store's file of that name
             if table.opened is not None:
                 return table.opened  # another reader was sooner
             table.opened, table.used = file, True
@@ -59,6 +66,10 @@ class OpenTables:
                 self._tables[id(table)] = table
                 self._shrink(self.limit)
         return file
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed("the store is closed, and its tables are not read any more")
 
     def _shrink(self, limit: int) -> None:
         while len(self._tables) > limit:
@@ -92,6 +103,7 @@ class OpenTables:
         return given
 
     def close(self) -> None:
-        """Let all of them go."""
+        """Let all of them go, and open none any more."""
+        self._closed = True
         self.give_back()
         self._descriptors.leave(self)
