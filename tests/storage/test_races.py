@@ -17,6 +17,7 @@ import pytest
 from lsmq.errors import ClientClosed, DiskFull, NotLeader
 from lsmq.record_batch import RecordBatch
 from lsmq_lab.world.drive import Drive
+from lsmq_node.cluster.apply_worker import ApplyWorker
 from lsmq_node.storage import QueueStore, ShardStore, Slots, TopicOptions
 from lsmq_node.storage.deletions import Deletions
 from lsmq_node.storage.state import StoredTopic
@@ -239,3 +240,27 @@ def test_a_read_that_is_overtaken_by_the_end_of_its_store_says_so(tmp_path: Path
 
     with mock.patch.object(store._owner, "find", find_and_close), pytest.raises(ClientClosed, match="is closed"):
         store.get("q", 0, 1)
+
+
+def test_a_follower_does_not_wait_for_room_in_a_store_that_has_stopped(tmp_path: Path) -> None:
+    """Nobody would make any: it looked for it again and again, without a pause."""
+    disk, failures = Drive(tmp_path), []
+    options = tiny(max_memtables=1, slow_memtables=1, segment_bytes=1024 * KIB)
+    store = ShardStore.open(tmp_path / "s", options, disk=disk, replicated=True)
+    lead(store, 1)
+    store.put_topic(StoredTopic(1, "t", 1), 0, 1)
+    store.replica.advance(store.replica.write())
+    disk.at(1, errno.EIO, ("create",), lasting=True)
+    number = 0
+    while store.pressure != "refuse":
+        number += 1
+        store.append(1, batch_of([Put(0, body(number, 7 * KIB))]))
+        store.replica.advance(store.replica.write())
+    eventually(lambda: store.stopped, "its flush has failed")
+    worker = ApplyWorker(0, lambda: store, failures.append)
+    worker.start()
+    worker.advance(store.replica.end_lsn + 1, leads=False)
+    in_another_thread(worker.drain)
+    worker.close()
+    assert failures == []
+    abandon(store)

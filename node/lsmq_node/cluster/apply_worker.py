@@ -60,8 +60,8 @@ class ApplyWorker:
                 lsn = self._wanted_lsn
             store = self._store()
             try:
-                while self._patient and not self._closing and store.pressure == "refuse":
-                    store.wait_for_room(_ROOM_WAIT_S)
+                while self._patient and not self._closing and store.pressure == "refuse" and not store.stopped:
+                    store.wait_for_room(_ROOM_WAIT_S)  # one that has stopped makes none, and does not wait
                 store.replica.advance(lsn)
             except Exception as error:
                 self._fail(error)
