@@ -20,6 +20,7 @@ from lsmq_lab.world.drive import Drive
 from lsmq_node.cluster.apply_worker import ApplyWorker
 from lsmq_node.storage import QueueStore, ShardStore, Slots, TopicOptions
 from lsmq_node.storage.deletions import Deletions
+from lsmq_node.storage.group_offsets import CommittedOffsets
 from lsmq_node.storage.state import StoredTopic
 from support.clock import SimClock
 from support.waiting import PATIENCE_S, eventually
@@ -264,3 +265,29 @@ def test_a_follower_does_not_wait_for_room_in_a_store_that_has_stopped(tmp_path:
     worker.close()
     assert failures == []
     abandon(store)
+
+
+def test_a_lag_that_is_counted_while_a_group_commits_is_counted_again(tmp_path: Path) -> None:
+    counted: list[tuple[Any, int]] = []
+    set_offsets = CommittedOffsets.set
+
+    def count() -> None:
+        ((_, _, mark),) = store.group_marks()
+        counted.append((mark, store.group_lag("g", topic.id)))
+
+    def counted_meanwhile(offsets: CommittedOffsets, rows: Any, values: Any, *, reset: bool) -> list[int]:
+        in_another_thread(count)
+        changed = set_offsets(offsets, rows, values, reset=reset)
+        in_another_thread(count)
+        return changed
+
+    with ShardStore.open(tmp_path / "s", tiny()) as store:
+        topic = store.create_topic("t", 1)
+        put(store, topic.id, *((0, b"x") for _ in range(9)))
+        with mock.patch.object(CommittedOffsets, "set", counted_meanwhile):
+            for offset in (3, 9):
+                store.wait(store.commit_offsets("g", topic.id, np.zeros(1, np.uint32), np.array([offset])))
+        count()
+    last, lag = counted[-1]
+    assert lag == 0
+    assert all(mark != last or known == lag for mark, known in counted), "what was counted has the mark of its time"

@@ -207,8 +207,8 @@ class GroupOffsets:
         if offsets is None:
             offsets = self._new(group, topic_id)
         offsets.row_count = max(offsets.row_count, row_count)
-        offsets.version = self.changes
         self._changed.setdefault(key, set()).update(offsets.set(rows, values, reset=reset))
+        offsets.version = self.changes  # last: whoever reads meanwhile reads again
 
     def drop(self, group: str | None = None, topic_id: int | None = None) -> None:
         """Forget the offsets of a group, or of a topic."""
