@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,6 +81,26 @@ def test_a_shard_that_has_heard_of_a_topic_and_of_the_one_made_anew_keeps_what_t
         NodeCatalog(stores, 3, 3).complete()
         assert [topic.id for topic in store.topics()] == [anew.id] == [store.topic("t").id]
         assert store.latest_offsets(anew.id).tolist() == [1]
+
+
+def test_a_topic_is_seen_once_it_is_in_all_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topics are made in a thread: who looks meanwhile may write to any of its queues at once."""
+    lacking: list[int] = []
+    create = ShardStore.create_topic
+
+    def looked_at(store: ShardStore, name: str, *values: Any, **ids: Any) -> StoredTopic:
+        for step in (lambda: None, lambda: create(store, name, *values, **ids)):
+            made = step()
+            if (topic := catalog.find(name)) is not None:
+                lacking.extend(shard for shard, each in stores.items() if not each.has_topic(topic.id))
+        assert made is not None
+        return made
+
+    with opened(tmp_path) as stores:
+        catalog = NodeCatalog(stores, 3, 3)
+        monkeypatch.setattr(ShardStore, "create_topic", looked_at)
+        catalog.create("t", 7, TopicOptions())
+        assert lacking == []
 
 
 def test_a_topic_that_grows_lies_nowhere_that_it_does_not_reach(

@@ -1,9 +1,10 @@
 """Topics of a node: one list, of which every shard's store holds its range of queues.
 
-The first shard is the authority and gives the ids. A topic is created there first and deleted there first;
-what a crash or a full disk left undone in the others is completed before the next change, and at start. Where the
-queues of a topic lie that has grown, or was made when shards had come, is a document of the first shard, written before
-any shard has the new ones. All of it blocks on the disk: one thread at a time.
+The first shard is the authority and gives the ids. A topic is created there last, so that whoever sees it finds it in
+all shards, and deleted there first; what a crash or a full disk left undone, or left behind, in the others is put right
+before the next change, and at start. Where the queues of a topic lie that has grown, or was made when shards had come,
+is a document of the first shard, written before any shard has the new ones. All of it blocks on the disk: one thread at
+a time.
 """
 
 from __future__ import annotations
@@ -113,9 +114,9 @@ class NodeCatalog:
             topic = replace(topic, ranges=grown_ranges((), queues, self._shards))
             self._put_ranges(topic.id, topic.ranges)
             self._ranges[topic.id] = topic.ranges  # Whoever sees the topic knows where it lies.
+        self._create_rest(topic)
         first, end = stored_range(topic, 0, self._home_shards)
         self._first.create_topic(name, queues, options, topic_id=topic.id, first=first, end=end)
-        self._create_rest(topic)
         return self.topic(name)
 
     def _put_ranges(self, topic_id: int, ranges: ShardRanges | None) -> None:
