@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from lsmq.errors import DataDirectoryLocked, DataDirectoryUnusable, DiskFull
 from lsmq_node.disks import NodeDisks, NodeFile, held_disks
+from lsmq_node.disks.held import NodeDisk
 from lsmq_node.disks.mark import MARK_FILE, DiskMark
 from lsmq_node.disks.node_file import write_durably
 from lsmq_node.settings import InvalidConfig
@@ -394,3 +396,29 @@ def test_a_disk_that_was_forgotten_is_refused_until_it_is_emptied(disks: list[Pa
     shutil.rmtree(disks[1])
     with held(*disks) as found:
         assert lost(found) == {} and found.place(1).parent == disks[1]
+
+
+def test_what_is_said_of_a_lost_shard_does_not_break_where_its_disk_is_back(
+    disks: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread looks at disks every few seconds: one may be usable by the time that it is named."""
+    problem = NodeDisk.problem
+    assert isinstance(problem, property)
+
+    def back_by_then(disk: NodeDisk) -> str | None:
+        said: str | None = problem.__get__(disk)
+        if disk.path == disks[1]:
+            thread = threading.Thread(target=found.check)
+            thread.start()
+            thread.join()
+        return said
+
+    with held(*disks) as found:
+        mark = (disks[1] / MARK_FILE).read_bytes()
+        (disks[1] / MARK_FILE).unlink()
+        found.check()
+        assert found.all[1].problem is not None
+        (disks[1] / MARK_FILE).write_bytes(mark)
+        monkeypatch.setattr(NodeDisk, "problem", property(back_by_then))
+        assert "is not the disk any more" in found.on_lost_disk(1).message
+        assert "is back by now" in found.on_lost_disk(1).message

@@ -157,9 +157,10 @@ class NodeDisks:
 
     def on_lost_disk(self, shard: int) -> ShardStopped:
         """What requests for a shard are told that is on none of the disks that can be used."""
+        problems = [problem.rstrip(".") for disk in self.all if (problem := disk.problem) is not None]  # asked once
+        why = "; ".join(problems) or "it was away a moment ago, and is back by now"
         return ShardStopped(
-            f"shard {shard} lies on a disk of this node that cannot be used: "
-            f"{'; '.join(disk.problem.rstrip('.') for disk in self.unusable() if disk.problem)}. {START_AGAIN}",
+            f"shard {shard} lies on a disk of this node that cannot be used: {why}. {START_AGAIN}",
             shard=shard,
         )
 
