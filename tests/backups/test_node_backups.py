@@ -16,6 +16,7 @@ from api.test_rights import Realm
 from lsmq import BackupAdmin, Client, InvalidRequest, sync
 from lsmq_lab.local_cluster import LocalCluster
 from lsmq_node.backups.places import DirectoryPlace
+from lsmq_node.backups.repository import Repository
 from lsmq_node.broker import Broker
 from lsmq_node.config import InvalidConfig, NodeConfig
 from support.clusters import running_cluster
@@ -96,6 +97,34 @@ async def test_one_that_is_stopped_or_fails_says_so_and_the_next_one_goes_on(
     assert f"{inside} lies in {node.data}, where a node has its data" in printed and not inside.exists()
     assert "is not empty" in await asyncio.to_thread(lsmq, node.url, "backup", "status")
     assert Api(node.url).get("/readyz").json()["status"] == "ok"
+
+
+def test_one_that_is_stopped_lets_go_of_its_place_when_nothing_is_removed_there_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what the next one has just brought would go: no backup names it yet."""
+    prune, happened = Repository.prune, list[str]()
+    begun, let_go = threading.Event(), threading.Event()
+
+    def slow(self: Repository, keep: int | None) -> list[str]:
+        begun.set()
+        let_go.wait(2)
+        removed = prune(self, keep)
+        happened.append("removed")
+        return removed
+
+    async def check(session: Session, broker: Broker) -> None:
+        backups = node_of(session).backups
+        assert backups.begin()
+        await comes_true(begun.is_set, "it removes what no backup has")
+        await backups.cancel()
+        happened.append("let go")
+        let_go.set()
+        await comes_true(lambda: "removed" in happened, "it has removed it")
+
+    monkeypatch.setattr(Repository, "prune", slow)
+    with_node(tmp_path / "data", check, backup_to=str(tmp_path / "backups"))
+    assert happened == ["removed", "let go"]
 
 
 def test_one_that_is_stopped_again_and_again_lets_go_of_its_place(

@@ -15,8 +15,9 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from lsmq import runtime
 from lsmq.errors import ConnectionFailed, CorruptFile, DiskFull, LsmqError, SnapshotGone, TimedOut, Unavailable
@@ -37,6 +38,7 @@ _ATTEMPTS = 4
 _ATTEMPTS_A_FILE = 2
 
 T = TypeVar("T")
+Given = ParamSpec("Given")
 
 
 @dataclass(slots=True)
@@ -85,7 +87,7 @@ class _Creation:
         id = f"{datetime.fromtimestamp(made_ms / 1000, UTC):%Y%m%dT%H%M%S}.{made_ms % 1000:03}Z"
         cluster, numbers, home_shards = await self._snapshots.shards()
         if not self._full:
-            for known in await asyncio.to_thread(repository.known):
+            for known in await _in_thread(repository.known):
                 self._known[known.shard, known.file.name, known.file.size_bytes].insert(0, known.file)
         holding: asyncio.Task[None] | None = None
         try:
@@ -115,8 +117,8 @@ class _Creation:
             tuple(topics),
             home_shards if home_shards < len(numbers) else None,
         )
-        await asyncio.to_thread(repository.add, backup)
-        return BackupMade(backup, self._fetched_bytes, await asyncio.to_thread(repository.prune, keep))
+        await _in_thread(repository.add, backup)
+        return BackupMade(backup, self._fetched_bytes, await _in_thread(repository.prune, keep))
 
     def _check_space(self) -> None:
         wanted = sum(
@@ -177,19 +179,19 @@ class _Creation:
 
     async def _fetch(self, held: HeldSnapshot, name: str, size: int, verifier: FileVerifier) -> StoredFile:
         for attempt in range(_ATTEMPTS_A_FILE):
-            incoming = await asyncio.to_thread(self._repository.receive)
+            incoming = await _in_thread(self._repository.receive)
             try:
                 for at in range(0, size, MAX_PIECE_BYTES):
                     length = min(MAX_PIECE_BYTES, size - at)
                     piece = await self._snapshots.read(held, name, at, length)
                     if len(piece) != length:
                         raise ConnectionFailed(f"{held.url} gave {len(piece)} of {length} bytes of {name}")
-                    await asyncio.to_thread(incoming.write, piece)
+                    await _in_thread(incoming.write, piece)
                     self._fetched_bytes += length
                     self._advance(length if attempt == 0 else 0)
-                await asyncio.to_thread(incoming.written)
-                await asyncio.to_thread(verifier.verify, incoming.path, name)
-                return await asyncio.to_thread(incoming.keep, held.shard, name)
+                await _in_thread(incoming.written)
+                await _in_thread(verifier.verify, incoming.path, name)
+                return await _in_thread(incoming.keep, held.shard, name)
             except CorruptFile as damage:
                 if attempt + 1 == _ATTEMPTS_A_FILE:
                     raise CorruptFile(
@@ -200,6 +202,20 @@ class _Creation:
             finally:
                 incoming.discard()
         raise AssertionError("the last attempt returns or raises")
+
+
+async def _in_thread(work: Callable[Given, T], *given: Given.args, **named: Given.kwargs) -> T:
+    """Blocking work at the place, over when this ends, also where it is cancelled: somebody else may change the place
+    from then on."""
+    future = asyncio.get_running_loop().run_in_executor(None, partial(work, *given, **named))
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        while not future.done():
+            with suppress(asyncio.CancelledError):  # It is raised below.
+                await asyncio.wait((future,))
+        future.exception()  # Nobody else hears of it.
+        raise
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
