@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from lsmq._column_builder import ColumnBuilder
     from lsmq.tracing import Tracing
 
-_MAX_SEQUENCE = (1 << 32) - 1
+#: Of an identity: no node takes one beyond it. One that is not the sender's own ends there.
+_MAX_SEQUENCE = (1 << 32) - 2
 _log = logging.getLogger("lsmq")
 
 
@@ -294,7 +295,7 @@ class ShardSender:
             self._attempts.passed()
             self.stored_batches += 1
             self._sequence += 1
-            if self._sequence > _MAX_SEQUENCE:
+            if self._sequence > _MAX_SEQUENCE and self._identity is None:
                 self._new_identity()
             self.acknowledged = batch.position
             batch.settle(stored, self.shard)

@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from lsmq.errors import (
     CorruptFile,
     DiskFull,
+    InvalidRequest,
     LsmqError,
     OutOfOrderSequence,
     ProducerFenced,
@@ -26,7 +27,7 @@ from lsmq.errors import (
 from lsmq.record_batch import BatchBuilder, Codec, RecordBatch
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import Appended, ShardStore
-from lsmq_node.storage.producers import StoredBatch
+from lsmq_node.storage.producers import LAST_EPOCH, LAST_SEQUENCE, StoredBatch
 from support.clock import SimClock
 
 from .harness import (
@@ -545,6 +546,45 @@ def test_taking_over_holds_over_a_restart_and_an_epoch_that_has_begun_is_no_news
     with pytest.raises(ProducerFenced):
         store.take_producer(5, 9)
     assert store.take_producer(5, above=20)[1:] == (21, 8)
+    abandon(store)
+
+
+def test_behind_the_last_epoch_nobody_takes_over(tmp_path: Path, disk: Drive) -> None:
+    store = open_stepped(tmp_path / "s", tiny(), disk)
+    topic = store.create_topic("t", 1)
+    stored(store, topic.id, at(7, b"a", 0, epoch=LAST_EPOCH))
+    with pytest.raises(InvalidRequest, match="new producer id") as refused:
+        store.take_producer(5)
+    assert refused.value.details["limit"] == LAST_EPOCH
+    appended, epoch, _ = store.take_producer(6, above=LAST_EPOCH - 1)
+    assert appended is not None and epoch == LAST_EPOCH
+    store.wait(appended)
+    flush(store)
+    abandon(store)
+    store = open_stepped(tmp_path / "s", tiny(), disk.kill())
+    assert store.take_producer(6, LAST_EPOCH) == (None, LAST_EPOCH, -1)
+    assert not stored(store, topic.id, at(8, b"b", 1, epoch=LAST_EPOCH)).duplicate
+    abandon(store)
+
+
+def test_behind_the_last_sequence_of_an_epoch_no_batch_is_taken(tmp_path: Path, disk: Drive) -> None:
+    store = open_stepped(tmp_path / "s", tiny(), disk)
+    topic = store.create_topic("t", 1)
+    now_ms = stored(store, topic.id, sent(b"another", 0, producer=4)).stored_ms
+    before = StoredBatch(0, LAST_SEQUENCE - 1, 0, 0, now_ms, np.zeros(1, np.int64))
+    store._state.producers.record(5, before)
+    last = stored(store, topic.id, sent(b"last", LAST_SEQUENCE))
+    with pytest.raises(OutOfOrderSequence, match="new producer id"):
+        store.append(topic.id, sent(b"beyond", LAST_SEQUENCE + 1))
+    flush(store)
+    assert store._state.producers.answer(5, 0, LAST_SEQUENCE) is not None
+    abandon(store)
+    store = open_stepped(tmp_path / "s", tiny(), disk.kill())
+    again = stored(store, topic.id, sent(b"last", LAST_SEQUENCE))
+    assert again.duplicate and again.offsets.tolist() == last.offsets.tolist()
+    with pytest.raises(OutOfOrderSequence):
+        store.append(topic.id, sent(b"beyond", LAST_SEQUENCE + 1))
+    assert not stored(store, topic.id, sent(b"anew", 0, epoch=1)).duplicate
     abandon(store)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from lsmq.messages import LAST_DUE_MS, MAX_DEDUPE_ID_BYTES, MAX_DELAY_MS, MAX_PRIORITY, MAX_TTL_MS
 from lsmq.queue_names import NAMED, SLOTS
+from lsmq_node.storage.producers import LAST_EPOCH, LAST_SEQUENCE
 from lsmq_node.storage.queue_options import UNLIMITED
 from lsmq_node.storage.topic_options import MAX_WINDOW_MS
 
@@ -165,8 +166,8 @@ TOPICS: Schema = object_of({"topics": list_of(TOPIC), "next": NEXT})
 PRODUCER: Schema = object_of(
     {
         "id": integer(1, 2**63 - 1, "Random number a producer chooses once."),
-        "sequence": integer(0, 2**32 - 1, "Requests of this producer to this shard, counted from 0."),
-        "epoch": integer(0, 2**32 - 1, default=0),
+        "sequence": integer(0, LAST_SEQUENCE, "Requests of this producer to this shard, counted from 0."),
+        "epoch": integer(0, LAST_EPOCH, default=0),
     },
     required=("id", "sequence"),
     description="Makes the request idempotent: the same id and sequence again give the first answer.",

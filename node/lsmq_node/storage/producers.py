@@ -14,7 +14,7 @@ The value of a producer in a keyed file; all integers are little-endian::
 
     width field
      4    epoch
-     4    next      sequence of the batch to come
+     4    next      sequence of the batch to come; so the last one that a batch may have is ``LAST_SEQUENCE``
      8    last_ms   STORED_MS of the last batch
      1    count     answers that follow, at most ``WINDOW``, the oldest first; the last is of ``next - 1``. The high bit
                     says that a position comes behind them
@@ -52,6 +52,9 @@ from .keyed_file import KeyedFile
 BROKER_PRODUCERS: Final = 1 << 63
 #: Of a producer's last batches the answers are remembered.
 WINDOW = 8
+#: What has four bytes in a file: an epoch, and the sequence of the batch to come.
+LAST_EPOCH: Final = (1 << 32) - 1
+LAST_SEQUENCE: Final = (1 << 32) - 2
 KIND = b"p"
 _HEAD = struct.Struct("<IIqB")
 _ANSWER = struct.Struct("<QqII")

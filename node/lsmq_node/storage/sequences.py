@@ -6,7 +6,8 @@ The rules, of a batch (id, epoch, sequence), where *known* is the last batch of 
 - of a newer epoch, or of an id that is not known, it is the next one if its sequence is 0, else ``unknown_producer``;
 - of the known epoch it is the next one if its sequence follows; beyond that it is refused, ``out_of_order_sequence``;
 - before that it is a repeat: answered as then if it is the very same batch, ``sequence_reused`` if it is not, and
-  ``stale_sequence`` where the answer is not remembered any more.
+  ``stale_sequence`` where the answer is not remembered any more;
+- behind the last sequence of an epoch, and behind the last epoch, nothing comes: whoever goes on takes another id.
 
 Only the leader decides this. What is in the log was decided, and is noted as it stands.
 """
@@ -20,6 +21,7 @@ from enum import Enum
 import numpy as np
 
 from lsmq.errors import (
+    InvalidRequest,
     LsmqError,
     OutOfOrderSequence,
     ProducerFenced,
@@ -31,7 +33,7 @@ from lsmq.errors import (
 
 from .columns import I64
 from .options import StoreOptions
-from .producers import WINDOW, BatchKey, Head, Producers, StoredBatch
+from .producers import LAST_EPOCH, LAST_SEQUENCE, WINDOW, BatchKey, Head, Producers, StoredBatch
 
 _NONE: I64 = np.empty(0, np.int64)
 
@@ -114,7 +116,7 @@ class Sequences:
         begun already and nothing came in it.
 
         ``epoch`` None: the next one, ``above`` that one, too. Raises ``ProducerFenced`` where a later one, or this one,
-        has begun, ``TooManyProducers``, ``CorruptFile``.
+        has begun, ``InvalidRequest`` where no epoch is left, ``TooManyProducers``, ``CorruptFile``.
         """
         key = BatchKey(producer_id, epoch or 0, 0, 0)
         in_line = self._in_line.get(producer_id)
@@ -131,6 +133,13 @@ class Sequences:
         if epoch is not None and epoch <= head.epoch:
             raise _fenced(key._replace(epoch=epoch), head)
         begun = max(head.epoch, above) + 1 if epoch is None else epoch
+        if begun > LAST_EPOCH:
+            raise InvalidRequest(
+                f"producer {producer_id} has begun epoch {head.epoch}, and the last there is is {LAST_EPOCH}: begin "
+                "again with a new producer id",
+                producer=producer_id,
+                limit=LAST_EPOCH,
+            )
         return StoredBatch(begun, -1, 0, 0, now_ms, _NONE, head.position)
 
     def position(self, producer_id: int) -> int:
@@ -185,6 +194,14 @@ def _is_next(key: BatchKey, head: Head | None) -> bool:
         return True
     if key.epoch < head.epoch:
         raise _fenced(key, head)
+    if key.sequence > LAST_SEQUENCE:
+        raise OutOfOrderSequence(
+            f"batch {key.sequence} of producer {key.producer_id} came, and the last of an epoch is {LAST_SEQUENCE}: "
+            "begin again with a new producer id",
+            producer=key.producer_id,
+            sequence=key.sequence,
+            expected=head.next_sequence,
+        )
     if key.sequence > head.next_sequence:
         raise OutOfOrderSequence(
             f"batch {key.sequence} of producer {key.producer_id} came, {head.next_sequence} was expected: send the "
