@@ -10,6 +10,7 @@ Not supported: ``$ref`` (schemas are Python objects and hold each other), format
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -172,6 +173,8 @@ def _check_any(value: Any, schema: Schema, path: str) -> None:
 
 
 def _check_number(value: float, schema: Schema, path: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        _refuse(path, f"is {value}; it must be a finite number")
     if "minimum" in schema and value < schema["minimum"]:
         _refuse(path, f"is {value}; the least it may be is {schema['minimum']}")
     if "maximum" in schema and value > schema["maximum"]:
