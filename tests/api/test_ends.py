@@ -26,3 +26,15 @@ def test_a_rate_that_is_no_number_is_refused_and_nothing_is_set(api: Api, topic_
     assert api.get(f"{path}?topic={topic_name}", 404).code == "unknown_group"
     settings = packed(api, "PUT", path, {"topic": topic_name, "max_rate_per": 0.001}, 200)["shards"][0]["settings"]
     assert settings["max_rate_per"] == 0.001
+
+
+@pytest.mark.parametrize("accepted", [False, None, 1, "true", 0])
+def test_a_shard_is_revived_for_whoever_accepts_the_loss_and_for_nobody_else(api: Api, accepted: object) -> None:
+    path = "/v1/cluster/shards/0/revive"
+    for error in (
+        api.call("POST", path, {"node": "n1", "accept_loss": accepted}, status=400).error,
+        packed(api, "POST", path, {"node": "n1", "accept_loss": accepted}, 400),
+    ):
+        assert (error["code"], error["field"]) == ("invalid_request", "accept_loss")
+    taken = api.call("POST", path, {"node": "n1", "accept_loss": True}).error
+    assert taken.get("field") != "accept_loss", "what stands in its way here is another thing"

@@ -135,6 +135,6 @@ REPLICAS: Schema = object_of({"replicas": list_of(TEXT, minItems=1, maxItems=7)}
 LEADER: Schema = object_of({"node": TEXT})
 SUCCESSOR: Schema = object_of({"by": text("Node that votes from then on.")})
 REVIVAL: Schema = object_of(
-    {"node": TEXT, "accept_loss": {"const": True, "description": "Acknowledged messages may be lost."}},
+    {"node": TEXT, "accept_loss": flag("Acknowledged messages may be lost.", enum=[True])},
     required=("node", "accept_loss"),
 )

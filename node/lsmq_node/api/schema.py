@@ -109,7 +109,8 @@ def check(value: Any, schema: Schema, path: str) -> None:
         _check_any(value, schema, path)
         return
     if "enum" in schema:
-        if value not in schema["enum"]:
+        # 1 is not true here.
+        if not any(value == each and isinstance(value, bool) is isinstance(each, bool) for each in schema["enum"]):
             choices = ", ".join(repr(choice) for choice in schema["enum"])
             _refuse(path, f"is {_shown(value)}; it must be one of {choices}")
         return
