@@ -38,3 +38,36 @@ def test_a_shard_is_revived_for_whoever_accepts_the_loss_and_for_nobody_else(api
         assert (error["code"], error["field"]) == ("invalid_request", "accept_loss")
     taken = api.call("POST", path, {"node": "n1", "accept_loss": True}).error
     assert taken.get("field") != "accept_loss", "what stands in its way here is another thing"
+
+
+@pytest.mark.parametrize("ranges", ["1-0", "0,3-2", "2-2,1-0", "9-0"])
+def test_a_range_that_ends_before_it_begins_is_refused_wherever_ranges_stand(
+    api: Api, topic_name: str, ranges: str
+) -> None:
+    api.create(topic_name, 4)
+    named = f"{topic_name[:100]}-named"
+    api.create(named, "named")
+    group = f"/v1/groups/{topic_name}"
+    for field, answer in (
+        ("queues", api.call("POST", f"{group}/reset", {"topic": topic_name, "to": "latest", "queues": ranges})),
+        ("queues", api.get(f"{group}/reset?topic={topic_name}&to=latest&queues={ranges}", None)),
+        ("ranges", api.get(f"{group}/lag?topic={topic_name}&ranges={ranges}", None)),
+        ("slots", api.get(f"{group}/offsets?topic={named}&slots={ranges}", None)),
+        ("queues", api.get(f"{group}/offsets?topic={topic_name}&queues={ranges}", None)),
+        ("queues", api.get(f"/v1/topics/{topic_name}/offsets?queues={ranges}", None)),
+        ("queues", api.call("POST", f"/v1/topics/{topic_name}/purge", {"queues": ranges})),
+    ):
+        assert answer.status == 400, answer.body
+        assert answer.error["field"] == field and field in answer.error["message"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "é", "a b", "x" * 201])
+def test_dead_letters_are_for_a_topic_that_there_can_be(api: Api, topic_name: str, name: str) -> None:
+    api.create(topic_name, 1)
+    path = f"/v1/groups/{topic_name}/work-queue"
+    refused = api.call("PUT", path, {"topic": topic_name, "dead_letter": name}, status=400)
+    assert refused.code == "invalid_topic_name"
+    assert api.get(f"{path}?topic={topic_name}", 404).code == "unknown_group"
+    longest = "x" * 200
+    found = api.call("PUT", path, {"topic": topic_name, "dead_letter": longest}, status=200).json()
+    assert found["dead_letter_topic"] == longest

@@ -136,7 +136,8 @@ async def get_committed_offsets(call: Call) -> web.StreamResponse:
             raise InvalidRequest(
                 "slots are of a topic whose queues have names, and stand in place of queues", field="slots"
             )
-        queues, offsets = await call.node.groups.committed_in(group, topic, normal(parse_runs(query["slots"])))
+        slots = normal(parse_runs(query["slots"], "slots"))
+        queues, offsets = await call.node.groups.committed_in(group, topic, slots)
         return await call.answer_columns({"queues": queues, "offsets": offsets})
     queues, offsets = await call.broker.committed_offsets(
         group, topic, parse_ranges(query["queues"] or "", topic, call.broker.admission)
@@ -236,7 +237,9 @@ def parse_runs(given: str, field: str = "ranges") -> RangePairs:
         first, dash, last = piece.partition("-")
         if not is_number(first) or (dash and not is_number(last)):
             raise InvalidRequest(f"{field} has {piece[:40]!r}; it must be such as 0-99,200", field=field)
-        pieces.append((int(first), int(last if dash else first) + 1))
+        if int(last or first) < int(first):
+            raise InvalidRequest(f"{field} has the range {piece}, whose end is before its start", field=field)
+        pieces.append((int(first), int(last or first) + 1))
     found = normal(pieces)
     if len(pieces) > _MAX_RANGES or sum(end - first for first, end in pieces) != sum(
         end - first for first, end in found
