@@ -15,6 +15,7 @@ from lsmq.errors import (
     GroupModeMismatch,
     InvalidFilter,
     InvalidRequest,
+    InvalidTopicName,
     NotEnoughReplicas,
     NotLeader,
     TooManyFilters,
@@ -201,7 +202,10 @@ async def extend_messages(call: Call) -> web.StreamResponse:
 
 
 @ROUTES.put(
-    "/v1/groups/{group}/work-queue", _DESCRIBED, request=Content("The settings.", schemas.CONFIGURE), errors=_ERRORS
+    "/v1/groups/{group}/work-queue",
+    _DESCRIBED,
+    request=Content("The settings.", schemas.CONFIGURE),
+    errors=(*_ERRORS, InvalidTopicName),
 )
 async def configure_work_queue(call: Call) -> web.StreamResponse:
     """Say how a work queue behaves.

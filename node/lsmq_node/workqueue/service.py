@@ -16,7 +16,7 @@ from lsmq_node.broker.placement import number_end
 from lsmq_node.broker.stages import count_messages
 from lsmq_node.groups import DeclaredGroups, GroupService, Mode
 from lsmq_node.machines import MachineService
-from lsmq_node.storage import StoredTopic
+from lsmq_node.storage import StoredTopic, check_topic_name
 
 from .chunks import SETTINGS, prefix
 from .receipts import DeliveryReceipt, decode_receipt, group_hash
@@ -243,10 +243,12 @@ class WorkService(MachineService[ShardWork]):
     async def configure(
         self, group: str, topic: StoredTopic, shards: Sequence[int], given: Mapping[str, Any]
     ) -> list[ShardWork]:
-        """Set how the work queue behaves in these shards. Raises ``InvalidRequest`` for a topic of dead letters that
-        has too few queues, and for settings that do not go together."""
+        """Set how the work queue behaves in these shards. Raises ``InvalidTopicName``, ``InvalidRequest`` for a topic
+        of dead letters that has too few queues, and for settings that do not go together."""
         settings = WorkSettings.of(given)
         settings.check()
+        if settings.dead_letter is not None:
+            check_topic_name(settings.dead_letter)
         if topic.named and settings.weights and settings.fair_by is FairBy.QUEUE:
             raise InvalidRequest(
                 f"weights go by numbers of queues, and topic {topic.name!r} has named ones; tell tenants by key or tag "
