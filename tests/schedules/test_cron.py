@@ -59,6 +59,11 @@ def test_the_next_time_is_the_first_minute_that_fits(
         ("30 2 * * *", "2026-03-28T12:00+01:00", "2026-03-29T03:30+02:00"),  # it is never 2:30 on this day
         ("30 2 * * *", "2026-10-24T12:00+02:00", "2026-10-25T02:30+02:00"),  # and twice on this one
         ("30 2 * * *", "2026-10-25T02:30+02:00", "2026-10-26T02:30+01:00"),
+        ("0,30 2 * * *", "2026-03-29T03:00+02:00", "2026-03-29T03:30+02:00"),  # nor on the half of that
+        ("30 2 * * *", "2026-03-29T03:29:59+02:00", "2026-03-29T03:30+02:00"),
+        ("30 2 * * *", "2026-03-29T03:30+02:00", "2026-03-30T02:30+02:00"),
+        ("15 2,3 * * *", "2026-03-29T01:00+01:00", "2026-03-29T03:15+02:00"),  # both at once, and once
+        ("15 2,3 * * *", "2026-03-29T03:15+02:00", "2026-03-30T02:15+02:00"),
         ("*/20 * * * *", "2026-03-29T01:40+01:00", "2026-03-29T03:00+02:00"),
         ("*/20 * * * *", "2026-03-29T03:00+02:00", "2026-03-29T03:20+02:00"),
         ("0 0 29 2 *", "2026-01-01T00:00+01:00", "2028-02-29T00:00+01:00"),
@@ -71,6 +76,30 @@ def test_the_next_time_is_the_first_minute_that_fits(
 )
 def test_by_the_clocks_of_berlin(text: str, after: str, due: str) -> None:
     assert Cron.parse(text).next_ms(ms(after), BERLIN) == ms(due)
+
+
+@pytest.mark.parametrize(
+    ("zone", "text", "first", "last"),
+    [
+        ("Europe/Berlin", "7,20,41 2,3 * * *", "2026-03-28T00:00+01:00", "2026-03-31T00:00+02:00"),
+        ("Australia/Lord_Howe", "1,20,35,55 1-3 * * *", "2026-10-03T00:00+10:30", "2026-10-06T00:00+11:00"),
+        ("Pacific/Apia", "30 1,23 * * *", "2011-12-28T00:00-10:00", "2012-01-02T00:00+14:00"),  # without the 30th
+        ("America/New_York", "59 1,2 * * *", "2026-03-07T00:00-05:00", "2026-03-10T00:00-04:00"),
+        ("Europe/Berlin", "*/7 * * * *", "2026-10-24T00:00+02:00", "2026-10-27T00:00+01:00"),
+    ],
+)
+def test_each_time_comes_once_also_those_that_clocks_skip(zone: str, text: str, first: str, last: str) -> None:
+    cron, own = Cron.parse(text), ZoneInfo(zone)
+    at, end = datetime.fromisoformat(first), datetime.fromisoformat(last)
+    expected = set()
+    local, until = at.astimezone(own).replace(tzinfo=None), end.astimezone(own).replace(tzinfo=None)
+    while (local := local + timedelta(minutes=1)) < until:
+        if fits(cron, local):  # By the clock before it was put forward, or back.
+            expected.add(int(local.replace(tzinfo=own).timestamp() * 1000))
+    found, now = [], ms(first)
+    while (now := cron.next_ms(now, own)) < ms(last):
+        found.append(now)
+    assert found == sorted(expected)
 
 
 @pytest.mark.parametrize(

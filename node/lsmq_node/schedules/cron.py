@@ -51,6 +51,8 @@ _FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
 )
 #: The 29th of February is away eight years at most.
 _FURTHEST = timedelta(days=8 * 366)
+#: Where the date line was moved, clocks skipped a day.
+_LONGEST_SKIP = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +91,20 @@ class Cron:
     def next_ms(self, after_ms: int, zone: ZoneInfo) -> int:
         """The first time behind ``after_ms``, milliseconds since 1970, by the clocks of the zone."""
         after = datetime.fromtimestamp(after_ms / 1000, UTC)
-        local = after.astimezone(zone).replace(tzinfo=None)
+        local, first = after.astimezone(zone).replace(tzinfo=None), None
+        # What the clock would show that was not put forward within a day: of the times that were skipped some may come.
+        unskipped = (after + _offset(after - _LONGEST_SKIP, zone)).replace(tzinfo=None)
+        if unskipped < local and _is_skipped(unskipped, zone):
+            local = unskipped
         while True:
             found = self._next_local(local)
             assert found is not None, "the expression was checked when it was parsed"
             moment = found.replace(tzinfo=zone).astimezone(UTC)
-            if moment > after:
-                return round(moment.timestamp() * 1000)
-            local = found  # The clock shows this time again.
+            if moment > after and (first is None or moment < first):
+                first = moment
+            if first is not None and not _is_skipped(found, zone):
+                return round(first.timestamp() * 1000)  # Times that are not skipped come in their order.
+            local = found
 
     def _next_local(self, after: datetime) -> datetime | None:
         """The first fitting minute behind a local time."""
@@ -118,6 +126,17 @@ class Cron:
     def _fits_day(self, at: datetime) -> bool:
         day, weekday = at.day in self.days, at.isoweekday() % 7 in self.weekdays
         return (day and weekday) if self.any_day or self.any_weekday else (day or weekday)
+
+
+def _offset(at: datetime, zone: ZoneInfo) -> timedelta:
+    found = at.astimezone(zone).utcoffset()
+    assert found is not None, "zones know it at all times"
+    return found
+
+
+def _is_skipped(local: datetime, zone: ZoneInfo) -> bool:
+    """Whether the zone's clock never shows this time."""
+    return local.replace(tzinfo=zone).astimezone(UTC).astimezone(zone).replace(tzinfo=None) != local
 
 
 def zone_of(name: str) -> ZoneInfo:
