@@ -146,7 +146,8 @@ _KEYWORDS: Final = frozenset({"AND", "OR", "NOT", "BETWEEN", "IN", "LIKE", "ESCA
 _COMPARISONS: Final = {"=": "=", "<>": "<>", "!=": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _MIRRORED: Final = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _PREFIX: Final = "properties."
-_WHOLE_DIGITS: Final = 18
+#: With a sign: whole numbers of 128 bits, and so every id that is one, are what they are; longer ones are about that.
+_WHOLE_DIGITS: Final = 40
 
 
 class _Token(NamedTuple):

@@ -54,6 +54,23 @@ def test_an_expression_means_what_sql_says(text: str, matches: bool) -> None:
     assert Expression(text).matches(MESSAGE) is matches
 
 
+@pytest.mark.parametrize("number", [2**53, 10**18, 2**63 - 1, 2**63, 2**64, 2**127 - 1, -(2**63), -(2**127)])
+def test_whole_numbers_are_told_apart_however_large(number: int) -> None:
+    """Ids of 64 bits have 19 digits, and those of 128 bits 39; a float tells 15 of them."""
+    for value, is_it in ((number, True), (number - 1, False), (number + 1, False)):
+        message = MESSAGE._replace(properties={"id": str(value)})
+        for text in (f"id = {number}", f"{number} = id", f"id IN (0, {number})", f"id BETWEEN {number} AND {number}"):
+            assert Expression(text).matches(message) is is_it, text
+        assert Expression(f"id < {number}").matches(message) is (value < number)
+        assert Expression(f"id <> {number}").matches(message) is not is_it
+
+
+@pytest.mark.parametrize("text", ["id > 1e308", f"id > {'9' * 300}", "id = 1e400"])
+def test_numbers_of_any_length_are_compared(text: str) -> None:
+    for value in ("9" * 10_000, "1e999", "+" + "9" * 5_000):
+        assert Expression(text).matches(MESSAGE._replace(properties={"id": value})) is True
+
+
 @pytest.mark.parametrize(
     "text", ["missing = 1", "missing <> 1", "region = 10", "type = 'x'", "missing LIKE '%'", "region IN (1)"]
 )
