@@ -68,10 +68,19 @@ def test_sizes_and_times_may_have_their_unit(tmp_path: Path) -> None:
     for name, text, said in (
         ("max_message_bytes", "many", "'many' is not a size; write a number of bytes, or 64KiB"),
         ("flush_interval_ms", "soon", "'soon' is not a length of time; write 250ms"),
+        ("flush_interval_ms", "0.5ms", "'0.5ms' is no whole number of milliseconds"),
+        ("flush_interval_ms", "0s", "flush_interval_ms is 0; it must be 1 to 60000"),
+        ("max_wait_ms", f"{'9' * 18}w", "it must be 0 to 3600000"),
         ("port", "64KiB", "port is '64KiB'; it must be an integer"),
     ):
         with pytest.raises(InvalidConfig, match=said):
             NodeConfig.load(data=tmp_path, **{name: text})
+
+
+def test_never_may_have_its_unit(tmp_path: Path) -> None:
+    assert NodeConfig.load(data=tmp_path, scrub_cycle_ms="0s").scrub_cycle_ms == 0
+    config = load(tmp_path, 'node = "n2"\nsecret_file = "s"\nrebuild_after_ms = "0s"\nreplace_voter_after_ms = "0ms"')
+    assert (cluster_of(config).rebuild_after_ms, cluster_of(config).replace_voter_after_ms) == (0, 0)
 
 
 def test_the_table_is_read(tmp_path: Path) -> None:

@@ -326,7 +326,7 @@ class TimeType(click.ParamType):
                 ago_ms = DurationType().convert(text[1:], param, ctx)
                 return datetime.now().astimezone() - timedelta(milliseconds=ago_ms)
             return datetime.fromisoformat(text).astimezone()
-        except ValueError:
+        except (ValueError, OverflowError):  # Of the first day and the last, elsewhere it is another year.
             self.fail(
                 f"{value!r} is not a time; write 2026-03-01T12:00, 2026-03-01T12:00+01:00, or -15m for 15 minutes ago",
                 param,
