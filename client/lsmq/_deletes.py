@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
+from lsmq._arguments import check_offsets, check_queues
 from lsmq._paths import topic_path
 from lsmq._retries import Deadline
 from lsmq._router import Router
@@ -124,7 +125,10 @@ class DeleteRequests:
 
     async def _delete(self, name: str, places: Iterable[Place], *, before: bool) -> None:
         """What lies at these places, or ``before`` each."""
-        ordered = sorted(places)
+        ordered = list(places)
+        check_queues(queue for queue, _ in ordered)  # Before they are sorted, which not all can be.
+        check_offsets(offset for _, offset in ordered)
+        ordered.sort()
 
         async def work(topic: Topic) -> None:
             path = f"{topic_path(name)}/delete"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, cast
 
+from lsmq._arguments import check_offsets
 from lsmq._fetch_loop import FetchLoop
 from lsmq._named_fetch import NamedSelection
 from lsmq._reader import Reader
@@ -72,8 +73,12 @@ def check_start(start: Start | None, group: str | None, topics: Sequence[str], *
             "a member of a group begins where the group has committed: move that with 'lsmq group reset', give"
             " uncommitted='latest' for a new group, or name the queues to read outside of the group's sharing"
         )
-    if len(topics) > 1 and isinstance(start, Mapping):
-        raise InvalidRequest("offsets to start from are of one topic; this consumer has several")
+    if isinstance(start, Mapping):
+        if len(topics) > 1:
+            raise InvalidRequest("offsets to start from are of one topic; this consumer has several")
+        check_offsets(start.values(), "an offset of start")
+    elif isinstance(start, bool) or not isinstance(start, str | int | datetime):
+        raise InvalidRequest(f"start is {start!r}; it must be 'earliest', 'latest', 'committed', a time or offsets")
     return start
 
 

@@ -30,6 +30,7 @@ from lsmq.errors import (
     ClientClosed,
     ConnectionFailed,
     Forbidden,
+    InvalidRequest,
     LsmqError,
     RequestTooLarge,
     TimedOut,
@@ -156,7 +157,7 @@ class Transport:
         if topic_id is not None:
             headers[TOPIC_ID_HEADER] = str(topic_id)
         if value is not None:
-            body = msgpack.packb(value)
+            body = _packed(value)
         if body is not None:
             headers["Content-Type"] = content_type
         connect_s = min(self._connect_timeout_s, stall_s or self._connect_timeout_s)
@@ -281,3 +282,22 @@ def _reason(error: BaseException) -> str:
         found = error.os_error
         return str(found.strerror) if isinstance(found, socket.gaierror) else os.strerror(error.os_error.errno)
     return str(error) or type(error).__name__
+
+
+def _packed(value: Any) -> bytes:
+    """As msgpack. Raises ``InvalidRequest`` for what that has no form for, naming the field."""
+    try:
+        return msgpack.packb(value)  # type: ignore[no-any-return]
+    except (OverflowError, ValueError, TypeError) as error:
+        wrong = "a value"
+        for name, field in value.items() if isinstance(value, Mapping) else ():
+            try:
+                msgpack.packb(field)
+            except (OverflowError, ValueError, TypeError):
+                wrong = str(name)
+                break
+        raise InvalidRequest(
+            f"{wrong} cannot be sent: {error}; whole numbers are from -2**63 to 2**64 - 1, and text has no half of a "
+            "surrogate pair",
+            field=wrong,
+        ) from error

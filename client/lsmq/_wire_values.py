@@ -6,8 +6,9 @@ import base64
 import sys
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from operator import index
 from typing import Any
 
 from lsmq._transport import Response
@@ -15,15 +16,27 @@ from lsmq.errors import InvalidRequest
 from lsmq.messages import FoundMessages, Key, Message, NamedMessage, check_key, parse_message_id
 from lsmq.topics import format_ranges
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_RANGES_TEXT = 4_000  # characters; a request line ends at 8 KiB
 MAX_OFFSETS_QUEUES = 100_000  # queues whose offsets one request asks for or commits
 
 
 def to_ms(moment: datetime | int) -> int:
-    """Milliseconds since 1970 of a datetime (one without a zone is local time) or of such a number."""
+    """Milliseconds since 1970 of a datetime (one without a zone is local time) or of such a number.
+
+    Raises ``InvalidRequest`` for what is neither, and for local times of which the zone does not know what they are.
+    """
     if isinstance(moment, datetime):
-        return int(moment.timestamp() * 1000)
-    return moment
+        try:
+            return (moment.astimezone(UTC) - _EPOCH) // timedelta(milliseconds=1)
+        except (ValueError, OverflowError, OSError) as error:
+            raise InvalidRequest(f"{moment!r} is no time that the clocks here can show: {error}") from error
+    try:
+        if not isinstance(moment, bool):
+            return index(moment)
+    except TypeError:
+        pass
+    raise InvalidRequest(f"{moment!r:.60} is no time; give a datetime, or milliseconds since 1970")
 
 
 def chunks_of_ranges(queues: Sequence[int]) -> list[str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 from urllib.parse import urlsplit
 
+from lsmq._arguments import check_offsets, check_queues, check_times
 from lsmq._asking import Asking
 from lsmq._bundles import Bundles
 from lsmq._credentials import Credentials
@@ -123,8 +124,8 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         seeds = [normal_url(part) for part in parts if part.strip()]
         if not seeds and not zookeeper:
             raise InvalidRequest("a client needs the URL of a node, such as http://127.0.0.1:7600, or a ZooKeeper")
-        if min(deadline_ms, request_timeout_ms, connect_timeout_ms, refresh_s) <= 0:
-            raise InvalidRequest("deadline_ms, request_timeout_ms, connect_timeout_ms and refresh_s must be above 0")
+        check_times(deadline_ms=deadline_ms, request_timeout_ms=request_timeout_ms, or_inf=True)
+        check_times(connect_timeout_ms=connect_timeout_ms, refresh_s=refresh_s)
         self.deadline_ms = deadline_ms
         self.request_timeout_ms = request_timeout_ms
         self._connect_timeout_ms = connect_timeout_ms
@@ -295,6 +296,8 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         ``deadline``: of all together; when left out, each has its own.
         """
         owners = [queue for queue, _ in places]
+        check_queues(owners)
+        check_offsets(offset for _, offset in places)
 
         async def send(route: Route) -> None:
             owned = places[bisect_left(owners, route.first) : bisect_left(owners, route.end)]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, get_args
 
+from lsmq._arguments import check_counts, check_offsets, check_queues, check_times
 from lsmq._commits import Commits, HeldQueues
 from lsmq._fetch_loop import FetchLoop
 from lsmq._fetcher import FetchOptions, OutOfRange
@@ -129,8 +130,9 @@ class Consumer(MessageConsumer):
             raise InvalidRequest(
                 "on_out_of_range must be 'earliest', 'latest' or 'error'; uncommitted 'earliest' or 'latest'"
             )
-        if min(max_messages, max_bytes, prefetch_bytes) < 1 or wait_ms < 0:
-            raise InvalidRequest("max_messages, max_bytes and prefetch_bytes must be above 0, wait_ms 0 or more")
+        check_counts(max_messages=max_messages, max_bytes=max_bytes, prefetch_bytes=prefetch_bytes)
+        check_times(least=0, wait_ms=wait_ms)
+        check_times(deadline_ms=deadline_ms, or_inf=True)
         if read_from not in get_args(ReadFrom):
             raise InvalidRequest(f"read_from is {read_from!r}; it must be one of {', '.join(get_args(ReadFrom))}")
         self._client = client
@@ -338,8 +340,8 @@ class Consumer(MessageConsumer):
 
     def seek(self, queue: int, offset: int, *, topic: str | None = None) -> None:
         """Go on from ``offset`` in ``queue``; what is buffered of it is dropped."""
-        if offset < 0:
-            raise InvalidRequest(f"offset is {offset}; it must be 0 or more")
+        check_queues((queue,))
+        check_offsets((offset,))
         loop = self._loop(topic)
         if self._handling is not None:
             self._handling.forget_queue(loop.topic.name, queue)

@@ -390,9 +390,11 @@ def key_and_body(message: object) -> tuple[Key | None, Any]:
 def whole_queue(queue: object, whose: str = "queue") -> int:
     """Raises ``InvalidRequest`` unless it is a whole number."""
     try:
-        return index(queue)  # type: ignore[arg-type]  # Which is what is found out here.
-    except TypeError as error:
-        raise InvalidRequest(f"{whose} is {_named(queue)}; it must be a whole number") from error
+        if not isinstance(queue, bool):
+            return index(queue)  # type: ignore[arg-type]  # Which is what is found out here.
+    except TypeError:
+        pass
+    raise InvalidRequest(f"{whose} is {_named(queue)}; it must be a whole number")
 
 
 def utf8(text: str, name: str) -> bytes:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from lsmq import runtime
+from lsmq._arguments import check_times
 from lsmq._batch_receipts import BatchReceipt
 from lsmq._many_sending import send_many
 from lsmq._message_parts import Body, Extras, parts_of
@@ -60,14 +61,14 @@ def _no_queue(key: Key | None, body: bytes, queues: int) -> int:
 class Producer:
     """Sends messages to one topic.
 
-    A message joins the open batch of its shard. The batch goes out when it holds ``batch_bytes``, or when
-    ``linger_ms`` have passed since its first message and the batch before it is done; so a lone message
-    waits ``linger_ms``, and under load batches fill while others are on their way.
+    A message joins the open batch of its shard. The batch goes out when it holds ``batch_bytes``, or when ``linger_ms``
+    have passed since its first message and the batch before it is done; so a lone message waits ``linger_ms``, and
+    under load batches fill while others are on their way.
 
-    At most ``max_buffer_bytes`` of messages are held; then :meth:`send` waits and :meth:`send_nowait`
-    raises ``BufferFull``. A batch that cannot be stored is sent again, the same bytes, until
-    ``deadline_ms`` after its first message; a node stores such a repeat once. What fails then is that
-    batch: its receipts raise the error. An error that nobody looked at is raised by :meth:`flush`.
+    At most ``max_buffer_bytes`` of messages are held; then :meth:`send` waits and :meth:`send_nowait` raises
+    ``BufferFull``. A batch that cannot be stored is sent again, the same bytes, until ``deadline_ms`` after its first
+    message; a node stores such a repeat once. What fails then is that batch: its receipts raise the error. An error
+    that nobody looked at is raised by :meth:`flush`.
 
     A topic that is deleted and made anew under its name is another topic: batches fail, and sends raise,
     ``TopicReplaced`` from then on.
@@ -109,14 +110,14 @@ class Producer:
             raise InvalidRequest(f"partitioner is {partitioner!r}; it must be a function of key, body and queues")
         if not 0 < batch_bytes <= MAX_BATCH_BYTES:
             raise InvalidRequest(f"batch_bytes is {batch_bytes}; it must be 1 to {MAX_BATCH_BYTES}")
-        if max_buffer_bytes < batch_bytes:
+        if not max_buffer_bytes >= batch_bytes:
             raise InvalidRequest(f"max_buffer_bytes ({max_buffer_bytes}) is below batch_bytes ({batch_bytes})")
         if ack not in (None, "quorum", "leader"):
             raise InvalidRequest(f"ack is {ack!r}; it must be 'quorum' or 'leader'")
         if flush not in (None, "sync", "async"):
             raise InvalidRequest(f"flush is {flush!r}; it must be 'sync' or 'async'")
-        if linger_ms < 0:
-            raise InvalidRequest(f"linger_ms is {linger_ms}; it must be 0 or more")
+        check_times(least=0, linger_ms=linger_ms)
+        check_times(deadline_ms=deadline_ms, request_timeout_ms=request_timeout_ms, or_inf=True)
         self._client = client
         self._tracing = client._tracing
         self._name = topic
@@ -134,8 +135,7 @@ class Producer:
         )
         self._topic: Topic | None = None
         self._named = False
-        self._queues = self._key_queues = 0
-        self._next_queue = 0
+        self._queues = self._key_queues = self._next_queue = 0
         self._senders: dict[int, ShardSender] = {}
         self._gone_stats = ProducerStats()  # of senders that broke
         self._range_firsts: list[int] = []

@@ -15,7 +15,7 @@ def duration_ms(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r:.80} is not a length of time; write 250ms, 30s, 15m, 12h or 7d")
     parts = match[2] or ""
-    whole, rest = divmod(int(match[1] + parts) * _UNITS_MS[match[3]], 10 ** len(parts))
+    whole, rest = divmod(int(match[1] + parts) * _UNITS_MS[match[3]], int(10 ** len(parts)))
     if rest:
         raise ValueError(f"{text!r} is no whole number of milliseconds; leave out what is below one")
     return whole

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from lsmq._arguments import check_counts, check_times
 from lsmq._lifecycle import Iterated
 from lsmq._paths import group_path
 from lsmq._pop_loop import PopLoop, Waiting
@@ -173,8 +174,9 @@ class WorkQueue(Iterated[Task]):
     ) -> None:
         """``max_handler_ms``: a handler of :meth:`run` that takes longer is not covered any more: its message comes
         to somebody else. So does one that was fetched ahead so long ago. None: no limit."""
-        if max_messages < 1 or wait_ms < 0:
-            raise InvalidRequest("max_messages must be at least 1, and wait_ms at least 0")
+        check_counts(max_messages=max_messages)
+        check_times(least=0, wait_ms=wait_ms)
+        check_times(deadline_ms=deadline_ms, max_handler_ms=max_handler_ms, or_inf=True)
         self.topic = topic
         self.group = group
         self._client = client
