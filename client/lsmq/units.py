@@ -21,6 +21,11 @@ def duration_ms(text: str) -> int:
     return whole
 
 
+def is_whole_number(text: str) -> bool:
+    """Whether a text is a whole number of no more digits than any number here has."""
+    return re.fullmatch(r"[0-9]{1,19}", text) is not None
+
+
 def size_bytes(text: str) -> int:
     """``4096``, ``64KiB`` or ``64K`` (powers of 1024), ``10GB`` (powers of 1000) in bytes. Raises ``ValueError``."""
     match = re.fullmatch(r"([0-9]{1,19})\s*([kmgt]?)(i?b)?", text.strip().lower())

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from api.calls import Api
-from lsmq import sync
+from lsmq import LsmqError, sync
 from lsmq.cli import main, root
 from lsmq.cli.consume import _Job
 from lsmq.cli.options import SIZE
@@ -52,6 +52,35 @@ def send(node: NodeProcess, *arguments: str, stdin: str, code: int = 0) -> subpr
 )
 def test_sizes_mean_what_they_say(text: str, size: int) -> None:
     assert SIZE.convert(text, None, None) == size
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("consume", "TOPIC", "--queue", "0-99999999999"), "has queues 0 to 1, not 99999999999"),
+        (("consume", "TOPIC", "--queue", "0-99999999999", "--offset", "5"), "has queues 0 to 1, not 99999999999"),
+        (("consume", "TOPIC", "--offset", str(2**63)), f"{2**63 - 1}"),
+        (("consume", "TOPIC", "--offset", "9" * 5_000), "is not an offset"),
+        (("consume", "TOPIC", "--offset", "٣"), "is not an offset"),
+        (("consume", "TOPIC", "--from-time", "-99999999999d"), "is not a time"),
+        (("consume", "TOPIC", "--from-time", "0001-01-01T00:00+14:00"), "is not a time"),
+        (("produce", "TOPIC", "--queue", "9" * 5_000), "is not a number"),
+        (("topic", "create", "TOPIC", "--queues", "9" * 5_000), "is not a number of queues"),
+        (("topic", "alter", "TOPIC", "--retention", "999999999999999999w"), "retention_ms cannot be sent"),
+        (("topic", "alter", "TOPIC", "--ttl", "0s"), "ttl_ms is 0; the least it may be is 1"),
+        (("topic", "alter", "TOPIC", "--ttl", "0.5ms"), "no whole number of milliseconds"),
+        (("topic", "alter", "TOPIC", "--ttl", f"{'9' * 400}d"), "is not a length of time"),
+        (("consume", "TOPIC", "--timeout", "0s"), "deadline_ms is 0"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
+)
+def test_values_at_their_ends_are_refused_in_words(
+    shared_node: NodeProcess, topic_name: str, arguments: tuple[str, ...], said: str
+) -> None:
+    ok(shared_node, "topic", "create", topic_name, "--queues", "2")
+    result = run(shared_node, *(topic_name if each == "TOPIC" else each for each in arguments))
+    assert isinstance(result.exception, SystemExit | LsmqError), result.exception
+    assert said in (result.exception.message if isinstance(result.exception, LsmqError) else result.output)
 
 
 @pytest.mark.parametrize("text", ["10iB", "GB", "1.5G", "10GBps", "-1"])

@@ -8,15 +8,16 @@ import click
 
 from lsmq import Client
 from lsmq.cli.options import QUEUES
+from lsmq.units import is_whole_number
 
 
 async def queue_of(client: Client, topic: str, text: str) -> int | str:
     """One queue of the topic, as ``--queue`` says it."""
     if (await client.topic(topic)).named:
         return text
-    if not text.isdecimal():
+    if not is_whole_number(text):
         raise click.BadParameter(
-            f"{text!r} is not a number, and the queues of topic {topic!r} have no names", param_hint="--queue"
+            f"{text!r:.80} is not a number, and the queues of topic {topic!r} have no names", param_hint="--queue"
         )
     return int(text)
 
@@ -25,8 +26,12 @@ async def queues_of(client: Client, topic: str, given: Sequence[str]) -> Sequenc
     """The queues that ``--queue``, once or more, says: names, each as it is, or numbers and ranges of these."""
     if not given:
         return None
-    if (await client.topic(topic)).named:
+    known = await client.topic(topic)
+    if known.named:
         return given
     context = click.get_current_context()
     option = next((found for found in context.command.params if found.name == "queues"), None)
-    return QUEUES.convert(",".join(given), option, context)
+    found = QUEUES.convert(",".join(given), option, context)
+    if isinstance(found, range):  # It may name more queues than anybody could count.
+        known.check_queue(found[-1])
+    return found

@@ -190,7 +190,8 @@ class _Job:
 
     def selects(self, queues: Sequence[int] | Sequence[str] | None, pattern: str | None, group: str | None) -> None:
         """What the consumer reads."""
-        self._named.selects([queue for queue in queues or () if isinstance(queue, str)], pattern, group)
+        given = () if queues is None or isinstance(queues, range) else queues
+        self._named.selects([queue for queue in given if isinstance(queue, str)], pattern, group)
 
     async def gain(self, queues: Mapping[str, Ranges]) -> None:
         """Called when the group gives queues to this member."""

@@ -21,7 +21,7 @@ from lsmq.cli._profiles import PROFILE_VARIABLE, Profiles
 from lsmq.client import DEFAULT_CLUSTER, DEFAULT_URL
 from lsmq.queue_names import NAMED
 from lsmq.topics import parse_ranges
-from lsmq.units import duration_ms, size_bytes
+from lsmq.units import duration_ms, is_whole_number, size_bytes
 
 T = TypeVar("T")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -287,7 +287,7 @@ class ProcessesType(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if value == "auto":
             return 0
-        if isinstance(value, int) or str(value).isdecimal():
+        if isinstance(value, int) or is_whole_number(str(value)):
             return int(value)
         self.fail(f"{value!r} is no number of processes; write one, or auto for one a core", param, ctx)
 
@@ -361,8 +361,8 @@ class QueueCountType(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Literal["named"]:
         if value == NAMED:
             return "named"
-        if not str(value).isdecimal() or int(value) < 1:
-            self.fail(f"{value!r} is not a number of queues, 1 or more, nor {NAMED!r}", param, ctx)
+        if not is_whole_number(str(value)) or int(value) < 1:
+            self.fail(f"{value!r:.80} is not a number of queues, 1 or more, nor {NAMED!r}", param, ctx)
         return int(value)
 
 
@@ -374,8 +374,8 @@ class OffsetType(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
         if value in ("earliest", "latest") or isinstance(value, int):
             return value  # type: ignore[no-any-return]
-        if not str(value).isdecimal():
-            self.fail(f"{value!r} is not an offset; write a number, earliest or latest", param, ctx)
+        if not is_whole_number(str(value)):
+            self.fail(f"{value!r:.80} is not an offset; write a number, earliest or latest", param, ctx)
         return int(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

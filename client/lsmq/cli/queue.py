@@ -11,6 +11,7 @@ from lsmq import Client, NamedQueue, QueueChanges
 from lsmq.cli.options import DURATION, SIZE, TOPIC, OrUnlimited, asks_a_node, asks_first, json_option
 from lsmq.cli.render import counted, print_fields, print_json, print_table, time_text
 from lsmq.queue_names import compile_pattern, pattern_prefix
+from lsmq.units import is_whole_number
 
 _LISTED = 1_000
 #: Names that are looked at for a pattern at a time.
@@ -213,8 +214,8 @@ async def show_options(client: Client, topic: str, called: str, as_json: bool) -
 async def _called(client: Client, topic: str, called: str) -> int | str:
     if (await client.topic(topic)).named:
         return called
-    if not called.isdecimal():
-        raise click.UsageError(f"{called!r} is not a number, and the queues of topic {topic!r} have numbers")
+    if not is_whole_number(called):
+        raise click.UsageError(f"{called!r:.80} is not a number, and the queues of topic {topic!r} have numbers")
     return int(called)
 
 

@@ -10,6 +10,7 @@ import click
 from lsmq import Client, WorkQueue
 from lsmq.cli.options import DURATION, TOPIC, asks_a_node, json_option
 from lsmq.cli.render import print_fields, print_json
+from lsmq.units import is_whole_number
 
 
 @click.command()
@@ -54,6 +55,6 @@ async def configure(
 
 def _weight(text: str) -> tuple[str, int]:
     name, _, number = text.rpartition("=")
-    if not name or not number.isdecimal():
+    if not name or not is_whole_number(number):
         raise click.UsageError(f"--weight {text}: write a name and a number, such as gold=5")
     return name, int(number)
