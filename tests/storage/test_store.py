@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -436,12 +437,23 @@ def test_queues_beyond_the_first_many_are_made_as_they_come(
         {"segment_bytes": float(64 << 20)},
         {"memtable_bytes": 8 << 30},
         {"flush_interval_ms": 10**13},
+        {"retention_interval_ms": 10**13},
         {"max_memtables": "4"},
     ],
 )
 def test_impossible_options_are_refused_by_name(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=next(iter(options))):
         QueueStore(tmp_path / "q", **options)
+
+
+@pytest.mark.parametrize("name", ["flush_interval_ms", "retention_interval_ms"])
+def test_threads_can_wait_for_as_long_as_an_option_may_say(tmp_path: Path, name: str) -> None:
+    longest_ms = options_module._RANGES[name][1]
+    assert longest_ms / 1000 <= threading.TIMEOUT_MAX
+    with QueueStore(tmp_path / "q", **{name: longest_ms}) as store:
+        assert store.put("q", b"1") == 0
+        store.flush()
+        assert store.get("q", 0, 2) == [b"1"]
 
 
 def test_an_option_there_is_not_is_answered_with_what_was_meant(tmp_path: Path) -> None:

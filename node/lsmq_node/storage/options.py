@@ -15,6 +15,8 @@ MiB = 1 << 20
 
 GiB = 1 << 30
 _UNLIMITED = 1 << 62
+#: A hundred years: no thread can wait for three times as long.
+_LONGEST_MS = 36_525 * 24 * 3_600_000
 
 
 class FlushMode(Enum):
@@ -174,5 +176,5 @@ _RANGES = {
     "max_level0": (1, _UNLIMITED),
     "cache_bytes": (0, _UNLIMITED),
     "max_open_tables": (1, _UNLIMITED),
-    "retention_interval_ms": (1, _UNLIMITED),
+    "retention_interval_ms": (1, _LONGEST_MS),
 }
