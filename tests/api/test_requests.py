@@ -110,10 +110,21 @@ def test_no_request_has_more_than_the_limits_whoever_makes_it(tmp_path: Path) ->
         (packed((0, b"x")) + b"y", InvalidBatch),
         (packed(*[(0, b"x")] * 6), TooManyMessages),
         (packed((0, b"x"), producer_id=BROKER_PRODUCERS, sequence=0), InvalidBatch),
+        (packed((0, b"x"), producer_id=7, sequence=0, position=2**63), InvalidBatch),
+        (packed((0, b"x"), producer_id=7, sequence=0, position=2**64 - 1), InvalidBatch),
         (packed((0, b"x"), (3, b"y")), InvalidRequest),  # queues of two shards
         (packed((0, b"x"), (4, b"y")), UnknownQueue),
     ],
-    ids=["too short", "more than one", "too many", "the broker's producer", "two shards", "no such queue"],
+    ids=[
+        "too short",
+        "more than one",
+        "too many",
+        "the broker's producer",
+        "no such position",
+        "the greatest number",
+        "two shards",
+        "no such queue",
+    ],
 )
 def test_a_batch_that_may_not_be_sent_is_refused_before_it_is_stored(
     tmp_path: Path, body: bytes, error: type[LsmqError]

@@ -61,7 +61,9 @@ _SENT_COLUMNS = frozenset(
     }
 )
 _MOST: dict[int, int] = {
-    column: int(np.iinfo(DTYPES[column]).max) for column in _SENT_COLUMNS if DTYPES[column].itemsize < 8
+    column: int(np.iinfo(DTYPES[column]).max)
+    for column in _SENT_COLUMNS
+    if DTYPES[column].itemsize < 8 or column is Column.PRODUCER_POSITION  # Below 0 there is none.
 }
 
 Reading = TypeVar("Reading", ReadRequest, FetchRequest)
