@@ -52,7 +52,7 @@ class ClusterDocument:
                 for shard, entry in fields["shards"].items()
             }
             return cls(int(fields["version"]), tuple(urls.values()), leaders)
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"not a cluster document: {error!r}") from error
 
 
@@ -85,7 +85,7 @@ class TopicDocument:
                 tuple((int(first), int(end), int(shard)) for first, end, shard in fields["ranges"]),
                 bool(fields.get("named", False)),
             )
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"not a topic document: {error!r}") from error
 
     def with_leaders(self, leaders: Mapping[int, ShardLeadership], known: Topic | None) -> Topic:
@@ -144,7 +144,7 @@ class DiskCopy:
                 return None
             topics = tuple(TopicDocument.from_dict(topic) for topic in fields["topics"].values())
             return RouteDocuments(ClusterDocument.from_dict(fields["cluster"]), topics, hint=True)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
     def save(self, cluster: dict[str, Any], topics: dict[str, dict[str, Any]]) -> None:

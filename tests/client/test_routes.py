@@ -170,14 +170,26 @@ def test_a_hint_gives_way_to_anything_that_was_heard() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    [None, [], {}, {"version": 1}, cluster(1) | {"shards": []}, cluster(1) | {"nodes": {"n1": {}}}, {"version": "x"}],
+    [
+        None,
+        [],
+        {},
+        {"version": 1},
+        cluster(1) | {"shards": []},
+        cluster(1) | {"nodes": {"n1": {}}},
+        {"version": "x"},
+        cluster(1) | {"version": float("inf")},
+        cluster(1) | {"version": float("nan")},
+    ],
 )
 def test_what_is_no_cluster_document_is_refused(fields: Any) -> None:
     with pytest.raises(ValueError):
         ClusterDocument.from_dict(fields)
 
 
-@pytest.mark.parametrize("change", [{"ranges": [[0, 1]]}, {"ranges": None}, {"id": None}, {"options": 3}])
+@pytest.mark.parametrize(
+    "change", [{"ranges": [[0, 1]]}, {"ranges": None}, {"id": None}, {"options": 3}, {"id": float("inf")}]
+)
 def test_what_is_no_topic_document_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         TopicDocument.from_dict(topic_document() | change)
