@@ -71,3 +71,16 @@ def test_dead_letters_are_for_a_topic_that_there_can_be(api: Api, topic_name: st
     longest = "x" * 200
     found = api.call("PUT", path, {"topic": topic_name, "dead_letter": longest}, status=200).json()
     assert found["dead_letter_topic"] == longest
+
+
+def test_no_member_raises_a_generation_to_where_nobody_can_follow(api: Api, topic_name: str) -> None:
+    api.create(topic_name, 2)
+    path, first = f"/v1/groups/{topic_name}/heartbeat", {"member": "m", "topics": [topic_name]}
+    told = api.call("POST", path, first, status=200).json()
+    for epoch in (2**53, 2**52, told["epoch"] + 2**32 + 1):
+        refused = api.call("POST", path, {**first, "epoch": epoch, "version": told["version"]}, status=400).error
+        assert (refused["code"], refused["field"]) == ("invalid_request", "epoch")
+    healed = api.call("POST", path, {**first, "epoch": 2**32, "version": told["version"]}, status=200).json()
+    assert 2**32 < healed["epoch"] < 2**33
+    again = {**first, "epoch": healed["epoch"], "version": healed["version"], "owned": healed["assigned"]}
+    assert api.call("POST", path, again, status=200).json()["epoch"] == healed["epoch"]

@@ -21,6 +21,8 @@ MAX_MEMBERS = 1_000
 MAX_TOPICS = 100
 MAX_GROUP_TOPICS = 1_000
 HEARTBEATS_PER_SESSION = 3
+#: A group whose document was lost is told of a later generation, but not of one that nothing can come behind.
+_MOST_AHEAD = 1 << 32
 _VERSIONS = 1 << 20  # of one member, so that none of another incarnation of it is mistaken
 
 Catalog = Callable[[str], tuple[int, int] | None]
@@ -134,6 +136,7 @@ class CoordinatedGroup:
         """
         if not self._is_new:
             self._check_mode(beat.mode)
+        self._check_epoch(beat.epoch)
         member = self.members.get(beat.member)
         if beat.static_id is not None:
             rival = next((other for other in self.members.values() if other.spec.static_id == beat.static_id), None)
@@ -157,6 +160,16 @@ class CoordinatedGroup:
             self._changed(raises=False)
         member.spec = spec
         return self.holdings.report(beat.member, beat.version, beat.owned, self.plan)
+
+    def _check_epoch(self, epoch: int) -> None:
+        limit = max(self.plan.generation, self._least_generation) + _MOST_AHEAD
+        if epoch > limit:
+            raise InvalidRequest(
+                f"epoch is {epoch}, and group {self.name!r} is in generation {self.plan.generation}: none above {limit} "
+                "can have been. Send the epoch of the last answer",
+                field="epoch",
+                limit=limit,
+            )
 
     def _check_topics(self, spec: MemberSpec) -> None:
         names = set(spec.topics).union(*(member.spec.topics for member in self.members.values()))
