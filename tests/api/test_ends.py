@@ -84,3 +84,21 @@ def test_no_member_raises_a_generation_to_where_nobody_can_follow(api: Api, topi
     assert 2**32 < healed["epoch"] < 2**33
     again = {**first, "epoch": healed["epoch"], "version": healed["version"], "owned": healed["assigned"]}
     assert api.call("POST", path, again, status=200).json()["epoch"] == healed["epoch"]
+
+
+@pytest.mark.parametrize("accept", ["application/json", "application/msgpack"])
+def test_a_number_that_has_no_form_in_the_answer_is_refused_like_any_other(
+    api: Api, topic_name: str, accept: str
+) -> None:
+    api.create(topic_name, 2)
+    headers = {"Content-Type": "application/json", "Accept": accept}
+    told = api.call("POST", f"/v1/groups/{topic_name}/heartbeat", {"member": "m", "topics": [topic_name]}).json()
+    fence = {"topic": topic_name, "queues": [[0, 10**40]], "member": "m", "epoch": told["epoch"]}
+    for path, document in (
+        (f"/v1/groups/{topic_name}/fence", fence),
+        (f"/v1/topics/{topic_name}/purge", {"queues": f"0-{10**40}"}),
+    ):
+        answer = api.call("POST", path, document, headers=headers, status=404)
+        error = (answer.json() if accept.endswith("json") else answer.msgpack())["error"]
+        assert error["code"] == "unknown_queue" and error["queues"] == 2
+        assert str(error["queue"]) in error["message"]

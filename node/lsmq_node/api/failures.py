@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,8 +55,13 @@ def error_fields(error: LsmqError) -> dict[str, Any]:
 
 
 def _as_text(value: Any) -> Any:
-    """What can be sent: errors repeat what the caller sent, which may be no text (half a surrogate pair, raw bytes)."""
+    """What can be sent: errors repeat what the caller sent, which may be no text (half a surrogate pair, raw bytes), or a
+    number that msgpack, or JSON, has no form for."""
     match value:
+        case int() if not -(1 << 63) <= value < 1 << 64:
+            return str(value)
+        case float() if not math.isfinite(value):
+            return str(value)
         case str():
             return value.encode(errors="backslashreplace").decode()
         case bytes():
