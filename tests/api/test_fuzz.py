@@ -37,6 +37,9 @@ BYTES: list[Any] = [
     b"\xff" * 4,
     b"\x00" * 7,
     b"\x01" + bytes(11),
+    float("nan"),
+    float("inf"),
+    -0.0,
     {1: 2},
     {b"x": 1},
     msgpack.Timestamp(1),
@@ -126,6 +129,8 @@ def request(chance: random.Random, route: ApiOperation, token: str | None = None
     binary = chance.random() < 0.4
     body = encoded(chance, route, binary) if route.request is not None else b""
     headers = [("Host", "x"), ("Content-Type", "application/msgpack" if binary else "application/json")]
+    if chance.random() < 0.3:
+        headers.append(("Accept", "application/msgpack"))
     if token is not None:
         headers.append(("Authorization", f"Bearer {token}"))
     if chance.random() < 0.1:

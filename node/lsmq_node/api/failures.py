@@ -55,8 +55,8 @@ def error_fields(error: LsmqError) -> dict[str, Any]:
 
 
 def _as_text(value: Any) -> Any:
-    """What can be sent: errors repeat what the caller sent, which may be no text (half a surrogate pair, raw bytes), or a
-    number that msgpack, or JSON, has no form for."""
+    """What can be sent: errors repeat what the caller sent, which may be no text (half a surrogate pair, raw bytes), or
+    a number that msgpack, or JSON, has no form for."""
     match value:
         case int() if not -(1 << 63) <= value < 1 << 64:
             return str(value)

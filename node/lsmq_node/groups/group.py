@@ -165,8 +165,8 @@ class CoordinatedGroup:
         limit = max(self.plan.generation, self._least_generation) + _MOST_AHEAD
         if epoch > limit:
             raise InvalidRequest(
-                f"epoch is {epoch}, and group {self.name!r} is in generation {self.plan.generation}: none above {limit} "
-                "can have been. Send the epoch of the last answer",
+                f"epoch is {epoch}, and group {self.name!r} is in generation {self.plan.generation}: none above "
+                f"{limit} can have been. Send the epoch of the last answer",
                 field="epoch",
                 limit=limit,
             )
