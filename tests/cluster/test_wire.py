@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from lsmq_coordinator.lives import LifeId
 from lsmq_node.cluster.seals import SEAL_BYTES, Seal
 from lsmq_node.cluster.wire import HEAD, HEAD_BYTES, VERSION, BadMessage, Decoder, FromWire, MessageKind, encode
+from lsmq_node.config import NodeConfig
 from lsmq_node.replication import EpochHistory, EpochStart, LogPosition, ReplicaMessage, ReplicaSession
 from lsmq_node.replication.messages import (
     Frame,
@@ -25,6 +27,9 @@ from lsmq_node.replication.messages import (
     TakeSnapshot,
     Welcome,
 )
+from lsmq_node.settings import known_fields
+from lsmq_node.storage.dedupe import encode_repeats
+from lsmq_node.storage.wal import BLOCK_BYTES, ENTRY_BYTES, FRAGMENT_BYTES, SEGMENT_HEADER_BYTES
 from storage.harness import profile
 
 numbers = st.integers(0, (1 << 63) - 1)
@@ -141,6 +146,18 @@ def raw(kind: int, body: bytes, *, version: int = VERSION, payload: int = 0) -> 
 def test_what_is_no_message_is_refused_with_the_reason(stream: bytes, reason: str) -> None:
     with pytest.raises(BadMessage, match=reason):
         received([stream])
+
+
+def test_a_frame_has_room_for_the_log_entry_of_the_largest_request_there_can_be() -> None:
+    """A log entry goes whole. One that has no room would end each link on which it is sent."""
+    settings = known_fields(NodeConfig)
+    largest, messages = (
+        settings[name].metadata["range"][1] for name in ("max_request_bytes", "max_messages_per_request")
+    )
+    entry_bytes = ENTRY_BYTES + largest + len(encode_repeats(np.zeros(messages, int), np.zeros(messages, int)))
+    blocks = entry_bytes // (BLOCK_BYTES - FRAGMENT_BYTES - SEGMENT_HEADER_BYTES) + 2
+    frame = HEAD.pack(VERSION, MessageKind.FRAME, 0, 5, entry_bytes + blocks * (FRAGMENT_BYTES + SEGMENT_HEADER_BYTES))
+    assert received([frame]) == [], "the rest is to come"
 
 
 GOLDEN: list[tuple[Any, str]] = [

@@ -52,8 +52,8 @@ VERSION = 3
 HEAD = struct.Struct("<BBIII")
 HEAD_BYTES = HEAD.size  # 1 + 1 + 4 + 4 + 4 = 14
 MAX_BODY_BYTES = 16 * 1024 * 1024
-#: A frame is about a mebibyte, or one log entry of the largest batch.
-MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
+#: A frame is about a mebibyte, or one log entry: of the largest batch, 256 MiB, and what the log adds to it.
+MAX_PAYLOAD_BYTES = 288 * 1024 * 1024
 
 
 class MessageKind(IntEnum):
