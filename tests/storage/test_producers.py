@@ -285,6 +285,28 @@ def test_who_goes_on_with_a_producer_that_was_forgotten_fences_it(tmp_path: Path
     abandon(store)
 
 
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_clock_that_jumps_ahead_makes_no_repeat_a_new_batch(tmp_path: Path, disk: Drive, flushed: bool) -> None:
+    clock = SimClock()
+    store = open_stepped(tmp_path / "s", small(producer_expiry_ms=EXPIRY_MS), disk, clock)
+    topic = store.create_topic("t", 1)
+    first = stored(store, topic.id, sent(b"0", 0))
+    clock.wrong_ms += 365 * 86_400_000
+    for other in range(10):
+        stored(store, topic.id, sent(b"x", 0, producer=100 + other))
+        if flushed:
+            flush(store)
+            merge_checkpoint(store)
+    again = stored(store, topic.id, sent(b"0", 0))
+    assert again.duplicate and again.offsets.tolist() == first.offsets.tolist()
+    assert not stored(store, topic.id, sent(b"1", 1)).duplicate
+    clock.time_ms += EXPIRY_MS + 1
+    stored(store, topic.id, sent(b"x", 0, producer=200))
+    with pytest.raises(UnknownProducer, match="producer_expiry_ms"):
+        store.append(topic.id, sent(b"2", 2))
+    abandon(store)
+
+
 def test_what_is_kept_of_expired_producers_goes_with_merges(tmp_path: Path, disk: Drive) -> None:
     clock = SimClock()
     store = open_stepped(tmp_path / "s", small(producer_expiry_ms=EXPIRY_MS), disk, clock)

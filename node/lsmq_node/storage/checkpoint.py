@@ -60,6 +60,8 @@ _FAN = 4
 _SMALL_BYTES = 64 * 1024
 #: Writes are refused while the chain is so long: merges do not keep up.
 MAX_INCREMENTS = 64
+#: After every stamp.
+LATEST_MS = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,21 +281,25 @@ def merge_increments(
     *,
     oldest: bool,
     expiry_ms: int,
+    expired_before_ms: int = LATEST_MS,
     check: Callable[[], None] = lambda: None,
 ) -> IncrementMeta:
     """Write ``files``, increments that follow one another, the oldest first, as one; durable on return.
 
     Args:
         oldest: nothing is older than these, so what is gone needs no mention.
-        expiry_ms: producers that sent nothing for so long, up to the end of these, are dropped.
+        expiry_ms: producers that sent nothing for so long, up to the end of these, are dropped
+        expired_before_ms: if they sent nothing since then: stamps say of time that the clock skipped that it passed.
         check: called now and then; may raise to end it.
     """
-    return write_keyed(disk, directory, number, lambda writer: _fill_merged(writer, files, oldest, expiry_ms, check))
+    alive_ms = min(expired_before_ms, files[-1].properties["time_ms"] - expiry_ms)
+    return write_keyed(disk, directory, number, lambda writer: _fill_merged(writer, files, oldest, alive_ms, check))
 
 
 def _fill_merged(
-    writer: KeyedWriter, files: Sequence[KeyedFile], oldest: bool, expiry_ms: int, check: Callable[[], None]
+    writer: KeyedWriter, files: Sequence[KeyedFile], oldest: bool, alive_ms: int, check: Callable[[], None]
 ) -> dict[str, Any]:
+    """``alive_ms``: producers that sent nothing since then are dropped."""
     newest_first = files[::-1]
     first, last = files[0].properties, files[-1].properties
     erased: list[list[bytes]] = []  # by age, what newer ones erase
@@ -309,7 +315,7 @@ def _fill_merged(
         value = values[0]
         if key[:1] == PRODUCER:
             value = merge_values([each for each in values if each is not None])
-            if last["time_ms"] - decode_head(value).last_ms > expiry_ms:
+            if decode_head(value).last_ms < alive_ms:
                 continue
             writer.add(key, value, int.from_bytes(key[1:], "big"))
             producers += 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from lsmq.errors import CorruptFile
 
 from .cache import BlockCache
-from .checkpoint import IncrementMeta, merge_count, merge_increments, write_increment
+from .checkpoint import LATEST_MS, IncrementMeta, merge_count, merge_increments, write_increment
 from .disk import Disk
 from .keyed_file import KeyedFile
 from .manifest import Manifest
@@ -59,6 +59,8 @@ class CheckpointChain:
         self._take_number = take_number
         self._change_manifest = change_manifest
         self._check = check
+        #: What is stamped before the result is older than so many milliseconds.
+        self.expired_before: Callable[[int], int] = lambda age_ms: LATEST_MS
         self._files = tuple(files)  # replaced as a whole, by who has just changed the manifest
         for file in files:
             file.use(cache)
@@ -138,6 +140,7 @@ class CheckpointChain:
             files,
             oldest=oldest,
             expiry_ms=self._options.producer_expiry_ms,
+            expired_before_ms=self.expired_before(self._options.producer_expiry_ms),
             check=self._check,
         )
         self._counters.checkpoint_bytes += meta.size_bytes

@@ -144,7 +144,7 @@ class Line:
         self.lock = runtime.Lock()  # guards the line, and the state that appends look at
         self._changing = False  # guarded by lock: whoever takes it and finds it set comes after one that was torn out
         self._pending: list[Pending] = []
-        self._sequences = Sequences(options, state.producers)
+        self._sequences = Sequences(options, state.producers, lambda age_ms: self.expired_before(age_ms))
         self.epoch = epoch
         self.closed: LsmqError | None = None  # why nothing may be put in line, where that is so
         self.quota_refusals = 0

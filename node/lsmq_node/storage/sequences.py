@@ -15,7 +15,7 @@ Only the leader decides this. What is in the log was decided, and is noted as it
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 import numpy as np
@@ -48,9 +48,11 @@ class SequenceVerdict(Enum):
 class Sequences:
     """What producers have in line, over what is stored of them. Its owner lets one thread at a time call."""
 
-    def __init__(self, options: StoreOptions, producers: Producers) -> None:
+    def __init__(self, options: StoreOptions, producers: Producers, expired_before: Callable[[int], int]) -> None:
+        """``expired_before``: what is stamped before the result is older than so many milliseconds."""
         self._options = options
         self._producers = producers
+        self._expired_before = expired_before
         self._in_line: dict[int, deque[StoredBatch]] = {}
 
     # Asking
@@ -93,7 +95,7 @@ class Sequences:
         when it is neither, ``TooManyProducers``, ``CorruptFile``.
         """
         in_line = self._in_line.get(key.producer_id)
-        head = Head(in_line[-1].epoch, in_line[-1].sequence + 1, now_ms) if in_line else self._stored(key, now_ms)
+        head = Head(in_line[-1].epoch, in_line[-1].sequence + 1, now_ms) if in_line else self._stored(key)
         if _is_next(key, head):
             if head is None:
                 self._check_room(key)
@@ -150,9 +152,10 @@ class Sequences:
         head = self._producers.head(producer_id)
         return -1 if head is None else head.position
 
-    def _stored(self, key: BatchKey, now_ms: int) -> Head | None:
+    def _stored(self, key: BatchKey) -> Head | None:
         head = self._producers.head(key.producer_id)
-        if head is None or now_ms - head.last_ms > self._options.producer_expiry_ms:
+        # By time that passed: a clock that is put forward makes no repeat a new batch.
+        if head is None or head.last_ms < self._expired_before(self._options.producer_expiry_ms):
             return None
         return head
 

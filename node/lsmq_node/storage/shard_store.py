@@ -140,7 +140,7 @@ class ShardStore:
         self._maintenance.clean_keys = cleaner.run
         self._tables.make_durable = self._writer.sync_to
         self._tables.ids.since_ms = expiries(self._state, self._time.expired_before)
-        self._line.expired_before = self._time.expired_before
+        self._line.expired_before = self._tables.checkpoint.expired_before = self._time.expired_before
         self._writer.saw_time = self._time.saw
         self._line.admit = self._maintenance.admit
         self._writer.after_write = self._maintenance.committed
