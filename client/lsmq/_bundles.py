@@ -2,14 +2,15 @@
 
 Batches that set out for the same shard in the same turn of the event loop, and are acknowledged alike, go in one
 request, each with a fate of its own. One that sets out by itself goes as a request of its own, and so does what is
-large, is traced, has little time left, or goes to a node of a release that takes no bundles.
+large, is traced, has little time left, or goes to a node that refused a bundle: one of a release that takes none, or
+that takes no requests of that size.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -19,13 +20,14 @@ from lsmq._paths import topic_path
 from lsmq._router import Router
 from lsmq._transport import BATCH, MSGPACK, NAMED_BATCH
 from lsmq.background_tasks import BackgroundTasks
-from lsmq.errors import InvalidBatch, LsmqError, MethodNotAllowed, NotLeader, Unavailable, UnknownPath, from_dict
+from lsmq.errors import InvalidBatch, LsmqError, NotLeader, Unavailable, from_dict
 from lsmq.topics import Topic
 
 _SMALL_BYTES = 32 * 1024
 _MOST = 256
+_MOST_BYTES = 1024 * 1024  # As one batch may have: well below what nodes take in a request.
 _PATIENT_S = 1.0  # Who waits for less is not waited for by others.
-_ALONE_S = 60.0  # A node that takes no bundles may be upgraded.
+_ALONE_S = 60.0  # A node that takes no bundles may be upgraded, or given room for them.
 
 
 class AnsweredBatch(NamedTuple):
@@ -125,8 +127,7 @@ class Bundles:
 
     def _set_out(self, way: _Way) -> None:
         setting = [each for each in self._waiting.pop(way) if not each.outcome.done()]
-        for first in range(0, len(setting), _MOST):
-            bundle = setting[first : first + _MOST]
+        for bundle in _bundled(setting):
             if len(bundle) == 1:
                 bundle[0].outcome.set_result(None)
             else:
@@ -138,11 +139,12 @@ class Bundles:
         ]
         try:
             outcomes = await self._ask(way, bundle)
-        except (UnknownPath, MethodNotAllowed):
-            self._alone[way.leader] = runtime.monotonic() + _ALONE_S
-            outcomes = [None] * len(bundle)
         except LsmqError as error:
-            outcomes = [from_dict(error.to_dict()) for _ in bundle]
+            if error.retriable:
+                outcomes = [from_dict(error.to_dict()) for _ in bundle]
+            else:  # What is said of all together says nothing of each: no such path, more bytes than are taken.
+                self._alone[way.leader] = runtime.monotonic() + _ALONE_S
+                outcomes = [None] * len(bundle)
         finally:
             for each, outcome in zip(bundle, outcomes, strict=True):
                 if each.outcome.done():
@@ -177,3 +179,17 @@ class Bundles:
         if isinstance(error, NotLeader):
             self.router.heed(error, (way.shard,))
         return error
+
+
+def _bundled(setting: Iterable[_Setting]) -> Iterator[list[_Setting]]:
+    """In their order, so many and so large as a request may have."""
+    bundle: list[_Setting] = []
+    size_bytes = 0
+    for each in setting:
+        size_bytes += len(each.batch)
+        if len(bundle) == _MOST or (bundle and size_bytes > _MOST_BYTES):
+            yield bundle
+            bundle, size_bytes = [], len(each.batch)
+        bundle.append(each)
+    if bundle:
+        yield bundle

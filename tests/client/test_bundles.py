@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,3 +153,34 @@ async def test_a_client_that_closes_ends_what_is_under_way(
         outcomes = await asyncio.gather(*sending, return_exceptions=True)
         assert all(isinstance(each, LsmqError) for each in outcomes)
         assert not len(client._bundles._requests)
+
+
+async def test_what_a_request_has_no_room_for_together_is_sent_in_several(
+    shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Client(shared_node.url) as client, AsyncExitStack() as scope:
+        await client.create_topic(topic_name, queues=1)
+        made = [
+            await scope.enter_async_context(Producer(client, topic_name, linger_ms=0, max_buffer_bytes=1 << 20))
+            for _ in range(280)
+        ]
+        await asyncio.gather(*(each.send_and_wait("first") for each in made))
+        paths = watched(monkeypatch)
+        stored = await asyncio.gather(*(each.send_and_wait(b"x" * 32_670) for each in made))
+        assert sorted(place.offset for place in stored) == list(range(280, 560))
+        assert "/v1/batches" in paths and not any(each.stats.failed for each in made)
+
+
+async def test_a_node_with_room_for_one_takes_each_by_itself(
+    tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = NodeProcess(tmp_path / "data", max_request_bytes=64 << 10, max_message_bytes=32 << 10).start()
+    try:
+        async with Client(node.url) as client, producers(client, topic_name, 8) as made:
+            paths = watched(monkeypatch)
+            for _ in range(2):
+                await asyncio.gather(*(each.send_and_wait(b"x" * 20_000) for each in made))
+            assert paths.count("/v1/batches") == 1 and len(paths) == 1 + 16
+            assert all(each.stats.failed == 0 for each in made)
+    finally:
+        node.stop()
