@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import aiohttp
+import msgpack
 import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -17,6 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from lsmq import Client, Consumer, GroupProducer, Message, Producer, TransactionalProducer, WorkQueue, sync
 from lsmq.errors import MessageTooLarge, TracingNotInstalled
+from lsmq.record_batch import BatchBuilder
 from lsmq.tracing import MAX_LINKS, context_of
 from support.clusters import running_cluster
 from support.collector import Collector, collecting
@@ -305,6 +307,21 @@ async def test_a_slow_request_is_logged_with_where_its_time_went(make_node: Make
     assert 'lsmq_http_slow_requests_total{operation="sendMessages"} 1' in metrics
     held = [line for line in lines if line["event"] == "slow_request" and line["operation"] == "readMessages"]
     assert all(line["ms"] < 1000 <= line["wait_ms"] for line in held), "what is held for messages is not slow"
+
+
+async def test_no_stage_of_batches_that_are_sent_together_is_longer_than_their_request(make_node: MakeNode) -> None:
+    node = make_node(slow_request_ms=1, log_format="json").start()
+    builder = BatchBuilder()
+    builder.add(0, b"x" * 1000)
+    parts = [{"topic": "t", "batch": builder.build()}] * 500
+    async with aiohttp.ClientSession(node.url, headers={"Content-Type": "application/msgpack"}) as session:
+        await session.put("/v1/topics/t", json={"queues": 1}, headers={"Content-Type": "application/json"})
+        await session.post("/v1/batches", data=msgpack.packb({"batches": parts}))
+    node.stop()
+    lines = [json.loads(line) for line in node.log().splitlines() if line.startswith("{")]
+    (line,) = [line for line in lines if line["event"] == "slow_request" and line["operation"] == "sendBatches"]
+    stages = {name: value for name, value in line.items() if name.endswith("_ms")}
+    assert stages["commit_ms"] > 0 and max(stages.values()) <= line["ms"] + 0.1, line
 
 
 def test_without_the_extra_client_and_node_say_what_to_install(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ LIMITS = "limits"
 
 @dataclass(slots=True)
 class Stage:
-    """On the clock of ``runtime.monotonic``: first begin, last end, and how long it took in between, all in all."""
+    """On the clock of ``runtime.monotonic``: first begin, last end, and how long it took in between, all in all: what
+    parts of a request pass through at the same time counts once."""
 
     began: float
     ended: float
@@ -40,8 +41,9 @@ class Stages:
         if found is None:
             self.by_name[name] = Stage(began, ended, ended - began)
         else:
-            found.ended = ended
-            found.seconds += ended - began
+            found.began = min(found.began, began)
+            found.seconds += max(0.0, ended - max(began, found.ended))
+            found.ended = max(found.ended, ended)
 
     def divide(self, name: str, at: float, rest: str) -> None:
         """What of a stage came after ``at`` was the stage ``rest``."""
