@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from typing import Any
 
@@ -96,3 +97,27 @@ def test_what_is_wrong_with_the_whole_is_said(api: Api, topic_name: str) -> None
     assert (
         code(ask(api, {"batches": [{"topic": topic_name, "batch": "text"}]}).msgpack()["results"][0]) == "invalid_batch"
     )
+
+
+def test_a_request_is_counted_as_the_batch_in_it_that_fared_worst(api: Api, topic_name: str) -> None:
+    id = api.create(topic_name, 1)["id"]
+    stored, not_known_yet = ({"topic": topic_name, "topic_id": each, "batch": pack((0, b"x"))} for each in (id, id + 1))
+    full = {"topic": f"{topic_name}-full", "batch": pack((0, b"x"))}
+    api.create(full["topic"], 1, max_messages=1, overflow="refuse")
+    ask(api, {"batches": [full]})
+
+    def counted() -> dict[str, float]:
+        text = api.get("/metrics").body.decode()
+        found = re.findall(r'^lsmq_http_requests_total{operation="sendBatches",status="(\d+)"} (\S+)$', text, re.M)
+        return {status: float(count) for status, count in found}
+
+    for parts, status in (
+        ([stored, stored], "200"),
+        ([stored, full], "507"),
+        ([not_known_yet, stored], "503"),
+        ([full, not_known_yet, stored], "503"),
+        ([{**stored, "topic": f"{topic_name}-none"}, stored], "404"),
+    ):
+        before = counted()
+        ask(api, {"batches": parts})
+        assert counted() == {**before, status: before.get(status, 0) + 1}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 
@@ -198,7 +198,8 @@ def _handler(
             status = 499 if isinstance(error, ConnectionError) else 500
             raise
         finally:
-            series.observe(status, runtime.monotonic() - began)
+            counted = status if call is None or not call.refusals else _worst(call.refusals)
+            series.observe(counted, runtime.monotonic() - began)
             if is_admitted and not route.is_stream:  # Also where it came to nothing: its body was read.
                 moved_bytes = request.content.total_bytes + answered_bytes
                 broker.byte_pace.took(client_of(request.remote), bytes_per_s, moved_bytes)
@@ -211,11 +212,18 @@ def _handler(
                 _note(audit, route, request, asker, status, refusal_of)
             elif audit.on and call is not None and call.refusals:
                 for each in call.refusals:
-                    _note(audit, route, request, asker, status_of(each), each)
+                    if isinstance(each, Forbidden):
+                        _note(audit, route, request, asker, status_of(each), each)
             elif audit.on and asker is not None and isinstance(refusal_of, TooManyRequests | TooManyConnections):
                 audit.note_limited(asker.name, route.operation, request.remote, refusal_of)
 
     return handle
+
+
+def _worst(refusals: Sequence[LsmqError]) -> int:
+    """The status that a request counts with whose parts are answered by themselves: for what the node could not do
+    rather than for what the caller, or a limit, would not have."""
+    return max(map(status_of, refusals), key=lambda status: (500 <= status <= 506, status))
 
 
 def _check_port(request: web.Request, route: ApiOperation) -> None:

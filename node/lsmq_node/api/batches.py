@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from lsmq.errors import (
     DiskFull,
-    Forbidden,
     InvalidBatch,
     InvalidRequest,
     LsmqError,
@@ -154,8 +153,7 @@ async def _outcome(call: Call, name: str, topic_id: int | None, batch: str | byt
         with call.broker.budget.hold(call.hold.client) as hold:
             stored, duplicate = await _store(call, topic, packed, hold)
     except LsmqError as error:
-        if isinstance(error, Forbidden):
-            call.refusals.append(error)
+        call.refusals.append(error)
         return error_fields(error)
     return {"batch": stored, "duplicate": duplicate}
 

@@ -17,7 +17,7 @@ import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
 
-from lsmq.errors import Forbidden, InvalidQueueName, InvalidRequest, LsmqError
+from lsmq.errors import InvalidQueueName, InvalidRequest, LsmqError
 from lsmq.queue_names import check_queue_name
 from lsmq.topics import FORWARD_HEADER, TOPIC_ID_HEADER
 from lsmq_coordinator.auth import VERIFIED, Verified
@@ -211,8 +211,8 @@ class Call:
         elif (given := request.headers.get(FORWARD_HEADER)) is not None:
             self.forward = _forward(given)
         self._body: bytes | None = None
-        #: Of parts of what was asked, where the rest is answered: whoever may not do them.
-        self.refusals: list[Forbidden] = []
+        #: Of parts of what was asked, where each is answered by itself: those that were refused.
+        self.refusals: list[LsmqError] = []
         self.node = node
         self.broker = node.broker
         self.workers = node.broker.workers
