@@ -103,7 +103,7 @@ def test_a_request_is_counted_as_the_batch_in_it_that_fared_worst(api: Api, topi
     id = api.create(topic_name, 1)["id"]
     stored, not_known_yet = ({"topic": topic_name, "topic_id": each, "batch": pack((0, b"x"))} for each in (id, id + 1))
     full = {"topic": f"{topic_name}-full", "batch": pack((0, b"x"))}
-    api.create(full["topic"], 1, max_messages=1, overflow="refuse")
+    api.create(f"{topic_name}-full", 1, max_messages=1, overflow="refuse")
     ask(api, {"batches": [full]})
 
     def counted() -> dict[str, float]:

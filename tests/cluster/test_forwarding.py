@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import aiohttp
+import msgpack
 import pytest
 
 from lsmq import Client, Producer
@@ -192,6 +193,35 @@ def test_who_wants_to_be_redirected_is_sent_to_the_leader_and_not_passed_on(urls
     every = [{"queue": queue, "body": "x"} for queue in range(QUEUES)]
     status, answer = ask(f"{urls[0]}/v1/topics/{topic}/messages", "POST", {"messages": every}, Lsmq_Forward="redirect")
     assert (status, answer["error"]["code"]) == (421, "not_leader")
+
+
+async def test_batches_of_many_leaders_in_one_request_are_stored_by_each(urls: list[str], topic: str) -> None:
+    headers = {"Content-Type": "application/msgpack"}
+    parts = []
+    for body in range(10 * QUEUES):
+        builder = BatchBuilder()
+        builder.add(body % QUEUES, b"%d" % body)
+        parts.append({"topic": topic, "batch": builder.build()})
+    parts.insert(7, {"topic": f"{topic}-none", "batch": parts[0]["batch"]})
+    async with aiohttp.ClientSession() as session:
+        for url in urls:
+            async with session.post(
+                f"{url}/v1/batches", data=msgpack.packb({"batches": parts}), headers=headers
+            ) as told:
+                assert told.status == 200, await told.text()
+                results = msgpack.unpackb(await told.read())["results"]
+            assert results.pop(7)["error"]["code"] == "unknown_topic"
+            assert [each for each in results if "error" in each] == []
+        for queue in range(QUEUES):
+            found = ask(f"{urls[0]}/v1/topics/{topic}/queues/{queue}/messages?offset=earliest")[1]["messages"]
+            assert sorted(int(message["body"]) for message in found) == sorted([*range(queue, 10 * QUEUES, QUEUES)] * 3)
+        refuse = {**headers, "Lsmq-Forward": "refuse"}
+        async with session.post(
+            f"{urls[0]}/v1/batches", data=msgpack.packb({"batches": parts}), headers=refuse
+        ) as told:
+            results = msgpack.unpackb(await told.read())["results"]
+        codes = {each["error"]["code"] for each in results if "error" in each}
+        assert codes == {"unknown_topic", "not_leader"} and any("batch" in each for each in results)
 
 
 async def test_batches_and_fetches_are_passed_on_as_they_are(urls: list[str], topic: str) -> None:

@@ -7,7 +7,7 @@ are written, whole table blocks leave by sendfile without passing through this p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,10 +37,13 @@ from lsmq.errors import (
     UnknownProducer,
     UnknownQueue,
     UnknownTopic,
+    from_dict,
 )
 from lsmq.record_batch import Column, Flag
 from lsmq.topics import FETCH_SESSION_HEADER
 from lsmq_node.broker import Fetched, FetchRequest, Hold, ProduceRequest, ReadFrom
+from lsmq_node.broker.forwarding import shard_to_ask
+from lsmq_node.config import Forward
 from lsmq_node.storage import StoredTopic
 from lsmq_node.storage.columns import encode_columns, encode_one
 
@@ -57,6 +60,7 @@ from .codec import (
 )
 from .failures import error_fields
 from .filters import FILTER_FIELDS, filter_of
+from .forwarding import ShardPart, each_at_leader
 from .routing import FROM, Call, Content, Parameter, Routes
 from .selecting import SELECTING, selected_of
 from .sending import send_parts
@@ -136,26 +140,81 @@ async def send_batches(call: Call) -> web.StreamResponse:
     if request_format(call.request) is not Format.MSGPACK:
         raise InvalidRequest(f"batches are bytes, which JSON has not; send {MSGPACK_TYPE} as Content-Type")
     batches = (await call.checked_document())["batches"]
-    outcomes = []
-    async with asyncio.TaskGroup() as work:
-        for number, each in enumerate(batches, 1):
-            outcomes.append(work.create_task(_outcome(call, each["topic"], each.get("topic_id"), each["batch"])))
-            if number % _AT_ONCE == 0:
-                await asyncio.sleep(0)  # Others have turns in between.
-    body = encode({"results": [each.result() for each in outcomes]}, Format.MSGPACK)
+    outcomes = await _outcomes(call, batches)
+    if call.forward is Forward.PASS:
+        await _pass_on(call, batches, outcomes)
+    elif call.proof is not None:
+        _check_led(outcomes)
+    call.refusals += [each for each in outcomes if isinstance(each, LsmqError)]
+    body = encode({"results": _results(outcomes)}, Format.MSGPACK)
     return web.Response(body=body, headers={"Content-Type": MSGPACK_TYPE})
 
 
-async def _outcome(call: Call, name: str, topic_id: int | None, batch: str | bytes) -> dict[str, Any]:
+async def _outcomes(call: Call, batches: Sequence[dict[str, Any]]) -> list[dict[str, Any] | LsmqError]:
+    """What became of each batch here."""
+    tasks = []
+    async with asyncio.TaskGroup() as work:
+        for number, each in enumerate(batches, 1):
+            tasks.append(work.create_task(_outcome(call, each["topic"], each.get("topic_id"), each["batch"])))
+            if number % _AT_ONCE == 0:
+                await asyncio.sleep(0)  # Others have turns in between.
+    return [task.result() for task in tasks]
+
+
+async def _outcome(call: Call, name: str, topic_id: int | None, batch: str | bytes) -> dict[str, Any] | LsmqError:
     packed = batch.encode(errors="surrogatepass") if isinstance(batch, str) else batch
     try:
         topic = await call.topic(name, topic_id)
         with call.broker.budget.hold(call.hold.client) as hold:
             stored, duplicate = await _store(call, topic, packed, hold)
     except LsmqError as error:
-        call.refusals.append(error)
-        return error_fields(error)
+        return error
     return {"batch": stored, "duplicate": duplicate}
+
+
+def _results(outcomes: Sequence[dict[str, Any] | LsmqError]) -> list[dict[str, Any]]:
+    return [error_fields(each) if isinstance(each, LsmqError) else each for each in outcomes]
+
+
+def _shard_elsewhere(outcome: dict[str, Any] | LsmqError) -> int | None:
+    return shard_to_ask(outcome) if isinstance(outcome, LsmqError) else None
+
+
+def _check_led(outcomes: Sequence[dict[str, Any] | LsmqError]) -> None:
+    """Raises ``NotLeader`` where that became of all, and so nothing was done."""
+    first = outcomes[0]
+    if isinstance(first, LsmqError) and all(_shard_elsewhere(each) is not None for each in outcomes):
+        raise first
+
+
+async def _pass_on(call: Call, batches: Sequence[dict[str, Any]], outcomes: list[dict[str, Any] | LsmqError]) -> None:
+    """Have those that are led elsewhere stored there, and put what became of them in the place of the refusals."""
+    elsewhere: dict[int, list[int]] = {}
+    for place, outcome in enumerate(outcomes):
+        if (shard := _shard_elsewhere(outcome)) is not None:
+            elsewhere.setdefault(shard, []).append(place)
+
+    async def ask(shard: int, places: Sequence[int]) -> None:
+        given = [batches[place] for place in places]
+
+        async def here() -> dict[str, Any]:
+            found = await _outcomes(call, given)
+            _check_led(found)
+            return {"results": _results(found)}
+
+        part = ShardPart(shard, here, lambda: encode({"batches": given}, Format.MSGPACK))
+        try:
+            (answer,) = await each_at_leader(call, [part])
+            results = answer["results"]
+            found = [from_dict(each["error"]) if "error" in each else each for each in results]
+        except LsmqError as error:
+            found = [error] * len(places)
+        for place, each in zip(places, found, strict=True):
+            outcomes[place] = each
+
+    async with asyncio.TaskGroup() as work:
+        for shard, places in elsewhere.items():
+            work.create_task(ask(shard, places))
 
 
 async def _store(call: Call, topic: StoredTopic, body: bytes, hold: Hold) -> tuple[bytes, bool]:
