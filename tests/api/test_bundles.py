@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import re
 import secrets
+from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
 
 from lsmq.record_batch import BatchBuilder, Codec, Column, RecordBatch
+from lsmq_node.broker import Broker, ProduceRequest
+from lsmq_node.storage import Appended
 
 from .calls import Answer, Api, pack
+from .in_process import Session, with_node
 
 
 def send(api: Api, *batches: tuple[str, bytes], status: int = 200, query: str = "") -> list[dict[str, Any]]:
@@ -121,3 +125,40 @@ def test_a_request_is_counted_as_the_batch_in_it_that_fared_worst(api: Api, topi
         before = counted()
         ask(api, {"batches": parts})
         assert counted() == {**before, status: before.get(status, 0) + 1}
+
+
+def test_a_delayed_message_for_a_queue_whose_name_is_no_text_is_refused_by_itself(api: Api, topic_name: str) -> None:
+    one, named = topic_name, f"{topic_name}-n"
+    api.create(one, 1)
+    api.create(named, "named")
+    names = b"first\0se\xc7cond"
+    builder = BatchBuilder()
+    builder.add(0, b"x", due_ms=60_000)
+    builder.add(1, b"y", due_ms=60_000)
+    refused, stored = send(
+        api, (named, len(names).to_bytes(4, "little") + names + builder.build()), (one, pack((0, b"a")))
+    )
+    assert code(refused) == "invalid_queue_name" and "batch" in stored
+
+
+def test_one_that_breaks_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    produce = Broker.produce
+
+    async def broken(self: Broker, request: ProduceRequest) -> list[Appended]:
+        if request.topic.name == "broken":
+            raise RuntimeError("a defect")
+        return await produce(self, request)
+
+    monkeypatch.setattr(Broker, "produce", broken)
+
+    async def test(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/broken", json={"queues": 1})
+        parts = [{"topic": topic, "batch": pack((0, b"x"))} for topic in ("t", "broken", "t")]
+        headers = {"Content-Type": "application/msgpack"}
+        answer = await client.post("/v1/batches", data=msgpack.packb({"batches": parts}), headers=headers)
+        assert answer.status == 200
+        first, failed, last = msgpack.unpackb(await answer.read())["results"]
+        assert code(failed) == "internal" and "RuntimeError" in failed["error"]["message"]
+        assert "batch" in first and "batch" in last
+
+    with_node(tmp_path, test)

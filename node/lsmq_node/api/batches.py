@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import structlog
 from aiohttp import web
 from numpy.typing import NDArray
 
@@ -58,7 +59,7 @@ from .codec import (
     media_type,
     request_format,
 )
-from .failures import error_fields
+from .failures import error_fields, internal_error
 from .filters import FILTER_FIELDS, filter_of
 from .forwarding import ShardPart, each_at_leader
 from .routing import FROM, Call, Content, Parameter, Routes
@@ -69,6 +70,7 @@ from .sending import send_parts
 PRODUCER_ERRORS = (OutOfOrderSequence, StaleSequence, SequenceReused, ProducerFenced, UnknownProducer, TooManyProducers)
 
 ROUTES = Routes("batches")
+_log = structlog.get_logger("lsmq.http")
 _FETCH = {**schemas.FETCH, "properties": {**schemas.FETCH["properties"], **FILTER_FIELDS}}
 #: More names than these are looked at in a thread.
 _MANY = 1_000
@@ -169,6 +171,9 @@ async def _outcome(call: Call, name: str, topic_id: int | None, batch: str | byt
             stored, duplicate = await _store(call, topic, packed, hold)
     except LsmqError as error:
         return error
+    except Exception as error:  # It takes no other with it.
+        _log.error("batch_failed", topic=name, exc_info=error)
+        return internal_error(error)
     return {"batch": stored, "duplicate": duplicate}
 
 

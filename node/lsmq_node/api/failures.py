@@ -49,6 +49,11 @@ def error_answer(request: web.BaseRequest, error: LsmqError, status: int | None 
     return response
 
 
+def internal_error(error: Exception) -> LsmqError:
+    """What a caller is told of what nobody expected, which is logged."""
+    return LsmqError(f"internal error: {type(error).__name__}; the node's log has more")
+
+
 def error_fields(error: LsmqError) -> dict[str, Any]:
     """``{"error": {...}}``, as it can be sent."""
     return {"error": _as_text(error.to_dict())}
@@ -157,4 +162,4 @@ async def failures(request: web.Request, handler: Handler) -> web.StreamResponse
         raise  # To HttpConnection.handle_error
     except Exception as error:
         _log.error("request_failed", method=request.method, path=request.path, exc_info=error)
-        return error_answer(request, LsmqError(f"internal error: {type(error).__name__}; the node's log has more"))
+        return error_answer(request, internal_error(error))

@@ -15,6 +15,7 @@ import msgpack
 import numpy as np
 
 from lsmq.errors import InvalidBatch
+from lsmq.queue_names import check_queue_name
 from lsmq.record_batch import Column, RecordBatch
 
 from .columns import DTYPES, I64, U32, U64, Columns, decode_column
@@ -28,7 +29,7 @@ _TOPIC_SHIFT = np.uint64(32)
 def with_names(batch: RecordBatch, names: Sequence[str]) -> RecordBatch:
     """The batch, whose QUEUE column counts ``names``, with these in the headers of records that may come later.
 
-    Raises ``InvalidBatch`` for a header that is none.
+    Raises ``InvalidBatch`` for a header that is none, ``InvalidQueueName``.
     """
     if Column.DUE_MS not in batch.directory:
         return batch
@@ -63,7 +64,7 @@ def numbered(batch: RecordBatch, names: Sequence[str], numbers: U32) -> RecordBa
 def _with_name(header: memoryview, name: str) -> bytes:
     fields = _fields(header)
     fields += [None] * (_NAME - len(fields))
-    packed: bytes = msgpack.packb([*fields[:_NAME], name])
+    packed: bytes = msgpack.packb([*fields[:_NAME], check_queue_name(name)])
     return packed
 
 
