@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -156,14 +157,15 @@ class Bundles:
 
     async def _ask(self, way: _Way, bundle: Sequence[_Setting]) -> list[AnsweredBatch | LsmqError]:
         parts = [{"topic": each.topic.name, "topic_id": each.topic.id, "batch": each.batch} for each in bundle]
+        topics = cycle(each.topic.name for each in bundle)  # Some may be gone: of these nobody says who leads.
         answer = await self.router.attempt(
-            bundle[0].topic,
+            None,
             way.leader,
             (way.shard,),
             "POST",
             f"/v1/batches{way.asked}",
             timeout_s=min(each.timeout_s for each in bundle),
-            topic_id=None,
+            look=lambda: self.router.glance(next(topics), beside=way.leader),
             value={"batches": parts},
             accept=MSGPACK,
         )

@@ -73,6 +73,7 @@ class Router:
         self.table = self._refresher.table
         self.follow = self._refresher.follow
         self.unfollow = self._refresher.unfollow
+        self.glance = self._refresher.glance
         self.close = self._refresher.close
         self._current = ""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -151,6 +152,29 @@ async def test_a_producer_leaves_a_leader_that_stopped_answering_and_stores_once
             assert (await second).offset == 1
             cluster.doors[0].resume()
             assert (await producer.send_and_wait("three")).offset == 2
+
+
+async def test_batches_that_share_a_request_leave_a_silent_leader_though_a_topic_among_theirs_is_gone(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async with PlayedCluster(shared_node.url) as cluster, client_of(cluster, refresh_s=600) as client:
+        names = [topic_name, f"{topic_name}-2"]
+        for name in names:
+            await client.create_topic(name, queues=1)
+        async with AsyncExitStack() as scope:
+            gone, there = [await scope.enter_async_context(Producer(client, name, linger_ms=0)) for name in names]
+            await gone.send_and_wait("one")
+            await there.send_and_wait("one")
+            async with Client(shared_node.url) as other:
+                await other.delete_topic(names[0])
+            cluster.doors[0].pause()
+            lost, second = await asyncio.gather(gone.send("two"), there.send("two"))
+            await comes_true(lambda: there.stats.attempts >= 2, "it is on its way")
+            cluster.elect(0, 1, tell=[1, 2])
+            await comes_true(lambda: there.stats.stored == 2, "the new leader has it")
+            assert (await second).offset == 1
+            with pytest.raises(UnknownTopic):
+                await lost
 
 
 async def test_a_write_that_the_old_leader_had_stored_is_answered_by_the_new_one(
