@@ -26,6 +26,7 @@ from lsmq.topics import Topic
 
 _SMALL_BYTES = 32 * 1024
 _MOST = 256
+_MOST_MESSAGES = 5_000  # Half of what nodes take, unless they are told.
 _MOST_BYTES = 1024 * 1024  # As one batch may have: well below what nodes take in a request.
 _PATIENT_S = 1.0  # Who waits for less is not waited for by others.
 _ALONE_S = 60.0  # A node that takes no bundles may be upgraded, or given room for them.
@@ -43,6 +44,7 @@ class _Setting(NamedTuple):
 
     topic: Topic
     batch: bytes
+    record_count: int
     timeout_s: float
     outcome: asyncio.Future[AnsweredBatch | None]
 
@@ -81,6 +83,7 @@ class Bundles:
         leader: str,
         shard: int,
         batch: bytes,
+        record_count: int,
         *,
         asked: Mapping[str, str],
         timeout_s: float,
@@ -99,7 +102,7 @@ class Bundles:
                 waiting = self._waiting[way] = []
                 asyncio.get_running_loop().call_soon(self._set_out, way)
             outcome: asyncio.Future[AnsweredBatch | None] = asyncio.get_running_loop().create_future()
-            waiting.append(_Setting(topic, batch, timeout_s, outcome))
+            waiting.append(_Setting(topic, batch, record_count, timeout_s, outcome))
             if (stored := await outcome) is not None:
                 return stored
         answer = await self.router.attempt(
@@ -186,12 +189,13 @@ class Bundles:
 def _bundled(setting: Iterable[_Setting]) -> Iterator[list[_Setting]]:
     """In their order, so many and so large as a request may have."""
     bundle: list[_Setting] = []
-    size_bytes = 0
+    size_bytes = count = 0
     for each in setting:
         size_bytes += len(each.batch)
-        if len(bundle) == _MOST or (bundle and size_bytes > _MOST_BYTES):
+        count += each.record_count
+        if len(bundle) == _MOST or (bundle and (size_bytes > _MOST_BYTES or count > _MOST_MESSAGES)):
             yield bundle
-            bundle, size_bytes = [], len(each.batch)
+            bundle, size_bytes, count = [], len(each.batch), each.record_count
         bundle.append(each)
     if bundle:
         yield bundle

@@ -316,6 +316,7 @@ class ShardSender:
             leader,
             self.shard,
             packed,
+            record_count,
             asked={name: value for name, value in (("ack", options.ack), ("flush", options.flush)) if value},
             timeout_s=deadline.attempt_s(options.request_timeout_ms / 1000),
             trace=trace,

@@ -162,3 +162,17 @@ def test_one_that_breaks_takes_no_other_with_it(tmp_path: Path, monkeypatch: pyt
         assert "batch" in first and "batch" in last
 
     with_node(tmp_path, test)
+
+
+def test_batches_that_are_sent_together_hold_no_more_messages_than_a_request_may(api: Api, topic_name: str) -> None:
+    one, named = topic_name, f"{topic_name}-n"
+    api.create(one, 1)
+    api.create(named, "named")
+    full = pack(*[(0, b"")] * 5_000)
+    with_names = (1).to_bytes(4, "little") + b"q" + full
+    assert all("batch" in each for each in send(api, (one, full), (named, with_names)))
+    for batches in ((one, full), (one, full), (one, pack((0, b"")))), ((named, with_names),) * 3:
+        parts = [{"topic": topic, "batch": batch} for topic, batch in batches]
+        refused = ask(api, {"batches": parts}, status=413)
+        assert refused.code == "too_many_messages" and "max_messages_per_request" in refused.error["message"]
+    assert api.get(f"/v1/topics/{one}/queues/0").json()["latest"] == 5_000

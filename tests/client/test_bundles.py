@@ -184,3 +184,14 @@ async def test_a_node_with_room_for_one_takes_each_by_itself(
             assert all(each.stats.failed == 0 for each in made)
     finally:
         node.stop()
+
+
+async def test_many_messages_of_many_producers_are_more_than_one_request(
+    shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Client(shared_node.url) as client, producers(client, topic_name, 12) as made:
+        paths = watched(monkeypatch)
+        await asyncio.gather(*(each.send_many([b""] * 1_000) for each in made))
+        await asyncio.gather(*(each.flush() for each in made))
+        assert "/v1/batches" in paths and all(each.stats.failed == 0 for each in made)
+        assert len(await bodies(client, f"{topic_name}-7", 1_001)) == 1_001

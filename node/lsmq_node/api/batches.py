@@ -132,6 +132,7 @@ async def send_batch(call: Call) -> web.StreamResponse:
     Content("What became of each batch, in their order.", schemas.STORED_BATCHES, media_types=(MSGPACK_TYPE,)),
     parameters=(_ACK, _FLUSH),
     request=Content("Batches.", schemas.SEND_BATCHES, media_types=(MSGPACK_TYPE,)),
+    errors=(TooManyMessages,),
 )
 async def send_batches(call: Call) -> web.StreamResponse:
     """Send record batches of several topics.
@@ -142,6 +143,7 @@ async def send_batches(call: Call) -> web.StreamResponse:
     if request_format(call.request) is not Format.MSGPACK:
         raise InvalidRequest(f"batches are bytes, which JSON has not; send {MSGPACK_TYPE} as Content-Type")
     batches = (await call.checked_document())["batches"]
+    call.broker.admission.batches(_packed(each["batch"]) for each in batches)
     outcomes = await _outcomes(call, batches)
     if call.forward is Forward.PASS:
         await _pass_on(call, batches, outcomes)
@@ -164,17 +166,20 @@ async def _outcomes(call: Call, batches: Sequence[dict[str, Any]]) -> list[dict[
 
 
 async def _outcome(call: Call, name: str, topic_id: int | None, batch: str | bytes) -> dict[str, Any] | LsmqError:
-    packed = batch.encode(errors="surrogatepass") if isinstance(batch, str) else batch
     try:
         topic = await call.topic(name, topic_id)
         with call.broker.budget.hold(call.hold.client) as hold:
-            stored, duplicate = await _store(call, topic, packed, hold)
+            stored, duplicate = await _store(call, topic, _packed(batch), hold)
     except LsmqError as error:
         return error
     except Exception as error:  # It takes no other with it.
         _log.error("batch_failed", topic=name, exc_info=error)
         return internal_error(error)
     return {"batch": stored, "duplicate": duplicate}
+
+
+def _packed(batch: str | bytes) -> bytes:
+    return batch.encode(errors="surrogatepass") if isinstance(batch, str) else batch
 
 
 def _results(outcomes: Sequence[dict[str, Any] | LsmqError]) -> list[dict[str, Any]]:

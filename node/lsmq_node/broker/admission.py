@@ -7,7 +7,7 @@ a shard cannot do now is the shard's to say. Rights, one day, are asked for here
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -297,6 +297,16 @@ class Admission:
             )
         return int(raw_bytes)
 
+    def batches(self, bodies: Iterable[bytes]) -> None:
+        """Batches that are sent together, each with names before it or without: whether a request may have so many
+        messages. What is wrong with one alone is said as it is unpacked.
+
+        Raises ``TooManyMessages``.
+        """
+        most = self._config.max_messages_per_request
+        counts = map(_records_said, bodies)
+        self.message_count(sum(count for count in counts if count <= most), "the batches hold")
+
     def named_batch(self, body: bytes) -> tuple[bytes, bytes]:
         """Of a batch whose queues are named beside it, the names, joined by NUL, and the batch as it is packed.
 
@@ -393,3 +403,13 @@ def _frame_bytes(payload: bytes) -> int:
     if size < 0:
         raise InvalidBatch("the batch's zstd frame does not say its size; compress it in one piece")
     return size
+
+
+def _records_said(body: bytes) -> int:
+    """How many records a batch says it has, with names before it or without; 0 where it is none."""
+    count = 0
+    for start in (0, 4 + int.from_bytes(body[:4], "little")):
+        if len(body) - start >= HEADER_BYTES:
+            _, total, _, _, _, record_count, *_ = HEADER.unpack_from(body, start)
+            count = max(count, record_count if start + total == len(body) else 0)
+    return count
