@@ -2,8 +2,8 @@
 
 Batches that set out for the same shard in the same turn of the event loop, and are acknowledged alike, go in one
 request, each with a fate of its own. One that sets out by itself goes as a request of its own, and so does what is
-large, is traced, has little time left, or goes to a node that refused a bundle: one of a release that takes none, or
-that takes no requests of that size.
+large, is in a trace that is kept, has little time left, or goes to a node that refused a bundle: one of a release
+that takes none, or that takes no requests of that size.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Bundles:
         Raises as :meth:`Router.attempt`, and ``InvalidBatch``.
         """
         query = f"?{urlencode(asked)}" if asked else ""
-        ordinary = len(batch) <= _SMALL_BYTES and timeout_s >= _PATIENT_S and trace is None
+        ordinary = len(batch) <= _SMALL_BYTES and timeout_s >= _PATIENT_S and not _is_kept(trace)
         if ordinary and self._senders[shard] > 1 and not self._goes_alone(leader):
             way = _Way(leader, shard, query, (topic.options.get("ack"), topic.options.get("flush")))
             waiting = self._waiting.get(way)
@@ -184,6 +184,12 @@ class Bundles:
         if isinstance(error, NotLeader):
             self.router.heed(error, (way.shard,))
         return error
+
+
+def _is_kept(trace: Mapping[str, str] | None) -> bool:
+    """Whether a batch is in a trace that is sampled, by the flags at the end of ``traceparent``."""
+    flags = "" if trace is None else trace.get("traceparent", "").rpartition("-")[2]
+    return bool(flags) and int(flags, 16) & 1 == 1
 
 
 def _bundled(setting: Iterable[_Setting]) -> Iterator[list[_Setting]]:

@@ -6,7 +6,9 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgpack
@@ -15,8 +17,10 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
 
 from lsmq import Client, Consumer, GroupProducer, Message, Producer, TransactionalProducer, WorkQueue, sync
+from lsmq._router import Router
 from lsmq.errors import MessageTooLarge, TracingNotInstalled
 from lsmq.record_batch import BatchBuilder
 from lsmq.tracing import MAX_LINKS, context_of
@@ -307,6 +311,30 @@ async def test_a_slow_request_is_logged_with_where_its_time_went(make_node: Make
     assert 'lsmq_http_slow_requests_total{operation="sendMessages"} 1' in metrics
     held = [line for line in lines if line["event"] == "slow_request" and line["operation"] == "readMessages"]
     assert all(line["ms"] < 1000 <= line["wait_ms"] for line in held), "what is held for messages is not slow"
+
+
+async def test_batches_of_which_no_trace_is_kept_share_a_request(
+    shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths: list[str] = []
+    attempt = Router.attempt
+
+    async def noting(self: Router, topic: Any, url: str, shards: Any, method: str, path: str, **request: Any) -> Any:
+        paths.append(path)
+        return await attempt(self, topic, url, shards, method, path, **request)
+
+    monkeypatch.setattr(Router, "attempt", noting)
+    for sampler, together in ((ALWAYS_OFF, True), (ALWAYS_ON, False)):
+        async with (
+            Client(shared_node.url, tracing=TracerProvider(sampler=sampler)) as client,
+            AsyncExitStack() as scope,
+        ):
+            await client.create_topic(topic_name)
+            made = [await scope.enter_async_context(Producer(client, topic_name, linger_ms=0)) for _ in range(3)]
+            await asyncio.gather(*(each.send_and_wait("first") for each in made))
+            paths.clear()
+            await asyncio.gather(*(each.send_and_wait("x") for each in made))
+            assert ("/v1/batches" in paths) == together
 
 
 async def test_no_stage_of_batches_that_are_sent_together_is_longer_than_their_request(make_node: MakeNode) -> None:
