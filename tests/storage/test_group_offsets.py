@@ -13,6 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from lsmq_node.storage.group_offsets import CommittedOffsets, GroupOffsets
 from lsmq_node.storage.pages import PAGE_QUEUES
 
+from support.counted_lines import counted_lines
+
 from .harness import profile
 
 KIB = 1024
@@ -128,3 +130,24 @@ def test_the_last_of_one_commit_that_names_a_queue_twice_counts_where_it_resets(
     assert offsets.at(np.array([3, 5_000])).tolist() == [len(rows) - 1, len(rows)]
     offsets.set(np.array([3, 3]), np.array([1_000_000, 5]), reset=False)
     assert offsets.at(np.array([3])).tolist() == [1_000_000]
+
+
+def test_what_a_group_or_a_topic_had_is_dropped_at_the_cost_of_that_whatever_others_there_are() -> None:
+    offsets, row = GroupOffsets(), np.array([0], np.uint32)
+    for topic_id in (1, 2):
+        for number in range(500):
+            offsets.commit(f"group {number}", topic_id, 1, row, np.array([number + 1]), reset=False)
+    offsets.commit("group 7", 3, 1, row, np.array([5]), reset=False)
+    with counted_lines() as lines:
+        offsets.drop("group 7")
+        offsets.drop("nobody")
+        offsets.drop(topic_id=3)
+    assert lines.count < 200
+    assert [offsets.get("group 7", topic_id) for topic_id in (1, 2, 3)] == [None] * 3
+    assert len(offsets.groups_of(1)) == len(offsets.groups()) == 499
+    offsets.drop("group 8", topic_id=2)
+    assert "group 8" in offsets.groups_of(1)
+    offsets.drop(topic_id=1)
+    assert offsets.groups() == sorted(f"group {number}" for number in range(500) if number not in (7, 8))
+    offsets.drop(topic_id=2)
+    assert (offsets.groups(), list(offsets)) == ([], [])

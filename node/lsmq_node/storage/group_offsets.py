@@ -174,6 +174,7 @@ class GroupOffsets:
     def __init__(self) -> None:
         self._offsets: dict[tuple[str, int], CommittedOffsets] = {}
         self._groups: dict[int, dict[str, None]] = {}  # by topic id
+        self._topics: dict[str, dict[int, None]] = {}  # ids, by group
         self._changed: dict[tuple[str, int], set[int]] = {}  # pages
         self._dropped: dict[tuple[str, int | None], None] = {}
         self.changes = 0  # raised by every change
@@ -188,6 +189,10 @@ class GroupOffsets:
         """Groups that have committed offsets of a topic."""
         return list(self._groups.get(topic_id, ()))
 
+    def groups(self) -> list[str]:
+        """Groups that have committed offsets, sorted."""
+        return sorted(list(self._topics))
+
     def restore(self, group: str, topic_id: int, page: int, values: I64) -> None:
         """Take over a page of a checkpoint: offsets + 1."""
         (self._offsets.get((group, topic_id)) or self._new(group, topic_id)).restore(page, values)
@@ -195,6 +200,7 @@ class GroupOffsets:
     def _new(self, group: str, topic_id: int) -> CommittedOffsets:
         found = self._offsets[group, topic_id] = CommittedOffsets()
         self._groups.setdefault(topic_id, {})[group] = None
+        self._topics.setdefault(group, {})[topic_id] = None
         return found
 
     def commit(
@@ -211,9 +217,9 @@ class GroupOffsets:
         offsets.version = self.changes  # last: whoever reads meanwhile reads again
 
     def drop(self, group: str | None = None, topic_id: int | None = None) -> None:
-        """Forget the offsets of a group, or of a topic."""
+        """Forget the offsets of a group, or of a topic. Costs what there is of it."""
         self.changes += 1
-        gone = [key for key in self._offsets if group in (None, key[0]) and topic_id in (None, key[1])]
+        gone = self._keys(group, topic_id)
         for key in gone:
             del self._offsets[key]
             self._forget(*key)
@@ -221,11 +227,18 @@ class GroupOffsets:
         noted: list[tuple[str, int | None]] = [(group, None)] if gone and group and topic_id is None else [*gone]
         self._dropped.update(dict.fromkeys(noted))
 
+    def _keys(self, group: str | None, topic_id: int | None) -> list[tuple[str, int]]:
+        if group is not None:
+            return [(group, each) for each in self._topics.get(group, ()) if topic_id in (None, each)]
+        return [] if topic_id is None else [(each, topic_id) for each in self._groups.get(topic_id, ())]
+
     def _forget(self, group: str, topic_id: int) -> None:
-        groups = self._groups[topic_id]
-        del groups[group]
+        groups, topics = self._groups[topic_id], self._topics[group]
+        del groups[group], topics[topic_id]
         if not groups:
             del self._groups[topic_id]
+        if not topics:
+            del self._topics[group]
 
     def touch_all(self) -> None:
         """Have :meth:`take_change` give all there is."""

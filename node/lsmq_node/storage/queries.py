@@ -412,7 +412,7 @@ class Queries:
 
     def groups(self) -> list[str]:
         """Names of the groups that have committed offsets here."""
-        return sorted({group for group, _ in self._state.offsets})
+        return self._state.offsets.groups()
 
 
 def _waiting(state: TopicState) -> int:
