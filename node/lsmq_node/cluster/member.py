@@ -276,10 +276,9 @@ class ClusterMember:
 
     def viewed(self, state: ClusterState) -> None:
         """A new control state."""
-        deleted = [topic for topic in self.topics.all() if topic.name not in state.topics]
         self.replicas.viewed(state)
-        for topic in deleted:
-            self._waiters.wake_topic(topic.id)
+        for topic_id in self.topics.take_deleted():
+            self._waiters.wake_topic(topic_id)
         self._tidy.set()
 
     def role_changed(self, shard: int) -> None:
@@ -406,8 +405,8 @@ class ClusterMember:
             for replica in self.ports() if state.bootstrapped else ():
                 if replica.serving:
                     try:
-                        await replica.topics.forget_deleted(state)
-                        await replica.topics.bring_altered(self.topics.all())
+                        if await replica.topics.follow(state, self.topics.all):
+                            await asyncio.sleep(0)  # With many topics it takes a while, and there may be many shards.
                     except LsmqError as error:
                         _log.info("topics_not_forgotten", shard=replica.shard, code=error.code)
             try:

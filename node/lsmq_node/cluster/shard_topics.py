@@ -24,6 +24,7 @@ class ShardTopics:
         self._shard = shard
         self._placed = placed
         self._preparing: dict[int, asyncio.Task[None]] = {}
+        self._followed: tuple[object, ...] = ()  # at which topics, of the control plane and of the store
 
     async def prepare(self, topic: StoredTopic) -> None:
         """Return when the store knows the topic. Raises ``NotLeader``, ``NotEnoughReplicas`` and the like."""
@@ -44,6 +45,21 @@ class ShardTopics:
         agreed, first, end = self._placed(shard.number, topic)
         shard.check_writable(Ack.QUORUM)
         await shard.wait(shard.store.put_topic(agreed, first, end), Ack.QUORUM)
+
+    async def follow(self, state: ClusterState, topics: Callable[[], Sequence[StoredTopic]]) -> bool:
+        """Write down what the control plane has deleted, and changed of ``topics``, as agreed on; whether it looked.
+
+        There is nothing to look for where neither the control plane nor the store has other topics than the last time.
+        Raises what a write raises.
+        """
+        store = self._shard.store
+        mark = store, store.topic_changes(), state.topics_version
+        if mark == self._followed:
+            return False
+        await self.forget_deleted(state)
+        await self.bring_altered(topics())
+        self._followed = mark
+        return True
 
     async def bring_altered(self, topics: Sequence[StoredTopic]) -> None:
         """Write down the options of topics that the control plane has changed since; of ``topics``, as agreed on."""

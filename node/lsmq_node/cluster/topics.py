@@ -31,18 +31,23 @@ class ClusterTopics:
         self._version = -1
         self._by_name: dict[str, tuple[TopicRecord, StoredTopic]] = {}
         self._names: dict[int, str] = {}
+        self._deleted: set[int] = set()  # until they are taken
 
     def _current(self) -> dict[str, tuple[TopicRecord, StoredTopic]]:
         state = self._control.state
         if state.topics_version != self._version:
-            known = self._by_name
-            self._by_name = {
-                name: known[name] if name in known and known[name][0] == agreed else (agreed, _topic(agreed))
-                for name, agreed in state.topics.items()
-            }
+            known, names = self._by_name, self._names
+            self._by_name = {name: _kept(known.get(name), agreed) for name, agreed in state.topics.items()}
             self._names = {agreed.id: name for name, agreed in state.topics.items()}
+            self._deleted |= names.keys() - self._names.keys()
             self._version = state.topics_version
         return self._by_name
+
+    def take_deleted(self) -> set[int]:
+        """Ids of the topics that were known and are gone, since this was asked."""
+        self._current()
+        deleted, self._deleted = self._deleted, set()
+        return deleted
 
     def all(self) -> Sequence[StoredTopic]:
         return [topic for _, topic in self._current().values()]
@@ -187,6 +192,13 @@ class ClusterTopics:
             "stale": _Stale,
         }.get(result["code"], InvalidRequest)
         raise kind(result["message"], topic=command["name"])
+
+
+def _kept(known: tuple[TopicRecord, StoredTopic] | None, agreed: TopicRecord) -> tuple[TopicRecord, StoredTopic]:
+    """What is known of a topic, as long as it is what was agreed on. Nearly always it is the very same object."""
+    if known is not None and (known[0] is agreed or known[0] == agreed):
+        return known
+    return agreed, _topic(agreed)
 
 
 def _topic(agreed: TopicRecord) -> StoredTopic:

@@ -379,6 +379,10 @@ class Queries:
         """Entries of the log that end here or before have had their effect: while it stays no offset changes."""
         return self._tables.applied_lsn
 
+    def topic_changes(self) -> int:
+        """Another number after each change of which topics there are, or of what is said of one."""
+        return self._state.topic_changes
+
     def group_marks(
         self, also: Iterable[tuple[str, int]] = ()
     ) -> list[tuple[str, StoredTopic, tuple[int, int | None]]]:

@@ -109,7 +109,7 @@ class ShardStore:
         self.replica = ReplicaLog(path, options, disk, writer, self._segments, self._tables, self._exports.log_from)
         self.replica.damage = replay.damage
         queries = self._queries = Queries(self._state, self._tables, self._counters, self._time.expired)
-        self.find_key = self._queries.find_key  # messages by key, newest first
+        self.find_key, self.topic_changes = queries.find_key, queries.topic_changes  # the first: by key, newest first
         self.search = partial(search, self._queries)  # messages that a filter picks
         self.group_marks, self.group_lag, self.applied_lsn = queries.group_marks, queries.group_lag, queries.applied_lsn
         self.check_open, self.disk_busy_s = writer.check_open, writer.disk_busy_s  # the first raises what stopped it
@@ -148,7 +148,7 @@ class ShardStore:
         self._writer.on_disk_full = self._maintenance.disk_is_full
         self._writer.on_stop = self._maintenance.progressed
         self._catalog = ShardCatalog(self._state, self._line, clock, self.wait)
-        self.names, self.numbers, self.are_empty = self.named.names, self._queries.numbers, self._queries.are_empty
+        self.names, self.numbers, self.are_empty = self.named.names, queries.numbers, queries.are_empty
         self.scrub = Scrub(self._tables)
         self.starts_after = partial(starts_after, self._queries)
         self._closed = False

@@ -361,6 +361,7 @@ class ShardState:
         self.gone: Losses = {}  # of all topics, since the store was opened
         self.due_losses = 0  # raised by whatever does so with delayed ones
         self.dropped_topics = 0
+        self.topic_changes = 0  # raised as a topic comes, goes, grows or is given other options
         self.by_name: dict[str, TopicState] = {}
         #: Topics of which messages may go by themselves.
         self.letting_go: dict[int, TopicState] = {}
@@ -382,6 +383,7 @@ class ShardState:
     def put_topic(self, topic: StoredTopic, first: int, end: int) -> None:
         """Create a topic, or give an existing one new options or more queues."""
         state = self.topics.get(topic.id)
+        self.topic_changes += 1
         if state is None:
             state = TopicState(topic, first, end)
             self.topics[topic.id] = state
@@ -407,6 +409,7 @@ class ShardState:
         self.sharing.pop(topic_id, None)
         self.space_changes += 1
         self.dropped_topics += 1
+        self.topic_changes += 1
         if state is not None:
             if self.by_name.get(state.topic.name) is state:  # else one that was made anew under its name has it
                 del self.by_name[state.topic.name]
