@@ -1,4 +1,4 @@
-"""Topics of the control plane as a member follows them: told when they go, and looked through only where some changed."""
+"""Topics of the control plane as a member follows them: told when they go, looked through only where some changed."""
 
 from __future__ import annotations
 

@@ -9,7 +9,9 @@ import pytest
 
 from lsmq.errors import StoreBusy
 from lsmq_lab.world.drive import Drive
+from lsmq_node.storage import ShardStore, StoredTopic, TopicOptions
 from lsmq_node.storage.disk import OsFile
+from support.counted_lines import counted_lines
 
 from .harness import freeze, keep_house, open_stepped, put, small
 
@@ -73,3 +75,35 @@ def test_a_cold_message_costs_two_reads_of_its_table_and_its_neighbour_none(tmp_
             assert b"057" * 100 in found.load()
             assert len(reads) - before <= most
     again.close()
+
+
+def test_numbers_of_a_store_cost_the_same_however_many_topics_there_are(tmp_path: Path) -> None:
+    with ShardStore.open(tmp_path, small()) as store:
+
+        def looked_at() -> int:
+            with counted_lines() as lines:
+                store.stats()
+            return lines.count
+
+        few = looked_at()
+        for number in range(1, 401):
+            store.put_topic(StoredTopic(number, f"t{number}", 6), 2, 4)
+        store.put_topic(StoredTopic(401, "named", 8, TopicOptions(named=True)), 0, 0)
+        store.commit()
+        assert looked_at() < few + 100
+        assert (store.stats().topics, store.stats().queues) == (401, 800)
+        store.put_topic(StoredTopic(1, "t1", 9), 2, 7)
+        store.drop_topic(2)
+        store.commit()
+        assert (store.stats().topics, store.stats().queues) == (400, 801)
+        put(store, 401, (0, b"x"), (1, b"y"))
+        store.drop_topic(3)
+        assert (store.stats().topics, store.stats().queues) == (400, 803)
+        store.commit()
+        assert (store.stats().topics, store.stats().queues) == (399, 801)
+        store.flush()
+    with ShardStore.open(tmp_path, small()) as store:
+        assert (store.stats().topics, store.stats().queues) == (399, 801)
+        store.drop_topic(401)
+        store.commit()
+        assert (store.stats().topics, store.stats().queues) == (398, 799)

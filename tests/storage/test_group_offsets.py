@@ -12,7 +12,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from lsmq_node.storage.group_offsets import CommittedOffsets, GroupOffsets
 from lsmq_node.storage.pages import PAGE_QUEUES
-
 from support.counted_lines import counted_lines
 
 from .harness import profile

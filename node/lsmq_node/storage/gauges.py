@@ -30,7 +30,6 @@ def measure(
     """Everything in one look; parts may move on while it is taken."""
     version = tables.version
     runs = version.runs()
-    states = list(state.topics.values())
     checkpoint = tables.checkpoint.files
     return StoreStats(
         commits_total=counters.commits,
@@ -66,8 +65,8 @@ def measure(
         open_tables=len(tables.open_tables),
         damaged_tables=len(tables.damaged()),
         table_bytes=sum(run.size_bytes for run in runs),
-        topics=sum(not item.topic.is_internal for item in states),
-        queues=sum(item.end - item.first for item in states if not item.topic.is_internal),
+        topics=state.topic_count,
+        queues=state.queue_count,
         named_queues=named.count(),
         producers=state.producers.count,
         dedupe_ids=state.ids.count,

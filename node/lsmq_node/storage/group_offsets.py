@@ -191,7 +191,7 @@ class GroupOffsets:
 
     def groups(self) -> list[str]:
         """Groups that have committed offsets, sorted."""
-        return sorted(list(self._topics))
+        return sorted(self._topics)
 
     def restore(self, group: str, topic_id: int, page: int, values: I64) -> None:
         """Take over a page of a checkpoint: offsets + 1."""

@@ -363,6 +363,9 @@ class ShardState:
         self.dropped_topics = 0
         self.topic_changes = 0  # raised as a topic comes, goes, grows or is given other options
         self.by_name: dict[str, TopicState] = {}
+        #: Those whose queues have names; beside each there is the internal one of these.
+        self.named: dict[int, TopicState] = {}
+        self.numbered_queues = 0  # of all topics whose queues have no names
         #: Topics of which messages may go by themselves.
         self.letting_go: dict[int, TopicState] = {}
         #: Those for which it matters what other shards hold of them.
@@ -384,6 +387,8 @@ class ShardState:
         """Create a topic, or give an existing one new options or more queues."""
         state = self.topics.get(topic.id)
         self.topic_changes += 1
+        if state is not None:
+            self._uncount(state)
         if state is None:
             state = TopicState(topic, first, end)
             self.topics[topic.id] = state
@@ -392,7 +397,11 @@ class ShardState:
                 self.next_topic_id = max(self.next_topic_id, topic.id + 1)
         else:
             state.grow(topic, end)
-        for special, is_one in ((self.letting_go, topic.options.lets_go), (self.sharing, topic.options.needs_rest)):
+        if not (topic.named or topic.is_internal):
+            self.numbered_queues += state.end - state.first
+        options = topic.options
+        roles = (self.named, topic.named), (self.letting_go, options.lets_go), (self.sharing, options.needs_rest)
+        for special, is_one in roles:
             if is_one:
                 special[topic.id] = state
             else:
@@ -405,12 +414,13 @@ class ShardState:
     def drop_topic(self, topic_id: int) -> None:
         state = self.topics.pop(topic_id, None)
         self._note_moving(topic_id, moves=False)
-        self.letting_go.pop(topic_id, None)
-        self.sharing.pop(topic_id, None)
+        for special in (self.named, self.letting_go, self.sharing):
+            special.pop(topic_id, None)
         self.space_changes += 1
         self.dropped_topics += 1
         self.topic_changes += 1
         if state is not None:
+            self._uncount(state)
             if self.by_name.get(state.topic.name) is state:  # else one that was made anew under its name has it
                 del self.by_name[state.topic.name]
             self._dropped.append(topic_id)
@@ -420,6 +430,20 @@ class ShardState:
         self.offsets.drop(topic_id=topic_id)
         for key, _ in self.documents.with_prefix(f"{QUEUE_OPTIONS}{topic_id}/"):
             self.documents.put(key, None)
+
+    def _uncount(self, state: TopicState) -> None:
+        if not (state.named or state.topic.is_internal):
+            self.numbered_queues -= state.end - state.first
+
+    @property
+    def topic_count(self) -> int:
+        """Topics that clients know of."""
+        return len(self.topics) - len(self.named)
+
+    @property
+    def queue_count(self) -> int:
+        """Their queues. Costs what topics have queues with names."""
+        return self.numbered_queues + sum(state.end - state.first for state in list(self.named.values()))
 
     def _note_moving(self, topic_id: int, *, moves: bool) -> None:
         others = self.moving[self.moving != topic_id]
