@@ -5,12 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
+
 from api.in_process import Session, node_of, with_node
-from lsmq_node.broker import Broker
+from lsmq.record_batch import BatchBuilder, RecordBatch
+from lsmq_node.broker import Ack, Broker
 from lsmq_node.monitoring.lags import GroupLags
 from lsmq_node.monitoring.traffic import TopicTraffic
+from lsmq_node.storage import StoredTopic
+from support.counted_lines import counted_lines
 
 GROUPS = 5
+MANY = 3_000
 
 
 async def send(client: Session, count: int) -> None:
@@ -75,5 +81,33 @@ def test_a_topic_that_is_deleted_takes_its_counter_along(tmp_path: Path) -> None
         assert answer.status == 200
         await traffic.gather(1.0)
         assert [(topic, found.written_messages) for topic, found in traffic.series()] == [("u", 1)]
+
+    with_node(tmp_path, test)
+
+
+def test_many_groups_and_topics_are_counted_beside_the_loop(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        await node_of(client).monitoring.stop()  # it would count as well
+        port = broker.topology.port(0)
+        builder = BatchBuilder()
+        builder.add(0, b"x")
+        batch = RecordBatch(builder.build())
+        for number in range(2, MANY):
+            appended = port.store.put_topic(StoredTopic(number, f"t{number}", 1), 0, 1)
+        await port.wait(appended, Ack.QUORUM)
+        first, none = np.array([0], np.uint32), np.array([0])
+        for number in range(2, MANY):
+            port.store.append(number, batch)
+            appended = port.store.commit_offsets(f"g{number}", number, first, none)
+        await port.wait(appended, Ack.QUORUM)
+        lags, traffic = GroupLags(broker, GROUPS), TopicTraffic(broker, GROUPS)
+        with counted_lines() as lines, mock.patch("lsmq_node.monitoring.lags._AT_ONCE_S", 600.0):
+            await lags.count()
+            await traffic.gather(1.0)
+            lags.series()
+        assert lines.count < 10 * MANY, "what other threads do is not counted"
+        assert sum(lag for _, lag in lags.series()) == MANY - 2
+        assert [len(lags.series()), len(traffic.series())] == [GROUPS + 1] * 2
+        assert sum(found.written_messages for _, found in traffic.series()) == MANY - 2
 
     with_node(tmp_path, test)

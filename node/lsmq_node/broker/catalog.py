@@ -40,7 +40,11 @@ class NodeCatalog:
         self._ranges: dict[int, ShardRanges] = {}
 
     def topics(self) -> list[StoredTopic]:
-        return [self._placed(topic) for topic in self._first.topics()]
+        known = self._first.topics()
+        return [self._placed(topic) for topic in known] if self._ranges else known
+
+    def count(self) -> int:
+        return self._first.topic_count()
 
     def topic(self, name: str) -> StoredTopic:
         """Raises ``UnknownTopic``."""

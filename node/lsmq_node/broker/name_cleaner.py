@@ -31,6 +31,8 @@ _LOOK_S = 1.0
 #: A queue is looked at so often within ``forget_empty_ms``, at least every minute and at most once a look.
 _LOOKS = 4
 _SELDOM_S = 60.0
+#: Topics that are looked at before others on the loop have their turn.
+_LOOKED_AT_ONCE = 100
 #: Names that are forgotten, or written anew, at once.
 _AT_ONCE = 4_096
 
@@ -73,7 +75,9 @@ class NameCleaner:
             self._seen = {key: seen for key, seen in self._seen.items() if key[1] in live}
             for port in self._broker.topology.ports():
                 port.store.named.forget_gone()
-            for topic in topics:
+            for number, topic in enumerate(topics, 1):
+                if number % _LOOKED_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 for part in self._broker.ranges(topic):
                     if self._broker.topology.leadership(part.shard).here:
                         try:

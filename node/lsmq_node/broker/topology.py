@@ -115,6 +115,9 @@ class Topics(Protocol):
     def all(self) -> Sequence[StoredTopic]:
         """As they are known here."""
 
+    def count(self) -> int:
+        """How many are known here. Costs nothing."""
+
     def find(self, name: str) -> StoredTopic | None:
         """As it is known here; None where there is none."""
 

@@ -116,6 +116,9 @@ class LocalTopics:
     def all(self) -> Sequence[StoredTopic]:
         return self._catalog.topics()
 
+    def count(self) -> int:
+        return self._catalog.count()
+
     def find(self, name: str) -> StoredTopic | None:
         return self._catalog.find(name)
 

@@ -52,6 +52,9 @@ class ClusterTopics:
     def all(self) -> Sequence[StoredTopic]:
         return [topic for _, topic in self._current().values()]
 
+    def count(self) -> int:
+        return len(self._current())
+
     def find(self, name: str) -> StoredTopic | None:
         found = self._current().get(name)
         return None if found is None else found[1]

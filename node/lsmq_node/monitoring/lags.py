@@ -15,7 +15,7 @@ from typing import Final
 from lsmq import runtime
 from lsmq.errors import UnknownTopic
 from lsmq_node.broker import Broker
-from lsmq_node.storage import ShardStore
+from lsmq_node.storage import ShardStore, StoredTopic
 
 from .biggest import OTHERS, biggest
 
@@ -33,6 +33,7 @@ class ShardLags:
     def __init__(self, store: ShardStore) -> None:
         self.store = store
         self.lags: dict[Pair, int] = {}
+        self.total = 0  # of these lags
         self.uncommitted: dict[Pair, int] = {}  # those that were asked for though the group has committed nothing here
         self.counted_at: float | None = None  # when the last round began that ended
         self._marks: dict[Pair, tuple[int, object]] = {}  # with the id of the topic
@@ -53,7 +54,7 @@ class ShardLags:
         if self.counted_at is not None and seen == self._seen:
             self.counted_at = began
             return False
-        marks = self.store.group_marks(also)
+        marks, known = await broker.in_readers(lambda: _marks(self.store, also))
         lags: dict[Pair, int] = {}
         uncommitted: dict[Pair, int] = {}
 
@@ -73,26 +74,34 @@ class ShardLags:
                     break
             return runtime.monotonic() - started
 
-        known: dict[Pair, tuple[int, object]] = {(group, topic.name): (topic.id, mark) for group, topic, mark in marks}
         while marks:
             took_s = await broker.in_readers(go_on)
             if marks:
                 await asyncio.sleep(took_s / _SHARE - took_s)
-        self.lags, self.uncommitted, self._marks, self.counted_at = lags, uncommitted, known, began
-        self._seen = seen
+        total = await broker.in_readers(lambda: sum(lags.values()))
+        self.lags, self.total, self.uncommitted, self._marks = lags, total, uncommitted, known
+        self.counted_at, self._seen = began, seen
         return True
 
 
+def _marks(
+    store: ShardStore, also: Set[tuple[str, int]]
+) -> tuple[list[tuple[str, StoredTopic, tuple[int, int | None]]], dict[Pair, tuple[int, object]]]:
+    """What :meth:`ShardStore.group_marks` says, and the same by pair. In any thread: there may be many."""
+    marks = store.group_marks(also)
+    return marks, {(group, topic.name): (topic.id, mark) for group, topic, mark in marks}
+
+
 class GroupLags:
-    """Loop thread only."""
+    """Loop thread only. Whatever looks at all groups is done in a thread of the readers."""
 
     def __init__(self, broker: Broker, limit: int) -> None:
         self._broker = broker
         self._limit = limit
         self._shards: dict[int, ShardLags] = {}
-        self._sums: dict[Pair, int] = {}
-        self._series: dict[Pair, int] = {}
-        self._others: int | None = None
+        self._sums: Mapping[Pair, int] = {}
+        self._chosen: Sequence[Pair] = ()  # those with a series
+        self._has_others = False
         self._summed: frozenset[int] = frozenset()
 
     @property
@@ -102,17 +111,21 @@ class GroupLags:
         return runtime.monotonic() - min(counted) if counted else None
 
     def series(self) -> Sequence[tuple[Pair, int]]:
-        """By group and topic, of the shards that are led now, and the sum of all that have no series."""
-        if not self._counted() >= self._summed:  # A shard has gone to another node, which counts it.
-            self._sum()
-        others = [] if self._others is None else [((OTHERS, OTHERS), self._others)]
-        return [*self._series.items(), *others]
+        """By group and topic, of the shards that are led now, and the sum of all that have no series. Costs these."""
+        shards = self.by_shard().values()  # One that has gone to another node is counted there.
+        found: list[tuple[Pair, int]] = []
+        for pair in self._chosen:
+            lags = [lag for shard in shards if (lag := shard.lags.get(pair)) is not None]
+            if lags:
+                found.append((pair, sum(lags)))
+        if self._has_others:
+            rest = sum(shard.total for shard in shards) - sum(lag for _, lag in found)
+            found.append(((OTHERS, OTHERS), rest))
+        return found
 
     @property
     def sums(self) -> Mapping[Pair, int]:
-        """Of all that were counted in shards that are led now; it is replaced, never changed."""
-        if not self._counted() >= self._summed:
-            self._sum()
+        """Of all that were counted, as of the last count; it is replaced, never changed."""
         return self._sums
 
     def by_shard(self) -> Mapping[int, ShardLags]:
@@ -134,9 +147,9 @@ class GroupLags:
             is_new = shard.counted_at is None
             changed = await shard.count(self._broker, wanted) or changed
             if is_new:
-                self._sum()
+                await self._sum()
         if changed:
-            self._sum()
+            await self._sum()
 
     def _led(self) -> list[int]:
         topology = self._broker.topology
@@ -147,13 +160,15 @@ class GroupLags:
         known = self._shards
         return frozenset(number for number in self._led() if number in known and known[number].counted_at is not None)
 
-    def _sum(self) -> None:
-        self._summed = self._counted()
-        sums: dict[Pair, int] = {}
-        for number in self._summed:
-            for pair, lag in self._shards[number].lags.items():
-                sums[pair] = sums.get(pair, 0) + lag
-        self._sums = sums
-        chosen = biggest(self._series.keys() & sums.keys(), sums, self._limit)
-        self._series = {pair: sums[pair] for pair in sorted(chosen)}
-        self._others = sum(sums.values()) - sum(self._series.values()) if len(sums) > len(chosen) else None
+    async def _sum(self) -> None:
+        counted, before, limit = self.by_shard(), self._chosen, self._limit
+
+        def summed() -> tuple[Mapping[Pair, int], Sequence[Pair]]:
+            sums: dict[Pair, int] = {}
+            for shard in counted.values():
+                for pair, lag in shard.lags.items():
+                    sums[pair] = sums.get(pair, 0) + lag
+            return sums, sorted(biggest(sums.keys() & before, sums, limit))
+
+        self._sums, self._chosen = await self._broker.in_readers(summed)
+        self._summed, self._has_others = frozenset(counted), len(self._sums) > len(self._chosen)

@@ -84,41 +84,64 @@ class TopicTraffic:
         return found
 
     async def gather(self, passed_s: float) -> None:
-        """Count what was written and read since the last call, ``passed_s`` ago. Costs what topics had traffic."""
+        """Count what was written and read since the last call, ``passed_s`` ago.
+
+        Costs what topics had traffic; on the loop, what topics have a counter.
+        """
         stores = [port.store for port in self._broker.topology.ports()]
-        written: dict[str, Flow] = {}
-        # In a thread, since they are counted while records are applied.
-        for taken in await self._broker.in_readers(lambda: [store.take_led() for store in stores]):
-            for topic, flow in taken.items():
-                sums = written.setdefault(topic, Flow())
-                sums.messages += flow.messages
-                sums.size_bytes += flow.size_bytes
         read = self._broker.reads.flow.take()
-        touched = {topic: (written.get(topic, Flow()), read.get(topic, Flow())) for topic in written | read}
+        busy, keep = self._busy, 0.5 ** (passed_s / _HALF_S)
+
+        def counted() -> tuple[dict[str, tuple[Flow, Flow]], dict[str, float]]:
+            touched = _touched([store.take_led() for store in stores], read)  # while records are applied
+            return touched, _aged(busy, keep, touched)
+
+        touched, self._busy = await self._broker.in_readers(counted)
         if passed_s > 0:  # Else it is the first count.
             self._lately = touched, passed_s
-        messages = {topic: each.messages + other.messages for topic, (each, other) in touched.items()}
-        busy, keep = self._busy, 0.5 ** (passed_s / _HALF_S)
-        self._busy = await self._broker.in_readers(lambda: _aged(busy, keep, messages))
-        self._choose()
-        for topic, flows in touched.items():
-            self._by_topic.get(topic, self._others).add(*flows)
+        await self._choose()
+        own = self._by_topic
+        for topic in own.keys() & touched.keys():
+            own[topic].add(*touched[topic])
+        self._others.add(*await self._broker.in_readers(lambda: _sum_of_others(touched, own)))
 
-    def _choose(self) -> None:
+    async def _choose(self) -> None:
         topics = self._broker.topology.topics
-        known = topics.all()
-        if len(known) <= self._limit:
-            chosen: Iterable[str] = [topic.name for topic in known]
+        if topics.count() <= self._limit:
+            chosen: Iterable[str] = [topic.name for topic in topics.all()]
         else:
             for topic in [name for name in self._by_topic if topics.find(name) is None]:
                 del self._by_topic[topic]
                 self._busy.pop(topic, None)
-            chosen = biggest(self._by_topic.keys(), self._busy, self._limit)
+            before, busy, limit = list(self._by_topic), self._busy, self._limit
+            chosen = await self._broker.in_readers(lambda: biggest(before, busy, limit))
         self._by_topic = {topic: self._by_topic.get(topic) or Traffic() for topic in sorted(chosen)}
 
 
-def _aged(busy: Mapping[str, float], keep: float, messages: Mapping[str, int]) -> dict[str, float]:
+def _touched(written: Iterable[Mapping[str, Flow]], read: Mapping[str, Flow]) -> dict[str, tuple[Flow, Flow]]:
+    """Written, by all stores together, and read."""
+    sums: dict[str, Flow] = {}
+    for taken in written:
+        for topic, flow in taken.items():
+            found = sums.setdefault(topic, Flow())
+            found.messages += flow.messages
+            found.size_bytes += flow.size_bytes
+    return {topic: (sums.get(topic) or Flow(), read.get(topic) or Flow()) for topic in sums.keys() | read.keys()}
+
+
+def _sum_of_others(touched: Mapping[str, tuple[Flow, Flow]], own: Mapping[str, Traffic]) -> tuple[Flow, Flow]:
+    """Of those that have no counter of their own."""
+    written, read = Flow(), Flow()
+    for topic, flows in touched.items():
+        if topic not in own:
+            for total, flow in zip((written, read), flows, strict=True):
+                total.messages += flow.messages
+                total.size_bytes += flow.size_bytes
+    return written, read
+
+
+def _aged(busy: Mapping[str, float], keep: float, touched: Mapping[str, tuple[Flow, Flow]]) -> dict[str, float]:
     left = {topic: count * keep for topic, count in busy.items() if count * keep > _IDLE}
-    for topic, count in messages.items():
-        left[topic] = left.get(topic, 0.0) + count
+    for topic, (written, read) in touched.items():
+        left[topic] = left.get(topic, 0.0) + written.messages + read.messages
     return left

@@ -94,6 +94,10 @@ class ShardCatalog:
         with self._line.lock:
             return self._append_drop(topic_id)
 
+    def count(self) -> int:
+        """Topics that clients know of."""
+        return self._state.topic_count
+
     def state_of(self, name: str) -> TopicState:
         """Raises ``UnknownTopic``."""
         state = self._state.by_name.get(name)

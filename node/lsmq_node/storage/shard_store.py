@@ -147,10 +147,10 @@ class ShardStore:
         self._commits.after_apply = self._maintenance.applied
         self._writer.on_disk_full = self._maintenance.disk_is_full
         self._writer.on_stop = self._maintenance.progressed
-        self._catalog = ShardCatalog(self._state, self._line, clock, self.wait)
-        self.names, self.numbers, self.are_empty = self.named.names, queries.numbers, queries.are_empty
-        self.scrub = Scrub(self._tables)
-        self.starts_after = partial(starts_after, self._queries)
+        self._catalog = catalog = ShardCatalog(self._state, self._line, clock, self.wait)
+        self.names, self.topic_count, self.numbers = self.named.names, catalog.count, queries.numbers
+        self.are_empty = queries.are_empty
+        self.scrub, self.starts_after = Scrub(self._tables), partial(starts_after, queries)
         self._closed = False
         self._lock_file.on_fork.append(self._let_go)
         if replay.damage is None:
@@ -291,7 +291,7 @@ class ShardStore:
 
     def topics(self) -> list[StoredTopic]:
         """Those that clients know of."""
-        return [state.topic for state in list(self._state.topics.values()) if not state.topic.is_internal]
+        return self._state.known_topics()
 
     # -- writing -----------------------------------------------------------------------------------------
 

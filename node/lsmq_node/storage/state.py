@@ -435,6 +435,10 @@ class ShardState:
         if not (state.named or state.topic.is_internal):
             self.numbered_queues -= state.end - state.first
 
+    def known_topics(self) -> list[StoredTopic]:
+        """Those that clients know of. In any thread."""
+        return [state.topic for id, state in list(self.topics.items()) if not id & NAMES_TOPIC]
+
     @property
     def topic_count(self) -> int:
         """Topics that clients know of."""
