@@ -9,7 +9,8 @@ a time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -38,6 +39,7 @@ class NodeCatalog:
         self._home_shards = home_shards
         self._first = stores[0]
         self._ranges: dict[int, ShardRanges] = {}
+        self._complete_at: tuple[int, ...] = ()  # the changes of each store's topics when all had the same
 
     def topics(self) -> list[StoredTopic]:
         known = self._first.topics()
@@ -82,7 +84,26 @@ class NodeCatalog:
         self.complete()
 
     def complete(self) -> None:
-        """Make the other shards' topics those of the first, with all queues they have grown to."""
+        """Make the other shards' topics those of the first, with all queues they have grown to.
+
+        Looks at all of them, unless every change since it did so was made in all shards.
+        """
+        if self._changes() == self._complete_at:
+            return
+        with self._in_all_shards():
+            self._complete()
+
+    def _changes(self) -> tuple[int, ...]:
+        return tuple(store.topic_changes() for store in self._stores.values())
+
+    @contextmanager
+    def _in_all_shards(self) -> Iterator[None]:
+        """In the block a change is made in all shards; one that is cut short is completed by whoever comes next."""
+        self._complete_at = ()
+        yield
+        self._complete_at = self._changes()
+
+    def _complete(self) -> None:
         found = {
             int(key.removeprefix(RANGES)): tuple((first, end, shard) for first, end, shard in msgpack.unpackb(value))
             for key, value in self._first.documents(RANGES)
@@ -114,13 +135,14 @@ class NodeCatalog:
         if self.find(name) is not None:
             return self._placed(self._first.create_topic(name, queues, options))
         topic = StoredTopic(self._first.next_topic_id(), name, queues, options)
-        if self._shards > self._home_shards:
-            topic = replace(topic, ranges=grown_ranges((), queues, self._shards))
-            self._put_ranges(topic.id, topic.ranges)
-            self._ranges[topic.id] = topic.ranges  # Whoever sees the topic knows where it lies.
-        self._create_rest(topic)
-        first, end = stored_range(topic, 0, self._home_shards)
-        self._first.create_topic(name, queues, options, topic_id=topic.id, first=first, end=end)
+        with self._in_all_shards():
+            if self._shards > self._home_shards:
+                topic = replace(topic, ranges=grown_ranges((), queues, self._shards))
+                self._put_ranges(topic.id, topic.ranges)
+                self._ranges[topic.id] = topic.ranges  # Whoever sees the topic knows where it lies.
+            self._create_rest(topic)
+            first, end = stored_range(topic, 0, self._home_shards)
+            self._first.create_topic(name, queues, options, topic_id=topic.id, first=first, end=end)
         return self.topic(name)
 
     def _put_ranges(self, topic_id: int, ranges: ShardRanges | None) -> None:
@@ -145,8 +167,9 @@ class NodeCatalog:
             return self._first.grow_topic(name, queues)
         self.complete()
         ranges = grown_ranges(queue_ranges(topic, self._home_shards), queues, self._shards)
-        self._put_ranges(topic.id, ranges)
-        self._grow(topic, ranges)
+        with self._in_all_shards():
+            self._put_ranges(topic.id, ranges)
+            self._grow(topic, ranges)
         return self.topic(name)
 
     def spread_queues(self, topic: StoredTopic) -> int:
@@ -162,12 +185,13 @@ class NodeCatalog:
         topic = self.topic(name)
         ranges = self._spread(topic)
         if ranges[-1].end > topic.queues:
-            if pins_keys and topic.options.key_queues is None:
-                options = topic.options.altered({"key_queues": topic.queues})
-                for store in self._stores.values():
-                    store.alter_topic(name, options)
-            self._put_ranges(topic.id, ranges)
-            self._grow(topic, ranges)
+            with self._in_all_shards():
+                if pins_keys and topic.options.key_queues is None:
+                    options = topic.options.altered({"key_queues": topic.queues})
+                    for store in self._stores.values():
+                        store.alter_topic(name, options)
+                self._put_ranges(topic.id, ranges)
+                self._grow(topic, ranges)
         return self.topic(name)
 
     def _spread(self, topic: StoredTopic) -> tuple[QueueRange, ...]:
@@ -195,8 +219,9 @@ class NodeCatalog:
         topic = self.topic(name)
         options = topic.options.altered(changes)
         check(topic, options)
-        for store in self._stores.values():
-            store.alter_topic(name, options)
+        with self._in_all_shards():
+            for store in self._stores.values():
+                store.alter_topic(name, options)
         return self.topic(name)
 
     def delete(self, name: str, meant: int | None = None) -> StoredTopic:
@@ -206,10 +231,11 @@ class NodeCatalog:
         topic = self._first.topic(name)
         if meant not in (None, topic.id):
             raise UnknownTopic(f"topic {name!r} with the id {meant} was deleted", topic=name)
-        for store in self._stores.values():
-            store.delete_topic(name)
-        if self._ranges.pop(topic.id, None) is not None:
-            self._put_ranges(topic.id, None)
+        with self._in_all_shards():
+            for store in self._stores.values():
+                store.delete_topic(name)
+            if self._ranges.pop(topic.id, None) is not None:
+                self._put_ranges(topic.id, None)
         return topic
 
 

@@ -138,8 +138,8 @@ class LocalTopics:
         self, name: str, queues: int, admit: AdmitTopic, *, exact: bool = False
     ) -> tuple[StoredTopic, bool]:
         def create(options: TopicOptions) -> tuple[StoredTopic, bool]:
-            before = {topic.name for topic in self.all()}
-            return self._catalog.create(name, queues, options), name not in before
+            is_new = self._catalog.find(name) is None
+            return self._catalog.create(name, queues, options), is_new
 
         async with self._exact if exact else nullcontext():
             options = admit(self.all())

@@ -1,0 +1,70 @@
+"""What it costs to make, change and delete a topic beside many others, and that what is cut short is completed."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from lsmq.errors import DiskFull
+from lsmq_node.broker.catalog import NodeCatalog
+from lsmq_node.storage import ShardStore, StoredTopic, TopicOptions
+from storage.harness import small
+from support.counted_lines import counted_lines
+
+SHARDS = 3
+MANY = 400
+
+
+def catalog(path: Path, opened: ExitStack) -> tuple[NodeCatalog, dict[int, ShardStore]]:
+    stores = {n: opened.enter_context(ShardStore.open(path / f"{n}", small())) for n in range(SHARDS)}
+    return NodeCatalog(stores, SHARDS, SHARDS), stores
+
+
+def names(store: ShardStore) -> set[str]:
+    return {topic.name for topic in store.topics()}
+
+
+def test_a_topic_costs_the_same_beside_many_others(tmp_path: Path) -> None:
+    with ExitStack() as opened:
+        topics, stores = catalog(tmp_path, opened)
+
+        def cost() -> int:
+            with counted_lines() as lines:
+                topics.create("new", 6, TopicOptions())
+                topics.alter("new", {"retention_ms": 5}, lambda topic, options: None)
+                topics.grow("new", 9)
+                topics.delete("new")
+            return lines.count
+
+        topics.create("first", 6, TopicOptions())
+        few = cost()
+        for store in stores.values():
+            for number in range(MANY):
+                store.put_topic(StoredTopic(100 + number, f"t{number}", 6), 0, 2)
+            store.commit()
+        topics.complete()
+        assert cost() < few + MANY
+        assert [len(names(store)) for store in stores.values()] == [MANY + 1] * SHARDS
+
+
+def test_what_was_cut_short_in_one_shard_is_completed_with_the_next_change(tmp_path: Path) -> None:
+    def full(*given: object, **named: object) -> None:
+        raise DiskFull("no room")
+
+    with ExitStack() as opened:
+        topics, stores = catalog(tmp_path, opened)
+        topics.create("kept", 6, TopicOptions())
+        with patch.object(stores[2], "create_topic", full), pytest.raises(DiskFull):
+            topics.create("half", 6, TopicOptions())
+        with patch.object(stores[2], "grow_topic", full), pytest.raises(DiskFull):
+            topics.grow("kept", 9)
+        assert "half" in names(stores[2]), "completed before it was to grow"
+        assert [store.topic("kept").queues for store in stores.values()] == [6, 6, 6]
+        with patch.object(stores[1], "delete_topic", full), pytest.raises(DiskFull):
+            topics.delete("half")
+        assert [store.topic("kept").queues for store in stores.values()] == [9, 9, 9]
+        topics.alter("kept", {"retention_ms": 5}, lambda topic, options: None)
+        assert [names(store) for store in stores.values()] == [{"kept"}] * 3
