@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("lsmq.groups")
 
 _LOAD_AT_ONCE = 200
+_REMEMBERED_COMMITS = 100_000
 FENCE_PREFIX = "fence/"
 _PLAN = None  # what requests wait for, beside a member, that the next plan of their group answers
-_LOOK_EACH = 4  # ticks: how often it is asked whether topics have changed
+_LOOK_EACH = 4  # ticks: how often each group is asked whether its topics have changed
 
 
 @dataclass(slots=True)
@@ -67,7 +68,8 @@ class ShardGroups(ShardMachine):
         self._forgetting = False
         self.fences: dict[str, int] = {}
         self.counts = service.counts
-        self.last_commit: dict[tuple[str, int], float] = {}
+        self._last_commit: dict[tuple[str, int], float] = {}  # by group and topic's id, the latest last
+        self._last_topics: dict[str, set[int]] = {}  # of these, by group
         self._catalog = service.catalog
         self._ticks = 0
         self._fencing: dict[str, asyncio.Future[None]] = {}
@@ -172,6 +174,30 @@ class ShardGroups(ShardMachine):
             self._committing.add(group)
         self._touch(group)
 
+    def note_commit(self, group: str, topic_id: int, at: float) -> None:
+        """It has committed offsets of a topic, in seconds since 1970."""
+        self._last_commit.pop((group, topic_id), None)
+        self._last_commit[group, topic_id] = at
+        self._last_topics.setdefault(group, set()).add(topic_id)
+        if len(self._last_commit) > _REMEMBERED_COMMITS:
+            oldest, topic_id = next(iter(self._last_commit))
+            self._forget_commits(oldest, topic_id)
+
+    def last_commit(self, group: str, topic_id: int) -> float | None:
+        """When it last committed offsets of a topic here, where that is known."""
+        return self._last_commit.get((group, topic_id))
+
+    def _forget_commits(self, group: str, *topic_ids: int) -> None:
+        for topic_id in topic_ids:
+            del self._last_commit[group, topic_id]
+            self._last_topics[group].discard(topic_id)
+        if not self._last_topics.get(group):
+            self._last_topics.pop(group, None)
+
+    def active_groups(self) -> Iterator[CoordinatedGroup]:
+        """Those that have members, and perhaps others."""
+        return (group for name in self._active if (group := self.groups.get(name)) is not None)
+
     async def leave(self, name: str, beat: Beat) -> None:
         """A member has given up everything and goes. Durable on return. Raises ``UnknownMember``."""
         self.check()
@@ -216,7 +242,7 @@ class ShardGroups(ShardMachine):
         """Sessions end, topics change."""
         self._ticks += 1
         now = self.now
-        for name in list(self._active):
+        for place, name in enumerate(list(self._active)):
             group = self.groups.get(name)
             if group is None or not (group.members or group.dirty or group.staged):
                 self._active.pop(name, None)
@@ -225,7 +251,7 @@ class ShardGroups(ShardMachine):
             if gone:
                 self.counts.expired += len(gone)
                 _log.info("members_expired", group=name, members=gone)
-            if self._ticks % _LOOK_EACH == 0:
+            if (self._ticks + place) % _LOOK_EACH == 0:
                 group.look(self._catalog)
             self._store(name, group)
             for member in gone:
@@ -343,7 +369,7 @@ class ShardGroups(ShardMachine):
         self.store.forget_group(group)
         also()
         self._committing.discard(group)
-        self.last_commit = {key: at for key, at in self.last_commit.items() if key[0] != group}
+        self._forget_commits(group, *self._last_topics.get(group, ()))
         self._drop_made(group)
         await self.durable(self.put(Step({FENCE_PREFIX + group: None}, appended=partial(self.fences.pop, group, None))))
         self.check()  # What was put in line first may have been dropped before the rest was.

@@ -91,6 +91,7 @@ class CoordinatedGroup:
         self._raised = 0  # the change that the generation rises for
         self._least_generation = 0
         self._renamed: dict[str, str] = {}
+        self._none_ends_before = float("-inf")  # no session does
 
     @property
     def dirty(self) -> bool:
@@ -158,6 +159,8 @@ class CoordinatedGroup:
             member.change = self._changed()
         elif spec != member.spec:
             self._changed(raises=False)
+        if spec.session_ms < member.spec.session_ms:
+            self._none_ends_before = float("-inf")
         member.spec = spec
         return self.holdings.report(beat.member, beat.version, beat.owned, self.plan)
 
@@ -200,6 +203,7 @@ class CoordinatedGroup:
         if self._is_new:
             self.mode = beat.mode
         member = self.members[beat.member] = LiveMember(beat.spec(), now, self._changed())
+        self._none_ends_before = float("-inf")
         return member
 
     def _take_over(self, rival: LiveMember, beat: Beat, now: float) -> LiveMember:
@@ -218,6 +222,7 @@ class CoordinatedGroup:
         if rival.spec.id in self.plan.members:
             self._renamed[rival.spec.id] = beat.member
         member = self.members[beat.member] = LiveMember(replace(beat.spec(), topics=rival.spec.topics), now, 0)
+        self._none_ends_before = float("-inf")
         member.change = self._changed(raises=rival.spec.id not in self.plan.members)
         return member
 
@@ -226,8 +231,12 @@ class CoordinatedGroup:
         return self._drop([member])
 
     def expire(self, now: float) -> list[str]:
-        """Drop the members whose session is over; returns their ids."""
-        gone = [id for id, member in self.members.items() if now - member.seen_at > member.spec.session_ms / 1000]
+        """Drop the members whose session is over; returns their ids. Looks at them where the next one may be."""
+        if now <= self._none_ends_before:
+            return []
+        ends = {id: member.seen_at + member.spec.session_ms / 1000 for id, member in self.members.items()}
+        gone = [id for id, end in ends.items() if now > end]
+        self._none_ends_before = min((end for end in ends.values() if now <= end), default=float("inf"))
         self._drop(gone)
         return gone
 

@@ -18,9 +18,11 @@ class GroupCollector(Collector):
 
     def collect(self) -> Iterable[Metric]:
         shards = self._service.shards()
-        groups = [group for shard in shards for group in shard.groups.values()]
+        groups = [group for shard in shards for group in shard.active_groups()]
         members = [member for group in groups for member in group.members.values()]
-        yield GaugeMetricFamily("lsmq_groups", "Groups that this node coordinates.", len(groups))
+        yield GaugeMetricFamily(
+            "lsmq_groups", "Groups that this node coordinates.", sum(len(shard.groups) for shard in shards)
+        )
         yield GaugeMetricFamily("lsmq_group_members", "Their live members.", len(members))
         stalled = sum(member.stalled for member in members)
         yield GaugeMetricFamily("lsmq_group_members_stalled", "Of those, with a handler that does not end.", stalled)

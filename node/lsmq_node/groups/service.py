@@ -39,7 +39,6 @@ _ASK_TIMEOUT_S = 2.0
 #: Sixteen million queues take a second.
 _COUNT_TIMEOUT_S = 10.0
 _COUNTED_AT_ONCE = 1 << 17
-_REMEMBERED_COMMITS = 100_000
 _SHOWN_STALLED = 10
 
 
@@ -65,11 +64,13 @@ class GroupService(MachineService[ShardGroups]):
         """A line for each group of this node, up to a few, that has members whose handlers do not come back."""
         lines = []
         for shard in self.shards():
-            for name, group in shard.groups.items():
+            for group in shard.active_groups():
                 names = [member.spec.static_id or id for id, member in group.members.items() if member.stalled]
                 if names:
                     shown = ", ".join(names[:_SHOWN_STALLED])
-                    lines.append(f"group {name}: {len(names)} of {len(group.members)} members are stalled: {shown}")
+                    lines.append(
+                        f"group {group.name}: {len(names)} of {len(group.members)} members are stalled: {shown}"
+                    )
         return lines[:_SHOWN_STALLED]
 
     def catalog(self, name: str) -> tuple[int, int] | None:
@@ -238,10 +239,7 @@ class GroupService(MachineService[ShardGroups]):
             shard = self.find(port.number)
             assert shard is not None, "it was there in this step of the loop"
             shard.committed(group)
-            shard.last_commit.pop((group, topic.id), None)
-            shard.last_commit[group, topic.id] = runtime.wall_time()
-            if len(shard.last_commit) > _REMEMBERED_COMMITS:
-                del shard.last_commit[next(iter(shard.last_commit))]
+            shard.note_commit(group, topic.id, runtime.wall_time())
 
         if member is None and reset:
             permits.forget(group)
@@ -338,7 +336,7 @@ class GroupService(MachineService[ShardGroups]):
 
         lag = await self.broker.in_readers(read)
         shard.check()
-        return {"lag": asdict(lag), "committed_at": shard.last_commit.get((group, topic.id))}
+        return {"lag": asdict(lag), "committed_at": shard.last_commit(group, topic.id)}
 
     def _check_ranges(self, topic: StoredTopic, ranges: RangePairs, *, limited: bool = True) -> None:
         limit = self.broker.config.max_queues_per_request
