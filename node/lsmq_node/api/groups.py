@@ -37,10 +37,9 @@ _DESCRIBED = Content("Its members and what they own, as its coordinator knows it
 @ROUTES.get("/v1/groups", Content("Names, and what this node coordinates.", schemas.GROUPS), parameters=PAGE)
 async def list_groups(call: Call) -> web.StreamResponse:
     """Consumer groups of the shards at this node."""
-    coordinated = {name: group for shard in call.node.groups.shards() for name, group in shard.groups.items()}
-    sees = call.asker.sees
-    known = {*call.broker.groups(), *coordinated}
-    names, following = page(call, (name for name in known if sees(ResourceKind.GROUP, name.partition("/")[0])))
+    coordinated, sees = [shard.groups for shard in call.node.groups.shards()], call.asker.sees
+    known = call.broker.groups().union(*coordinated)
+    names, following = page(call, known, shows=lambda name: sees(ResourceKind.GROUP, name.partition("/")[0]))
     details = [
         {
             "group": name,
@@ -51,7 +50,7 @@ async def list_groups(call: Call) -> web.StreamResponse:
             "stalled": sum(member.stalled for member in group.members.values()),
         }
         for name in names
-        if (group := coordinated.get(name)) is not None
+        if (group := next((groups[name] for groups in coordinated if name in groups), None)) is not None
     ]
     return answer(call.request, {"groups": names, "details": details, "next": following})
 

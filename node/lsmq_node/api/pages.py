@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, TypeVar
 
 from .routing import Call, Parameter
@@ -18,8 +19,17 @@ PAGE = (
 Item = TypeVar("Item")
 
 
-def page(call: Call, items: Iterable[Item], name: Callable[[Item], str] = str) -> tuple[list[Item], Any]:
-    """The items of the page that is asked for, in order of their names, and what ``next`` is."""
+def page(
+    call: Call,
+    items: Iterable[Item],
+    name: Callable[[Item], str] = str,
+    shows: Callable[[Item], bool] = lambda item: True,
+) -> tuple[list[Item], Any]:
+    """The items of the page that is asked for, in order of their names, and what ``next`` is.
+
+    Only those that it ``shows``; of others than the page's that is not asked.
+    """
     limit, after = call.query["limit"], call.query["after"]
-    found = sorted((item for item in items if name(item) > after), key=name)
+    later = sorted((item for item in items if name(item) > after), key=name)
+    found = list(islice(filter(shows, later), limit + 1))
     return found[:limit], name(found[limit - 1]) if len(found) > limit else None

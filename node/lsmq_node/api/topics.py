@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -165,8 +166,8 @@ async def alter_topic(call: Call) -> web.StreamResponse:
 @ROUTES.get("/v1/topics", Content("By name.", schemas.TOPICS), parameters=PAGE)
 async def list_topics(call: Call) -> web.StreamResponse:
     """All topics."""
-    known = [topic for topic in await call.broker.topics() if call.asker.sees(ResourceKind.TOPIC, topic.name)]
-    topics, following = page(call, known, lambda topic: topic.name)
+    known, sees = await call.broker.topics(), call.asker.sees
+    topics, following = page(call, known, attrgetter("name"), lambda topic: sees(ResourceKind.TOPIC, topic.name))
     return answer(call.request, {"topics": [topic_object(call, topic) for topic in topics], "next": following})
 
 

@@ -137,8 +137,9 @@ class Broker:
 
     # Topics
 
-    async def topics(self) -> list[StoredTopic]:
-        return sorted(await self.topology.topics.newest(), key=lambda topic: topic.name)
+    async def topics(self) -> Sequence[StoredTopic]:
+        """All there are, in any order."""
+        return await self.topology.topics.newest()
 
     async def topic(self, name: str, meant: int | None = None) -> StoredTopic:
         """The topic of this name, and no other that the caller may have meant by it, who knows the id ``meant``.
@@ -542,9 +543,9 @@ class Broker:
 
     # Groups
 
-    def groups(self) -> list[str]:
+    def groups(self) -> set[str]:
         """Groups with offsets in the shards at this node."""
-        return sorted({group for port in self.topology.ports() for group in port.store.groups()})
+        return set[str]().union(*(port.store.groups() for port in self.topology.ports()))
 
     async def commit_offsets(
         self,

@@ -190,8 +190,8 @@ class GroupOffsets:
         return list(self._groups.get(topic_id, ()))
 
     def groups(self) -> list[str]:
-        """Groups that have committed offsets, sorted."""
-        return sorted(self._topics)
+        """Groups that have committed offsets."""
+        return list(self._topics)
 
     def restore(self, group: str, topic_id: int, page: int, values: I64) -> None:
         """Take over a page of a checkpoint: offsets + 1."""
