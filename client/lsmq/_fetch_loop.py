@@ -74,7 +74,8 @@ class FetchLoop:
         """Fetch these queues from now on; what is buffered of others is dropped, of these nothing."""
         self.drop(subtract(self.positions.ranges, ranges))
         self.positions.own(ranges)
-        self._unchecked.intersection_update(self.positions)
+        if self._unchecked:
+            self._unchecked.intersection_update(self.positions)
         self._restart.set()
 
     def seek(self, queue: int, offset: int) -> None:

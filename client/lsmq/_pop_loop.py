@@ -170,25 +170,38 @@ class PopLoop:
 
 
 class Waiting:
-    """Those who wait for something to change, all of whom look again when it does."""
+    """Those who wait for something to change, and look again when it does: all, or as many as it is for."""
 
     __slots__ = ("_futures",)
 
     def __init__(self) -> None:
-        self._futures: set[asyncio.Future[None]] = set()
+        self._futures: dict[asyncio.Future[None], None] = {}  # who has waited longest comes first
 
     def wake(self) -> None:
-        for future in self._futures:
+        """All look again."""
+        while self._futures:
+            self.wake_one()
+
+    def wake_one(self) -> None:
+        """There is something for one: who has waited longest looks. Who is cancelled by then has another one look."""
+        while self._futures:
+            future, _ = next(iter(self._futures.items()))
+            del self._futures[future]
             if not future.done():
                 future.set_result(None)
+                return
 
     async def wait(self) -> None:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._futures.add(future)
+        self._futures[future] = None
         try:
             await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.wake_one()
+            raise
         finally:
-            self._futures.discard(future)
+            self._futures.pop(future, None)
 
 
 def _by_leader(topic: Topic) -> dict[str | None, tuple[int, ...]]:

@@ -202,6 +202,7 @@ class WorkQueue(Iterated[Task]):
         self._hands = 0  # of those who run it: tasks that may be here at a time
         self._polled = False  # somebody takes tasks, and nobody runs it
         self._changed = Waiting()
+        self._held = asyncio.Event()  # a task came that is to be kept
         self._pulling: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._background = BackgroundTasks(self._broke)
@@ -437,7 +438,8 @@ class WorkQueue(Iterated[Task]):
         task = Task(message, deliveries, receipt, visibility_ms, self, topic, shard, until, now)
         self._ahead.append(task)
         self._kept[task] = None
-        self._changed.wake()
+        self._held.set()
+        self._changed.wake_one()
 
     def _take(self) -> Task | None:
         """The next task that is ours still."""
@@ -453,7 +455,8 @@ class WorkQueue(Iterated[Task]):
         for task in reversed(list(tasks)):
             self._ahead.appendleft(task)
             self._kept[task] = None
-        self._changed.wake()
+            self._held.set()
+            self._changed.wake_one()
 
     async def _next(self) -> Task:
         while True:
@@ -493,7 +496,8 @@ class WorkQueue(Iterated[Task]):
         loop = asyncio.get_running_loop()
         while True:
             if not self._kept:
-                await self._changed.wait()
+                self._held.clear()
+                await self._held.wait()
                 continue
             shortest_ms = min(task.visibility_ms for task in self._kept)
             await asyncio.sleep(min(1.0, shortest_ms / 1000 / _EXTENSIONS_PER_VISIBILITY / 2))
@@ -534,7 +538,7 @@ class WorkQueue(Iterated[Task]):
                 task._hidden(asked_at, visibility_ms)
             elif refused is not None and not task.settled:
                 task._lost = True
-        await _together(task._say_again() for task in tasks)
+        await _together(task._say_again() for task in tasks if task._said is not None)
 
     async def _release(self, tasks: Iterable[Task]) -> None:
         async def release(group: list[Task]) -> None:
