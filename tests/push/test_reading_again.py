@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from api.in_process import Session, node_of, with_node
+from lsmq.errors import Unavailable
 from lsmq_node.api.offsets import drop_offsets, reset_offsets
 from lsmq_node.broker import Broker
 from lsmq_node.cluster.disk_thread import DiskThread
 from lsmq_node.groups import GroupService
+from lsmq_node.push.feed import Feed
 from lsmq_node.storage.segments import SegmentFiles
 from support.waiting import comes_true
 
@@ -105,5 +107,28 @@ def test_a_stream_that_begins_as_offsets_are_set_begins_again_whoever_sets_them_
         await streams[0].socket.close()
         async with session.ws_connect("/v1/groups/g/push", params={"topic": "t"}, protocols=("lsmq.json",)) as socket:
             assert [message["body"] for message in await HeldStream(socket).messages(3)] == ["0", "1", "2"]
+
+    with_node(tmp_path, test)
+
+
+def test_feeds_are_looked_through_only_where_leadership_or_a_part_has_changed(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        push = node_of(session).push
+        async with AsyncExitStack() as sockets:
+            for _ in range(3):
+                params = {"topic": "t", "mode": "broadcast"}
+                socket = await sockets.enter_async_context(
+                    session.ws_connect("/v1/groups/all/push", params=params, protocols=("lsmq.json",))
+                )
+                await HeldStream(socket).owns([0, 2])
+            push.look()
+            with patch.object(Feed, "refresh", autospec=True, side_effect=Feed.refresh) as refreshed:
+                for _ in range(5):
+                    push.look()
+                assert refreshed.call_count == 0
+                [one, *_] = push.shards()
+                one.break_off(Unavailable("it is read again", sent=False))
+                await comes_true(lambda: one not in push.shards() and len(push.shards()) == 3, "it was begun again")
+                assert refreshed.call_count >= 3
 
     with_node(tmp_path, test)

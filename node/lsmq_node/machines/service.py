@@ -16,6 +16,8 @@ from .clock import TICK_S
 from .held import HeldRequests
 from .machine import ShardMachine
 
+#: Machines are ticked for so long before others on the loop have their turn.
+_TURN_S = 0.01
 #: A machine that nobody uses is dropped after so long; so is what one has left for the next.
 IDLE_S = 300.0
 
@@ -43,6 +45,7 @@ class MachineService(Generic[M]):
         self._left: dict[
             MachineKey, tuple[int, float, Any]
         ] = {}  # epoch, when, and what a machine left for the next one
+        self.lost = 0  # machines that were not current any more, or could not be built
 
     def start(self) -> None:
         self._timer = self.broker.parts.part(f"{self.name}-timer")
@@ -120,6 +123,7 @@ class MachineService(Generic[M]):
             await found.load(left if epoch == found.epoch else None)
             found.check()
         except BaseException:
+            self.lost += 1
             if found is not None:
                 found.end()
             raise
@@ -134,6 +138,7 @@ class MachineService(Generic[M]):
 
     def _retire(self, key: MachineKey, known: M) -> None:
         """It is read again from what is stored."""
+        self.lost += 1
         left = known.leaves()
         if left is not None:
             self._left[key] = known.epoch, asyncio.get_running_loop().time(), left
@@ -172,7 +177,13 @@ class MachineService(Generic[M]):
         while True:
             await asyncio.sleep(TICK_S)
             now, former, failing = loop.time(), failing, {}
+            turn_ends = now + _TURN_S
             for key, known in list(self._known.items()):
+                if loop.time() > turn_ends:
+                    await asyncio.sleep(0)
+                    turn_ends = loop.time() + _TURN_S
+                if self._known.get(key) is not known:
+                    continue  # It was dropped meanwhile.
                 began = loop.time()
                 try:
                     known.tick()

@@ -58,6 +58,7 @@ class Feed:
         self.start = start
         self.kept = kept
         self.closed = False
+        self.refreshed_at: object = None  # what it was refreshed by last
         self.streams: dict[str, PushStream] = {}
         self._service = service
         self._topology = service.broker.topology

@@ -237,12 +237,14 @@ class PushService(MachineService[LedPart]):
     # Time
 
     def look(self) -> None:
+        mark = self._mark() if self._feeds else None
         for feed in list(self._feeds.values()):
             error = self._changed(feed.topic)
             if error is not None:
                 feed.end_all(error)
-            else:
+            elif feed.refreshed_at != mark:
                 feed.refresh()
+                feed.refreshed_at = mark
             self._forget_unused(feed)
         due = [feed for feed in self._feeds.values() if feed.streams and self._declared.is_due(*feed.shared)]
         if due and (self._declaring is None or self._declaring.done()):
@@ -258,6 +260,11 @@ class PushService(MachineService[LedPart]):
                         "(ack_timeout_ms); they go to others, or come again"
                     )
                 )
+
+    def _mark(self) -> object:
+        """Another one where somebody else leads a shard, or a part is to be begun anew: feeds are as they were else."""
+        topology = self.broker.topology
+        return self.lost, *map(topology.leadership, range(topology.shard_count))
 
     def _changed(self, topic: StoredTopic) -> LsmqError | None:
         found = self._groups.catalog(topic.name)
