@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
 from lsmq.errors import DiskFull
+from lsmq_node.broker import Broker
 from lsmq_node.broker.catalog import NodeCatalog
 from lsmq_node.storage import ShardStore, StoredTopic, TopicOptions
 from storage.harness import small
 from support.counted_lines import counted_lines
+
+from .in_process import Session, with_node
 
 SHARDS = 3
 MANY = 400
@@ -68,3 +72,14 @@ def test_what_was_cut_short_in_one_shard_is_completed_with_the_next_change(tmp_p
         assert [store.topic("kept").queues for store in stores.values()] == [9, 9, 9]
         topics.alter("kept", {"retention_ms": 5}, lambda topic, options: None)
         assert [names(store) for store in stores.values()] == [{"kept"}] * 3
+
+
+def test_whose_turn_it_is_in_topics_that_others_deleted_is_not_kept_for_ever(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        topic, most = await broker.topic("t"), broker.config.max_topics
+        turns = [broker.next_queue(replace(topic, id=id, name=f"t{id}")) for id in range(10, most + 60)]
+        assert set(turns) == {0} and len(broker._next_queue) == most
+        latest = replace(topic, id=most + 59)
+        assert [broker.next_queue(latest) for _ in range(2)] == [1, 0], "t has two queues"
+
+    with_node(tmp_path, test)

@@ -273,6 +273,8 @@ class Broker:
             led = [part for part in self.ranges(topic) if self.topology.leadership(part.shard).here]
             if led:
                 queue = next((part.first for part in led if part.first > queue), led[0].first)
+        if topic.id not in self._next_queue and len(self._next_queue) >= self.config.max_topics:
+            del self._next_queue[next(iter(self._next_queue))]  # Other nodes may have deleted its topic.
         self._next_queue[topic.id] = (queue + 1) % topic.queues
         return queue
 
