@@ -7,6 +7,8 @@ from unittest import mock
 
 import numpy as np
 
+from lsmq import Client
+from lsmq_node.api import topics
 from lsmq_node.api.asker import Asker
 from lsmq_node.broker import Ack, Broker
 from lsmq_node.groups.group import CoordinatedGroup
@@ -47,5 +49,22 @@ def test_pages_of_groups_and_topics_ask_of_their_own_entries_alone(tmp_path: Pat
                     after = answer["next"]
                     assert asked.call_count - before <= 2 * 21 + 1
                 assert listed == wanted
+
+    with_node(tmp_path, test)
+
+
+def test_a_page_of_topics_has_so_many_routes_as_are_made_in_a_moment(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        for number in range(7):
+            assert (await client.put(f"/v1/topics/t{number}", json={"queues": 2})).status == 201
+        with mock.patch.object(topics, "_MOST_ROUTES", 3):
+            after, pages = "", []
+            while after is not None:
+                answer = await (await client.get(f"/v1/topics?after={after}")).json()
+                pages.append([topic["name"] for topic in answer["topics"]])
+                after = answer["next"]
+            assert pages == [["t", "t0", "t1"], ["t2", "t3", "t4"], ["t5", "t6"]]
+            async with Client(str(client.make_url("/"))) as other:
+                assert len(await other.topics()) == 8
 
     with_node(tmp_path, test)

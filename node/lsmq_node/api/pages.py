@@ -24,12 +24,13 @@ def page(
     items: Iterable[Item],
     name: Callable[[Item], str] = str,
     shows: Callable[[Item], bool] = lambda item: True,
+    most: int = MAX_LISTED,
 ) -> tuple[list[Item], Any]:
     """The items of the page that is asked for, in order of their names, and what ``next`` is.
 
-    Only those that it ``shows``; of others than the page's that is not asked.
+    Only those that it ``shows``; of others than the page's that is not asked. ``most``: so many on a page at most.
     """
-    limit, after = call.query["limit"], call.query["after"]
+    limit, after = min(call.query["limit"], most), call.query["after"]
     later = sorted((item for item in items if name(item) > after), key=name)
     found = list(islice(filter(shows, later), limit + 1))
     return found[:limit], name(found[limit - 1]) if len(found) > limit else None
