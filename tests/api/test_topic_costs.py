@@ -63,10 +63,13 @@ def test_what_was_cut_short_in_one_shard_is_completed_with_the_next_change(tmp_p
         topics.create("kept", 6, TopicOptions())
         with patch.object(stores[2], "create_topic", full), pytest.raises(DiskFull):
             topics.create("half", 6, TopicOptions())
+        assert names(stores[0]) == {"kept"}, "nobody sees what is not everywhere"
         with patch.object(stores[2], "grow_topic", full), pytest.raises(DiskFull):
             topics.grow("kept", 9)
-        assert "half" in names(stores[2]), "completed before it was to grow"
+        assert names(stores[1]) == {"kept"}, "what was cut short is taken back before the next change"
         assert [store.topic("kept").queues for store in stores.values()] == [6, 6, 6]
+        half = topics.create("half", 6, TopicOptions())
+        assert half.id == topics.topic("kept").id + 2, "no id is given twice"
         with patch.object(stores[1], "delete_topic", full), pytest.raises(DiskFull):
             topics.delete("half")
         assert [store.topic("kept").queues for store in stores.values()] == [9, 9, 9]

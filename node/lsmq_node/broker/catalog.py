@@ -134,7 +134,9 @@ class NodeCatalog:
         self.complete()
         if self.find(name) is not None:
             return self._placed(self._first.create_topic(name, queues, options))
-        topic = StoredTopic(self._first.next_topic_id(), name, queues, options)
+        # Of an id that a shard has heard of messages may be left there, though the first one never had that topic.
+        id = max(store.next_topic_id() for store in self._stores.values())
+        topic = StoredTopic(id, name, queues, options)
         with self._in_all_shards():
             if self._shards > self._home_shards:
                 topic = replace(topic, ranges=grown_ranges((), queues, self._shards))
