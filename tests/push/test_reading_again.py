@@ -68,6 +68,25 @@ def test_an_acknowledgement_that_is_dropped_for_want_of_space_counts_and_nothing
     with_node(tmp_path, test)
 
 
+def test_what_a_subscriber_has_acknowledged_just_now_goes_with_its_group(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        node, store = node_of(session), broker.topology.port(0).store
+        await send(session, "0", "1")
+        document = {"topic": "t", "queues": [0], "offsets": [2]}
+        with patch.object(DiskThread, "kick_soon"):
+            committing = asyncio.create_task(session.post("/v1/groups/g%2Fnorth/offsets", json=document))
+            await comes_true(lambda: store.stats().waiting_bytes, "it is in line")
+            dropping = asyncio.create_task(drop_offsets(SimpleNamespace(node=node), "g", 0))
+            for _ in range(20):
+                await asyncio.sleep(0)  # It looks for what is to be dropped.
+        await send(session, "2")
+        assert (await committing).status == 200
+        await dropping
+        assert store.groups() == []
+
+    with_node(tmp_path, test)
+
+
 @pytest.mark.parametrize("how", ["reset", "dropped"])
 def test_a_stream_that_begins_as_offsets_are_set_begins_again_whoever_sets_them_is_gone(
     tmp_path: Path, how: str

@@ -366,6 +366,7 @@ class GroupService(MachineService[ShardGroups]):
         ``also`` puts in line what is to go with them, in the same step of the loop. All of it is durable on return.
         """
         known = await self.shard(shard)
+        await known.barrier()  # A member whose first offsets are in line is in no list yet.
         for name in known.store.groups():
             if name.startswith(f"{group}/"):
                 self._permits.forget(name)
