@@ -14,6 +14,7 @@ from lsmq.messages import due_of_id
 from .use import DEADLINE_MS, Use, UsedTopics, UseRole, all_of
 
 _LATEST_MS = 1_500
+_PROMPT_S = 0.05  # in which nothing is tried twice
 
 
 class Delayed(Use):
@@ -47,11 +48,13 @@ class Delayed(Use):
 
     async def _change(self, delayed: DelayedMessages, number: int, id: str) -> None:
         if self.random.random() < 0.5:
+            began_s = asyncio.get_running_loop().time()
             try:
                 await delayed.cancel(id)
                 self._fate[number] = "cancelled"
             except AlreadyDelivered:
-                pass
+                if asyncio.get_running_loop().time() - began_s > _PROMPT_S:
+                    self._fate[number] = "unknown"  # An attempt whose answer was lost may have cancelled it.
             except LsmqError as error:
                 if isinstance(error, UnknownMessage):
                     self.wrong(f"message {number} is not known before it has come")
