@@ -210,7 +210,7 @@ def _handler(
             is_noted = noted or (asker is not None and asker.administers) or isinstance(refusal_of, _REFUSALS)
             if audit.on and VERIFIED not in request and is_noted:
                 _note(audit, route, request, asker, status, refusal_of)
-            elif audit.on and call is not None and call.refusals:
+            elif audit.on and VERIFIED not in request and call is not None and call.refusals:
                 for each in call.refusals:
                     if isinstance(each, Forbidden):
                         _note(audit, route, request, asker, status_of(each), each)
