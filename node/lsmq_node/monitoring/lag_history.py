@@ -47,8 +47,7 @@ class LagHistory:
         self._broker = broker
         self._lags = lags
         self._clock = clock or runtime.monotonic
-        self._rows: dict[tuple[int, Pair], LagRow] = {}
-        self._topic_ids: dict[tuple[int, Pair], int] = {}  # of which topic each row is
+        self._rows: dict[tuple[int, Pair, int], LagRow] = {}  # by shard, group and topic, and the topic's id
         self._last = 0  # samples are numbered by the clock, and lie in their rows at the number modulo SAMPLES
         self._furthest: list[Pair] = []
         self._looked: OrderedDict[Pair, float] = OrderedDict()  # when, the longest ago first
@@ -60,7 +59,7 @@ class LagHistory:
 
     def wanted(self) -> Collection[Pair]:
         """What is to be counted in each shard, though the group has committed nothing there."""
-        return self.looked_at() | {pair for _, pair in self._rows}
+        return self.looked_at() | {pair for _, pair, _ in self._rows}
 
     def looked_at(self) -> Set[Pair]:
         """What somebody looked at in the last hour, the longest ago first."""
@@ -80,20 +79,19 @@ class LagHistory:
         passed = np.arange(max(self._last + 1, number - SAMPLES + 1), number + 1) % SAMPLES
         self._last, place = number, number % SAMPLES
         former, self._rows = self._rows, {}
-        former_ids, self._topic_ids = self._topic_ids, {}
         for shard, counted in self._lags.by_shard().items():
             for pair in chosen:
                 if (lag := counted.known(pair)) is None:
                     continue
-                topic_id = self._topic_ids[shard, pair] = counted.topic_id(pair)
-                row = former.get((shard, pair))
-                if row is None or former_ids[shard, pair] != topic_id:
+                key = shard, pair, counted.topic_id(pair)
+                row = former.get(key)
+                if row is None:
                     nothing = pair in counted.uncommitted and not lag  # then there was nothing before
                     row = np.full(SAMPLES, 0 if nothing else np.nan, np.float32)
                 elif len(passed) > 1:
                     row[passed] = np.nan
                 row[place] = lag
-                self._rows[shard, pair] = row
+                self._rows[key] = row
 
     async def _chosen(self, number: int) -> list[Pair]:
         """Those to have rows: who was looked at, and then who is furthest behind, which is found out once a minute."""
@@ -102,7 +100,7 @@ class LagHistory:
         if len(sums) <= limit:
             self._furthest = list(sums)
         elif not self._furthest or number % _CHOSEN_EVERY == 0:
-            before = {pair for _, pair in self._rows} & sums.keys()
+            before = {pair for _, pair, _ in self._rows} & sums.keys()
             found = await self._broker.in_readers(lambda: biggest(before, sums, limit))
             self._furthest = sorted(found, key=lambda pair: sums[pair], reverse=True)
         return list(dict.fromkeys((*looked, *self._furthest)))[:limit]
@@ -135,8 +133,8 @@ class LagHistory:
         self._looked.move_to_end(pair)
         if len(self._looked) > MOST_LOOKED_AT:
             self._looked.popitem(last=False)
-        row = self._rows.get((shard, pair))
-        if row is not None and self._topic_ids[shard, pair] == topic_id:
+        row = self._rows.get((shard, pair, topic_id))
+        if row is not None:
             return {"row": np.roll(row, SAMPLES - 1 - self._last % SAMPLES).astype("<f4").tobytes()}
         if not self._broker.topology.leadership(shard).here:
             return {"row": b""}
