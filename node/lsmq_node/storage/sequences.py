@@ -198,22 +198,17 @@ def _is_next(key: BatchKey, head: Head | None) -> bool:
     if key.epoch < head.epoch:
         raise _fenced(key, head)
     if key.sequence > LAST_SEQUENCE:
-        raise OutOfOrderSequence(
-            f"batch {key.sequence} of producer {key.producer_id} came, and the last of an epoch is {LAST_SEQUENCE}: "
-            "begin again with a new producer id",
-            producer=key.producer_id,
-            sequence=key.sequence,
-            expected=head.next_sequence,
-        )
-    if key.sequence > head.next_sequence:
-        raise OutOfOrderSequence(
-            f"batch {key.sequence} of producer {key.producer_id} came, {head.next_sequence} was expected: send the "
-            "missing batches first",
-            producer=key.producer_id,
-            sequence=key.sequence,
-            expected=head.next_sequence,
-        )
-    return key.sequence == head.next_sequence
+        wrong = f"the last of an epoch is {LAST_SEQUENCE}: begin again with a new producer id"
+    elif key.sequence > head.next_sequence:
+        wrong = f"{head.next_sequence} was expected: send the missing batches first"
+    else:
+        return key.sequence == head.next_sequence
+    raise OutOfOrderSequence(
+        f"batch {key.sequence} of producer {key.producer_id} came, and {wrong}",
+        producer=key.producer_id,
+        sequence=key.sequence,
+        expected=head.next_sequence,
+    )
 
 
 def _fenced(key: BatchKey, head: Head) -> LsmqError:
