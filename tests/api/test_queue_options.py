@@ -139,37 +139,10 @@ def test_a_queue_that_is_being_deleted_gets_no_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("then", ["delete", "alter"])
-def test_what_comes_next_knows_of_options_whoever_set_them_is_gone(tmp_path: Path, then: str) -> None:
-    async def scenario(client: Session, broker: Broker) -> None:
-        await client.put("/v1/topics/n", json={"queues": "named"})
-        topic, options = await broker.topic("n"), broker.own_options
-        await broker.queue_lists.declare(topic, "a")
-        with patch.object(DiskThread, "kick_soon"):  # Nothing is committed.
-            altering = asyncio.create_task(options.alter(topic, "a", {"retention_ms": 5}))
-            for _ in range(20):
-                await asyncio.sleep(0)
-            altering.cancel()
-            await asyncio.wait([altering])
-            following: asyncio.Task[Any] = asyncio.create_task(
-                broker.queue_lists.delete(topic, "a")
-                if then == "delete"
-                else options.alter(topic, "a", {"retention_bytes": 6})
-            )
-            for _ in range(20):
-                await asyncio.sleep(0)
-        await broker.queue_lists.declare(topic, "b")
-        await following
-        if then == "alter":
-            assert options.of(topic, "a").to_dict() == {"retention_ms": 5, "retention_bytes": 6}
-            return
-        await broker.queue_lists.declare(topic, "a")
-        assert options.of(topic, "a") == QueueOptions(), "it is another one"
+@pytest.mark.parametrize("lost", ["caller", "answer"])
+def test_what_comes_next_knows_of_options_that_nobody_waits_for_any_more(tmp_path: Path, lost: str, then: str) -> None:
+    """Whoever set them is gone, or was told that they may be stored: they are."""
 
-    with_node(tmp_path, scenario)
-
-
-@pytest.mark.parametrize("then", ["delete", "alter"])
-def test_what_comes_next_knows_of_options_that_may_be_stored_all_the_same(tmp_path: Path, then: str) -> None:
     async def scenario(client: Session, broker: Broker) -> None:
         await client.put("/v1/topics/n", json={"queues": "named"})
         topic, options, port = await broker.topic("n"), broker.own_options, broker.topology.port(0)
@@ -178,15 +151,20 @@ def test_what_comes_next_knows_of_options_that_may_be_stored_all_the_same(tmp_pa
         with patch.object(DiskThread, "kick_soon"):  # Nothing is committed, as where replicas are away for long.
             altering = asyncio.create_task(options.alter(topic, "a", {"retention_ms": 5}))
             await comes_true(lambda: len(port._writes), "it is in line")
-            port._writes.expire(math.inf, lambda: NotEnoughReplicas("it may be stored", sent=True))
-            with pytest.raises(NotEnoughReplicas):
-                await altering
+            if lost == "caller":
+                altering.cancel()
+                await asyncio.wait([altering])
+            else:
+                port._writes.expire(math.inf, lambda: NotEnoughReplicas("it may be stored", sent=True))
+                with pytest.raises(NotEnoughReplicas):
+                    await altering
             following: asyncio.Task[Any] = asyncio.create_task(
                 broker.queue_lists.delete(topic, "a")
                 if then == "delete"
                 else options.alter(topic, "a", {"retention_bytes": 6})
             )
-            await comes_true(lambda: len(port._writes), "what comes next waits")
+            for _ in range(20):
+                await asyncio.sleep(0)  # What comes next waits, and does nothing before.
         await broker.queue_lists.declare(topic, "b")
         await following
         if then == "alter":

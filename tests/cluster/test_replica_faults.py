@@ -6,7 +6,8 @@ import errno
 import os
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +51,21 @@ async def ready(nodes: Group, name: str = "a") -> None:
     leader = await nodes.lead(name)
     await nodes.all_in_sync()
     await nodes.make_topic(leader)
+
+
+@asynccontextmanager
+async def b_behind(path: Path) -> AsyncIterator[Group]:
+    """Replicas of which b is stopped, and so far behind that it needs a snapshot."""
+    async with group(path, options=tiny(wal_keep_bytes=64 * KIB), start=False) as nodes:
+        nodes.timings = replace(nodes.timings, window_bytes=32 * KIB)
+        for name in nodes.sites:
+            await nodes.start(name)
+        await ready(nodes)
+        await fill(nodes, "a", 10)
+        await nodes.stop("b")
+        await fill(nodes, "a", 80)
+        await until(lambda: nodes["a"].store.replica.first_lsn() > 64 * KIB, "b needs a snapshot")
+        yield nodes
 
 
 @pytest.mark.parametrize("victim", ["a", "b"])
@@ -195,15 +211,7 @@ def test_a_damaged_follower_that_is_given_table_files_is_filled_once(
     monkeypatch.setattr(transfer, "Download", Counted)
 
     async def test() -> None:
-        async with group(tmp_path, options=tiny(wal_keep_bytes=64 * KIB), start=False) as nodes:
-            nodes.timings = replace(nodes.timings, window_bytes=32 * KIB)
-            for name in nodes.sites:
-                await nodes.start(name)
-            await ready(nodes)
-            await fill(nodes, "a", 10)
-            await nodes.stop("b")
-            await fill(nodes, "a", 80)
-            await until(lambda: nodes["a"].store.replica.first_lsn() > 64 * KIB, "b needs a snapshot")
+        async with b_behind(tmp_path) as nodes:
             shell = (await nodes.start("b"))._shell
             await until(lambda: shell._fetching is not None, "it fetches one")
             shell.repair.note("a table is damaged")
@@ -455,15 +463,7 @@ def test_a_snapshot_that_took_the_last_space_is_opened_when_there_is_some(
     monkeypatch.setattr("lsmq_node.cluster.shell.KEEP_BYTES", 0)
 
     async def test() -> None:
-        async with group(tmp_path, options=tiny(wal_keep_bytes=64 * KIB), start=False) as nodes:
-            nodes.timings = replace(nodes.timings, window_bytes=32 * KIB)
-            for name in nodes.sites:
-                await nodes.start(name)
-            await ready(nodes)
-            await fill(nodes, "a", 10)
-            await nodes.stop("b")
-            await fill(nodes, "a", 80)
-            await until(lambda: nodes["a"].store.replica.first_lsn() > 64 * KIB, "b needs a snapshot")
+        async with b_behind(tmp_path) as nodes:
             disk = NoRoom(monkeypatch, nodes.sites["b"].path, nth=2)  # the first time is the start
             with capture_logs() as logs:
                 await nodes.start("b")

@@ -222,6 +222,18 @@ def body(seed: int, size: int) -> bytes:
     return (b"%07d." % seed * (size // 8 + 1))[:size]
 
 
+def sent(content: bytes, sequence: int, *, producer: int = 5, epoch: int = 0, queue: int = 0) -> RecordBatch:
+    """A producer's batch of one message."""
+    return batch_of([Put(queue, content)], producer_id=producer, producer_epoch=epoch, sequence=sequence)
+
+
+def stored(store: ShardStore, topic_id: int, batch: RecordBatch) -> Appended:
+    """Append a batch, and wait for it."""
+    appended = store.append(topic_id, batch)
+    store.wait(appended)
+    return appended
+
+
 def append(store: ShardStore, topic_id: int, *puts: tuple[int, bytes]) -> Appended:
     """Append (queue, body) pairs; not committed yet."""
     return store.append(topic_id, batch_of([Put(queue, content) for queue, content in puts]))

@@ -39,6 +39,7 @@ from .harness import (
     open_stepped,
     profile,
     small,
+    stored,
     tiny,
 )
 from .leading import open_replica
@@ -48,19 +49,8 @@ WINDOW_MS = 60_000
 FOREVER = TopicOptions(dedupe_window_ms="forever")
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Drive:
-    return Drive(tmp_path)
-
-
 def named(*ids: str | None, queue: int = 0, **fields: int) -> RecordBatch:
     return batch_of([Put(queue, (each or "-").encode(), dedupe_id=each) for each in ids], **fields)
-
-
-def stored(store: ShardStore, topic_id: int, batch: RecordBatch) -> Appended:
-    appended = store.append(topic_id, batch)
-    store.wait(appended)
-    return appended
 
 
 def places(appended: Appended) -> tuple[list[int], list[bool]]:

@@ -27,11 +27,6 @@ from .harness import KIB, abandon, bodies, flush, merge, open_stepped, profile, 
 DAY_MS = 86_400_000
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Drive:
-    return Drive(tmp_path)
-
-
 class Pending(NamedTuple):
     place: DuePlace
     target: tuple[int, int]

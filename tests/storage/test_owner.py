@@ -43,11 +43,6 @@ from .harness import (
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Drive:
-    return Drive(tmp_path)
-
-
-@pytest.fixture
 def stepped(tmp_path: Path, disk: Drive) -> Iterator[QueueStore]:
     """Its owner runs, its background threads do not."""
     with no_threads():

@@ -52,11 +52,6 @@ from .harness import (
 )
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Drive:
-    return Drive(tmp_path)
-
-
 def test_a_store_opens_with_smaller_memtables_than_its_log_was_written_with(tmp_path: Path, disk: Drive) -> None:
     path = tmp_path / "s"
     store = open_stepped(path, small(memtable_bytes=1 << 20), disk)
