@@ -62,7 +62,7 @@ class PendingRecords:
     stored_ms: int
     payload: memoryview
     optional: Columns
-    touched: U32
+    touched: NDArray[Any]
     ends: I64
     producer: BatchKey | None
     #: Of all records of the batch, also those that are not stored since they are ``repeats``.
@@ -77,8 +77,9 @@ class PendingRecords:
 
     def touched_queues(self) -> tuple[int, U32]:
         """The topic's id and the queues that got records, in any order and with repeats."""
+        queues: U32 = self.touched.astype(np.uint32, copy=False)
         first = np.uint32(self.state.first)
-        return self.state.topic.id, self.touched + first if first else self.touched
+        return self.state.topic.id, queues + first if first else queues
 
     def in_queues(self) -> tuple[int, int]:
         """How many messages are in their queues with it, and their bytes; those that come later are not."""
@@ -212,7 +213,8 @@ class Applier:
         if Column.DUE_MS in columns.optional:
             return _prepare_delayed(state, batch, columns, payload, stored_ms, lsn)
         index = columns.queues - np.uint32(state.first) if state.first else columns.queues
-        offsets, touched, ends = _NOWHERE, index, _NOWHERE
+        touched: NDArray[Any] = index
+        offsets = ends = _NOWHERE
         if len(index):
             if state.named:
                 state.make_room(int(index.max()) + 1)
@@ -282,9 +284,6 @@ class Applier:
         """Put records in the memtable, then show them to readers."""
         if item.ids is not None:
             self._state.ids.landed(len(item.ids))
-        began = item.state.committed[item.touched]
-        in_queues = item.offsets[item.keys < DUE] if item.is_delayed else item.offsets
-        assert _follow_on(began, item.ends, in_queues), "a queue's offsets follow one another without gaps"
         memtable = self._tables.room_for(len(item.payload), len(item.keys))
         optional = item.optional
         if item.state.topic.options.ttl_ms is not None or Column.EXPIRES_MS in optional:
@@ -292,6 +291,9 @@ class Applier:
         if len(item.keys):
             memtable.apply(item.end_lsn, item.keys, item.offsets, item.lengths, item.stored_ms, item.payload, optional)
         if len(item.touched):
+            in_queues = item.offsets[item.keys < DUE] if item.is_delayed else item.offsets
+            began = item.state.committed[item.touched]  # here, and the other half of it is still at hand below
+            assert _follow_on(began, item.ends, in_queues), "a queue's offsets follow one another without gaps"
             self._state.land(item.state, item.touched, item.ends)
         if item.state.guarded and len(item.keys):
             self._cover(item)
@@ -432,7 +434,7 @@ def _prepare_delayed(
     state: TopicState, batch: RecordBatch, columns: BatchColumns, payload: memoryview, stored_ms: int, lsn: int
 ) -> PendingRecords:
     places = DelayedPlaces(state.topic.id, batch, columns, stored_ms, lsn)
-    touched, ends = np.empty(0, np.uint32), np.empty(0, np.int64)
+    touched, ends = _NOWHERE, _NOWHERE
     if len(places.here):
         index = columns.queues[places.here] - np.uint32(state.first)
         if state.named:

@@ -171,18 +171,22 @@ class QueueNames:
         tail: bytes = self._arena[self._starts.item(number) : self._starts.item(number + 1)].tobytes()
         return head[:SHORT] + tail
 
-    def batch(self, names: Sequence[str], joined: bytes | None = None) -> NameBatch:
-        """One name or more, ready to be looked up and added; ``joined`` is what :func:`join_names` made of them."""
-        joined = join_names(names) if joined is None else joined
+    def batch(self, names: Sequence[str]) -> NameBatch:
+        """One name or more, ready to be looked up and added. Raises as :func:`join_names`."""
+        joined = join_names(names)
+        if are_joined(joined, len(names)):
+            return self.batch_joined(joined)
+        lengths = np.fromiter((len(name.encode()) for name in names), np.int64, len(names))
+        text = np.frombuffer(joined + bytes(_HEAD_BYTES), np.uint8)
+        return NameBatch(text, np.cumsum(lengths + 1) - (lengths + 1), lengths, self._hash_bits)
+
+    def batch_joined(self, joined: bytes) -> NameBatch:
+        """:meth:`batch` of what :func:`join_names` made of names of which :func:`are_joined` holds."""
         text = np.frombuffer(joined + bytes(_HEAD_BYTES), np.uint8)
         ends = np.append(np.flatnonzero(text[: len(joined)] == 0), len(joined))
-        separated: bytes | None = joined
-        if len(ends) != len(names):  # a name has the separator in it
-            separated = None
-            ends = np.cumsum(np.fromiter((len(name.encode()) + 1 for name in names), np.int64, len(names))) - 1
-        starts = np.zeros(len(names), np.int64)
+        starts = np.zeros(len(ends), np.int64)
         starts[1:] = ends[:-1] + 1
-        return NameBatch(text, starts, ends - starts, self._hash_bits, separated)
+        return NameBatch(text, starts, ends - starts, self._hash_bits, joined)
 
     def load(self, text: U8, lengths: I64) -> None:
         """:meth:`add` names that lie one after another in ``text``."""
@@ -286,6 +290,18 @@ class QueueNames:
 def join_names(names: Sequence[str]) -> bytes:
     """The names in UTF-8 with separators between them. Raises ``UnicodeEncodeError``, ``TypeError``."""
     return _SEPARATOR.join(names).encode()
+
+
+def are_joined(joined: bytes, count: int) -> bool:
+    """Whether so many names can be told apart in what :func:`join_names` made: none has the separator in it."""
+    if count == 1:
+        return _SEPARATOR.encode() not in joined
+    return len(joined) - int(np.count_nonzero(np.frombuffer(joined, np.uint8))) == count - 1
+
+
+def split_names(joined: bytes) -> list[str]:
+    """The names that :func:`join_names` joined, where :func:`are_joined` holds."""
+    return joined.decode().split(_SEPARATOR)
 
 
 def join_joined(parts: Sequence[bytes]) -> bytes:

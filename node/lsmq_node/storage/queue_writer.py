@@ -95,14 +95,15 @@ class QueueWriter:
         numbers = self._known_numbers(group)
         if numbers is not None:
             return self._append([], list(self._batches(numbers, lengths, payload)))
-        names = group[0].every_name() if len(group) == 1 else [name for put in group for name in put.every_name()]
-        whole = all(len(put.names) == len(put) for put in group)
-        batch = self._names.batch(names, join_joined([put.joined for put in group]) if whole else None)
-        return self._append_named(batch, lengths, payload)
+        if all(put.is_joined for put in group):
+            names = self._names.batch_joined(join_joined([put.joined for put in group]))
+        else:
+            names = self._names.batch([name for put in group for name in put.every_name()])
+        return self._append_named(names, lengths, payload)
 
     def _known_numbers(self, group: Sequence[Put]) -> I64 | None:
         """The numbers of a few names; None where they are many, or one of them is new."""
-        if sum([len(put.names) for put in group]) > _FEW_NAMES:
+        if sum([len(put.names) or len(put) for put in group]) > _FEW_NAMES:
             return None
         numbers = [self._names.find_one(name) for put in group for name in put.names]
         if -1 in numbers:

@@ -16,11 +16,9 @@ from lsmq import runtime
 from lsmq.errors import InvalidRequest, MessageTooLarge, RequestTooLarge
 
 from .memtable import RECORD_COLUMN_BYTES
-from .queue_names import join_joined, join_names
+from .queue_names import are_joined, join_names, split_names
 
 _MANY_MESSAGES = 100
-#: Messages and their names, of so many a core keeps what it needs of them at hand.
-_AT_A_TIME = 500
 
 
 class Request:
@@ -66,15 +64,17 @@ class Put(Request):
     core's cache.
 
     Attributes:
-        names: of the queue of each message, or one where all are for one queue.
+        names: of the queue of each message, or one where all are for one queue; none where there are many and
+            ``joined`` tells them.
         joined: those as :func:`.queue_names.join_names` joins them.
+        is_joined: that tells the name of each message.
         lengths: of each message.
         payload: the messages' bytes one after another.
         deadline: until when it may wait for room, by the store's clock.
         offsets: the answer.
     """
 
-    __slots__ = ("deadline", "joined", "lengths", "names", "offsets", "payload")
+    __slots__ = ("deadline", "is_joined", "joined", "lengths", "names", "offsets", "payload")
 
     def __init__(self, pairs: Sequence[tuple[str, bytes]], limit_bytes: int) -> None:
         """Names of queues and messages, one or more; copied. Raises ``InvalidRequest``, ``MessageTooLarge``,
@@ -99,27 +99,18 @@ class Put(Request):
             )
 
     def _pack(self, pairs: Sequence[tuple[str, bytes]]) -> None:
-        """Some at a time: each is looked at several times while it is in the processor's cache, and so in two thirds of
-        the time."""
-        names: list[str] = []
-        joined: list[bytes] = []
-        lengths: list[int] = []
-        payloads: list[bytes] = []
-        alike = _ends_alike(pairs)
-        for first in range(0, len(pairs), _AT_A_TIME):
-            some = pairs[first : first + _AT_A_TIME]
-            messages = [message for _, message in some]
-            lengths += map(len, messages)
-            payloads.append(b"".join(messages))
-            own = [name for name, _ in some]
-            if not alike:
-                joined.append(join_names(own))
-            names += own
-        alike = alike and names.count(names[0]) == len(names)
-        self.names = names[:1] if alike else names
-        self.joined = join_joined(joined) if joined else join_names(self.names)
-        self.lengths = array("I", lengths)
-        self.payload = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+        messages = [message for _, message in pairs]
+        self.lengths = array("I", list(map(len, messages)))  # of a list: half of what an iterator takes
+        self.payload = b"".join(messages)
+        names = [name for name, _ in pairs]
+        is_one = names[0] == names[-1] and names.count(names[0]) == len(names)
+        self.joined = join_names(names[:1] if is_one else names)
+        self.is_joined = are_joined(self.joined, len(names))
+        if is_one:
+            names = names[:1]
+        elif self.is_joined and len(names) >= _MANY_MESSAGES:
+            names = []  # let go of while they are at hand: later each would be fetched again for that
+        self.names = names
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -134,18 +125,14 @@ class Put(Request):
 
     def every_name(self) -> list[str]:
         """The name of the queue of each message."""
-        return self.names if len(self.names) == len(self) else self.names * len(self)
+        if len(self.names) == len(self):
+            return self.names
+        return split_names(self.joined) if self.is_joined else self.names * len(self)
 
     @property
     def size_bytes(self) -> int:
         """What it takes in the log and in memory, about."""
         return len(self.payload) + len(self.joined) + len(self.lengths) * RECORD_COLUMN_BYTES
-
-
-def _ends_alike(pairs: Sequence[tuple[str, bytes]]) -> bool:
-    """Whether all may be for one queue: what is unlikely to be is told by two of them."""
-    first = pairs[0][0]
-    return first == pairs[-1][0] and first == pairs[len(pairs) // 2][0]
 
 
 def _of_wrong_type(pairs: Sequence[tuple[Any, Any]]) -> InvalidRequest:
