@@ -33,6 +33,15 @@ def check_counts(**counts: int) -> None:
             raise InvalidRequest(f"{name} is {_shown(value)}; it must be a number of 1 or more", field=name)
 
 
+def check_poll(max_messages: int, timeout_ms: float | None) -> None:
+    """Raises ``InvalidRequest`` for a poll that asks for no message, which would never be answered, or whose time never
+    comes."""
+    if type(max_messages) is not int or max_messages < 1:
+        check_counts(max_messages=max_messages)
+    if timeout_ms is not None:
+        check_times(timeout_ms=timeout_ms, or_inf=True, least=0)
+
+
 def check_offsets(offsets: Iterable[object], name: str = "offset") -> None:
     """Raises ``InvalidRequest`` for the first that is no whole number from 0 to the last offset that there can be."""
     for offset in offsets:

@@ -7,10 +7,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Sized
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lsmq._arguments import check_poll
 from lsmq._handler_lanes import HandlerRun, MessageHandler, MessageSource, Order
 from lsmq._lifecycle import Iterated, Starting
 from lsmq._retries import Deadline
-from lsmq._wire_values import check_max_messages
 from lsmq._work_in_progress import WorkInProgress
 from lsmq.background_tasks import unless
 from lsmq.errors import ClientClosed, InvalidRequest
@@ -65,7 +65,7 @@ class MessageConsumer(Starting, Iterated[Message]):
         self, take: Callable[[int], Taken | None], max_messages: int, timeout_ms: float | None
     ) -> Taken | None:
         """What ``take`` gives once that is something; None after ``timeout_ms``."""
-        check_max_messages(max_messages)
+        check_poll(max_messages, timeout_ms)
         self._read_on()
         if not self._started:
             await self.start()

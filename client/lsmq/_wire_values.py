@@ -160,12 +160,6 @@ def content_fields(message: Message) -> dict[str, Any]:
     }
 
 
-def check_max_messages(max_messages: int) -> None:
-    """Raises ``InvalidRequest`` for a poll that asks for no message, which would never be answered."""
-    if max_messages < 1:
-        raise InvalidRequest(f"max_messages is {max_messages}; it must be 1 or more")
-
-
 async def all_pages(ask: Callable[[dict[str, str]], Awaitable[Response]]) -> list[Mapping[str, Any]]:
     """The pages of a list, asked for one after another; ``ask`` is given the parameters that say which."""
     pages: list[Mapping[str, Any]] = [(await ask({})).value()]

@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from lsmq._arguments import check_counts, check_times
+from lsmq._arguments import check_counts, check_poll, check_times
 from lsmq._lifecycle import Iterated
 from lsmq._paths import group_path
 from lsmq._pop_loop import PopLoop, Waiting
 from lsmq._rate_limited import RateLimitedWarnings
 from lsmq._retries import NEVER_MS
 from lsmq._settler import Settler
-from lsmq._wire_values import check_max_messages, message_from_dict
+from lsmq._wire_values import message_from_dict
 from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
 from lsmq.client import Client, _together
 from lsmq.errors import ClientClosed, InvalidRequest, LsmqError, ReceiptExpired
@@ -243,7 +243,7 @@ class WorkQueue(Iterated[Task]):
 
     async def poll(self, max_messages: int = DEFAULT_MAX_MESSAGES, timeout_ms: float | None = None) -> list[Task]:
         """Up to ``max_messages`` tasks, waiting for the first; none after ``timeout_ms``."""
-        check_max_messages(max_messages)
+        check_poll(max_messages, timeout_ms)
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 tasks = [await self._next()]

@@ -73,6 +73,16 @@ def test_dead_letters_are_for_a_topic_that_there_can_be(api: Api, topic_name: st
     assert found["dead_letter_topic"] == longest
 
 
+def test_dead_letters_do_not_come_back_to_where_they_died(api: Api, topic_name: str) -> None:
+    path, dead = f"/v1/groups/{topic_name}/work-queue", f"{topic_name}-dead"
+    api.create(topic_name, 1)
+    api.create(dead, 1, expired_to=topic_name)
+    for name in (topic_name, dead):
+        refused = api.call("PUT", path, {"topic": topic_name, "dead_letter": name}, status=400)
+        assert refused.error["field"] == "dead_letter"
+        assert f"{topic_name} to {name}" in refused.error["message"]
+
+
 def test_no_member_raises_a_generation_to_where_nobody_can_follow(api: Api, topic_name: str) -> None:
     api.create(topic_name, 2)
     path, first = f"/v1/groups/{topic_name}/heartbeat", {"member": "m", "topics": [topic_name]}

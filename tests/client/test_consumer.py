@@ -485,9 +485,16 @@ async def test_asking_for_no_message_is_refused_and_not_waited_for(shared_node: 
         for nothing in (0, -1):
             with pytest.raises(InvalidRequest, match=f"max_messages is {nothing}"):
                 await consumer.poll(nothing)
-        for other in (WorkQueue(client, topic_name, topic_name), PushConsumer(client, topic_name, group=topic_name)):
+        for other in (
+            consumer,
+            WorkQueue(client, topic_name, topic_name),
+            PushConsumer(client, topic_name, group=topic_name),
+        ):
             with pytest.raises(InvalidRequest, match="max_messages is 0"):
                 await other.poll(0)
+            for never in (float("nan"), -1, "1"):
+                with pytest.raises(InvalidRequest, match=r"timeout_ms is .*; it must be a number of 0 or more"):
+                    await other.poll(timeout_ms=never)  # type: ignore[arg-type]
 
 
 async def test_queues_that_the_topic_does_not_have_are_refused(shared_node: NodeProcess, topic_name: str) -> None:

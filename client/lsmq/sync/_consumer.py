@@ -9,11 +9,11 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from lsmq import consumer as asynchronous
+from lsmq._arguments import check_poll
 from lsmq._handler_lanes import Order
 from lsmq._member_state import ByTopic
 from lsmq._membership import AssignmentCallback
 from lsmq._queue_ranges import contains
-from lsmq._wire_values import check_max_messages
 from lsmq.group_values import Ranges
 from lsmq.record_batch import Message
 from lsmq.sync._client import Client
@@ -76,7 +76,7 @@ class Consumer(BlockingIterable[Message]):
 
     def poll(self, max_messages: int = 1000, timeout_ms: float | None = None) -> list[Message]:
         """See :meth:`lsmq.Consumer.poll`."""
-        check_max_messages(max_messages)
+        check_poll(max_messages, timeout_ms)
         self._thread.check_process()  # What was read ahead is its parent's to handle.
         self._async._read_in_progress.put_down()
         taken = self._take(max_messages)

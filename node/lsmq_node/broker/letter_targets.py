@@ -21,18 +21,23 @@ def check_moving(broker: Broker, name: str, options: TopicOptions) -> None:
     for one that cannot take letters, or from which they would come back.
     """
     for option, target in _targets(options):
-        check_topic_name(target)
-        known = broker.topology.topics.find(target)
-        if known is not None:
-            check_target(broker, known, option)
-        way = _way_back(broker, name, (name, target))
-        if way is not None:
-            raise InvalidRequest(
-                f"{option} is {target!r}, and what is moved there would come back to where it was: {' to '.join(way)}; "
-                "choose another topic",
-                field=option,
-                topic=name,
-            )
+        check_letters(broker, name, option, target)
+
+
+def check_letters(broker: Broker, name: str, option: str, target: str) -> None:
+    """:func:`check_moving` from the topic ``name`` to ``target``, which ``option`` says."""
+    check_topic_name(target)
+    known = broker.topology.topics.find(target)
+    if known is not None:
+        check_target(broker, known, option)
+    way = _way_back(broker, name, (name, target))
+    if way is not None:
+        raise InvalidRequest(
+            f"{option} is {target!r}, and what is moved there would come back to where it was: {' to '.join(way)}; "
+            "choose another topic",
+            field=option,
+            topic=name,
+        )
 
 
 def _targets(options: TopicOptions) -> list[tuple[str, str]]:

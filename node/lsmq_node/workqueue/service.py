@@ -11,12 +11,12 @@ from lsmq.errors import InvalidRequest, LsmqError, NotLeader, TooManyGroups
 from lsmq.filters import MessageFilter
 from lsmq_node.broker import Broker, Hold
 from lsmq_node.broker.leader_calls import LeaderCalls
-from lsmq_node.broker.letter_targets import check_target
+from lsmq_node.broker.letter_targets import check_letters
 from lsmq_node.broker.placement import number_end
 from lsmq_node.broker.stages import count_messages
 from lsmq_node.groups import DeclaredGroups, GroupService, Mode
 from lsmq_node.machines import MachineService
-from lsmq_node.storage import StoredTopic, check_topic_name
+from lsmq_node.storage import StoredTopic
 
 from .chunks import SETTINGS, prefix
 from .receipts import DeliveryReceipt, decode_receipt, group_hash
@@ -244,21 +244,17 @@ class WorkService(MachineService[ShardWork]):
         self, group: str, topic: StoredTopic, shards: Sequence[int], given: Mapping[str, Any]
     ) -> list[ShardWork]:
         """Set how the work queue behaves in these shards. Raises ``InvalidTopicName``, ``InvalidRequest`` for a topic
-        of dead letters that has too few queues, and for settings that do not go together."""
+        of dead letters that has too few queues or from which they come back, and for settings that do not go
+        together."""
         settings = WorkSettings.of(given)
         settings.check()
-        if settings.dead_letter is not None:
-            check_topic_name(settings.dead_letter)
         if topic.named and settings.weights and settings.fair_by is FairBy.QUEUE:
             raise InvalidRequest(
                 f"weights go by numbers of queues, and topic {topic.name!r} has named ones; tell tenants by key or tag "
                 "(fair_by)",
                 field="weights",
             )
-        name = settings.dead_letter_topic(topic.name)
-        known = self.broker.topology.topics.find(name)
-        if known is not None:
-            check_target(self.broker, known, "dead_letter")
+        check_letters(self.broker, topic.name, "dead_letter", settings.dead_letter_topic(topic.name))
         works = [await self.work(group, topic, shard) for shard in shards]
         for work in works:
             await work.put_settings(given)

@@ -164,7 +164,9 @@ class WorkSettings:
 
     def dead_letter_topic(self, topic: str) -> str:
         """The topic of dead letters of ``topic``."""
-        return self.dead_letter or topic[: MAX_TOPIC_NAME - len(DEAD_LETTER_SUFFIX)] + DEAD_LETTER_SUFFIX
+        if self.dead_letter is not None:
+            return self.dead_letter
+        return topic[: MAX_TOPIC_NAME - len(DEAD_LETTER_SUFFIX)] + DEAD_LETTER_SUFFIX
 
     def to_dict(self) -> dict[str, Any]:
         """As users write it."""
