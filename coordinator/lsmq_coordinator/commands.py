@@ -227,7 +227,7 @@ def _create_topic(state: ClusterState, command: Command) -> Change:
         number(command["created_ms"], "created_ms", 0, 1 << 62),
         grown_ranges((), queues, len(state.shards)),
     )
-    changed = replace(state, topics=with_entry(state.topics, name, topic), next_topic_id=topic.id + 1)
+    changed = replace(state, topics=state.topics.with_entry(name, topic), next_topic_id=topic.id + 1)
     return changed, {"topic_id": topic.id, "created": True}
 
 
@@ -240,8 +240,7 @@ def _check_topics_version(state: ClusterState, command: Command) -> None:
 def _delete_topic(state: ClusterState, command: Command) -> Change:
     """``name``; optional ``topic_id``: delete only that incarnation of the name."""
     topic = known_topic(state, command)
-    topics = {name: other for name, other in state.topics.items() if name != topic.name}
-    return replace(state, topics=frozen(topics)), {"topic_id": topic.id}
+    return replace(state, topics=state.topics.without(topic.name)), {"topic_id": topic.id}
 
 
 def _grow_topic(state: ClusterState, command: Command) -> Change:
@@ -262,7 +261,7 @@ def _grow_topic(state: ClusterState, command: Command) -> Change:
     if len(ranges) > MAX_RANGES:
         raise Refused("limit_reached", f"topic {topic.name!r} would lie in more than {MAX_RANGES} ranges")
     grown = replace(topic, queues=queues, ranges=ranges)
-    return replace(state, topics=with_entry(state.topics, topic.name, grown)), {"topic_id": topic.id}
+    return replace(state, topics=state.topics.with_entry(topic.name, grown)), {"topic_id": topic.id}
 
 
 def _spread_topic(state: ClusterState, command: Command) -> Change:
@@ -289,7 +288,7 @@ def _spread_topic(state: ClusterState, command: Command) -> Change:
     if command["keys"] == "stay" and not options.get(KEY_QUEUES):
         options |= {KEY_QUEUES: topic.queues, REVISION: options.get(REVISION, 0) + 1}
     spread = replace(topic, queues=queues, ranges=ranges, options=MappingProxyType(options))
-    return replace(state, topics=with_entry(state.topics, topic.name, spread)), {"topic_id": topic.id}
+    return replace(state, topics=state.topics.with_entry(topic.name, spread)), {"topic_id": topic.id}
 
 
 def _alter_topic(state: ClusterState, command: Command) -> Change:
@@ -302,7 +301,7 @@ def _alter_topic(state: ClusterState, command: Command) -> Change:
     if len(msgpack.packb(options)) > MAX_OPTIONS_BYTES:
         raise Refused("limit_reached", f"the options of a topic take at most {MAX_OPTIONS_BYTES} bytes")
     altered = replace(topic, options=MappingProxyType(options))
-    return replace(state, topics=with_entry(state.topics, topic.name, altered)), {"topic_id": topic.id}
+    return replace(state, topics=state.topics.with_entry(topic.name, altered)), {"topic_id": topic.id}
 
 
 def _pause_moves(state: ClusterState, command: Command) -> Change:

@@ -39,7 +39,7 @@ from .overseer import Overseer
 from .overview import overview
 from .parts import Parts, kept
 from .raft_control import RaftControl, StateCallback, _registered, pack_command
-from .state import EMPTY, ClusterState
+from .state import CHANGES, EMPTY, ClusterState
 from .tls import Certificates
 
 #: Called with the ``runtime.monotonic()`` up to which the lease holds, and the state it was given for.
@@ -458,7 +458,9 @@ class ControlClient:
         """Ask a voter for what is new. Whether it is worth asking again."""
         known = self._state
         leader = quote(self._leader or "", safe="")
-        query = f"after={known.version}&topics={known.topics_version}&leader={leader}&changes=1&wait_ms={_WAIT_MS}"
+        query = (
+            f"after={known.version}&topics={known.topics_version}&leader={leader}&changes={CHANGES}&wait_ms={_WAIT_MS}"
+        )
         path = f"/internal/control/state?{query}"
         try:
             answer = await self._http.call(self._url(voter), "GET", path, None, _WAIT_MS / 1000 + 0.5)

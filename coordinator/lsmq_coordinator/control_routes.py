@@ -2,7 +2,8 @@
 
 - ``GET /internal/control/state?after=V&topics=T&leader=ID&wait_ms=N``: the agreed state when its version is above
   ``V`` or the leader is not ``ID``, without its topics when their version is ``T``; else held, and after ``wait_ms``
-  answered without a state. With ``changes=1``, and where ``V`` was known here lately, its ``changes`` since instead.
+  answered without a state. With ``changes=2``, and where ``V`` was known here lately, its ``changes`` since instead,
+  topics with them; releases before ask for another form of those, and get the state.
 - ``POST /internal/control/command``: carry out a command; only by the leader.
 - ``POST /internal/control/heartbeat`` and ``/internal/control/ask_election``: what nodes report; only to the leader.
 - ``GET /internal/control/version``: a version that holds all that was committed before; only from the leader.
@@ -20,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -36,7 +36,7 @@ from .heartbeats import NodeHeartbeat
 from .http_status import status_of
 from .overseer import Overseer
 from .raft_control import RaftControl
-from .state import EMPTY, ClusterState
+from .state import CHANGES, ClusterState
 
 MSGPACK = "application/msgpack"
 MAX_WAIT_MS = 30_000
@@ -85,13 +85,13 @@ class _Handlers:
         self._raft, self._overseer, self._secret = raft, overseer, secret
         self._waiters: dict[asyncio.Event, None] = {}  # the longest waiting first
         self._packed: dict[bool, tuple[ClusterState, bytes]] = {}
-        self._recent: dict[int, ClusterState] = {}  # The latest states, without topics and results, by version.
-        self._changes: dict[tuple[int, int, bool], bytes] = {}  # Of the latest state, encoded once for all who ask.
+        self._recent: dict[int, ClusterState] = {}  # The latest states, without results, by version.
+        self._changes: dict[int, bytes] = {}  # Of the latest state, since such a version, encoded once for all who ask.
         raft.on_change(self._changed)
         raft.on_status(lambda _: self._wake())
 
     def _changed(self, state: ClusterState) -> None:
-        self._recent[state.version] = replace(state.without_results(), topics=EMPTY.topics)
+        self._recent[state.version] = state.without_results()
         while len(self._recent) > RECENT_STATES:
             del self._recent[next(iter(self._recent))]
         self._changes.clear()
@@ -123,7 +123,7 @@ class _Handlers:
             del self._waiters[changed]
         state, with_topics = raft.state, topics != raft.state.topics_version
         asked = state.version > after
-        changes = self._pack_changes(state, after, with_topics) if asked and query.get("changes") == "1" else None
+        changes = self._pack_changes(state, after) if asked and query.get("changes") == str(CHANGES) else None
         return {
             "version": state.version,
             "leader": raft.leader,
@@ -132,15 +132,14 @@ class _Handlers:
             "changes": changes,
         }
 
-    def _pack_changes(self, state: ClusterState, after: int, topics: bool) -> bytes | None:
+    def _pack_changes(self, state: ClusterState, after: int) -> bytes | None:
         """Since a state that is among the latest; None where it is not."""
         former = self._recent.get(after)
         if former is None:
             return None
-        key = (after, state.version, topics)
-        if key not in self._changes:
-            self._changes[key] = state.encode_changes(former, topics=topics)
-        return self._changes[key]
+        if after not in self._changes:
+            self._changes[after] = state.encode_changes(former)
+        return self._changes[after]
 
     def _pack(self, state: ClusterState, topics: bool) -> bytes:
         """Encoded once for all who ask."""

@@ -12,14 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from .commands import apply
 from .growth import GROW_SHARDS, growth_plan
 from .journal import OS_DISK, Journal, JournalDisk, JournalFailed
 from .lives import InSyncMember
-from .pieces import Pieces
+from .pieces import NamedPieces, Pieces
 from .raft_outbox import SaveSnapshot
 from .raft_terms import HardState, Snapshot
 from .state import EMPTY, ClusterState, TopicRecord
@@ -69,7 +68,7 @@ def restored_state(
     state = replace(
         founded.without_results(),
         shards=Pieces(holding),
-        topics=MappingProxyType({topic.name: topic for topic in topics}),
+        topics=NamedPieces({topic.name: topic for topic in topics}),
         topics_version=founded.version,
         next_topic_id=next_topic_id,
         mark=identity[:_MARK_BYTES].hex(),

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from .lives import InSyncMember, LifeId, RegisteredStart
-from .pieces import Pieces
+from .pieces import NamedPieces, Pieces
 from .raft_membership import Electorate
 
 MAX_NODES = 1_000
@@ -32,6 +32,8 @@ MAX_SHARDS = 1_024
 MAX_REPLICAS = 7
 MAX_SEGMENT_BYTES = 1 << 30
 MAX_TOPICS = 100_000
+#: The form in which :meth:`ClusterState.encode_changes` writes. Whoever asks for changes says which one it reads.
+CHANGES = 2
 MAX_QUEUES = 16_000_000
 MAX_RANGES = 16_384
 MAX_NAME_BYTES = 255
@@ -271,7 +273,7 @@ class ClusterState:
     settings: ClusterSettings = ClusterSettings()
     nodes: MappingProxyType[str, NodeRecord] = field(default_factory=_nothing)
     shards: Mapping[int, Shard] = field(default_factory=Pieces)
-    topics: MappingProxyType[str, TopicRecord] = field(default_factory=_nothing)
+    topics: NamedPieces[TopicRecord] = field(default_factory=NamedPieces)
     next_topic_id: int = 1
     #: The version with which ``topics`` changed last: who knows the topics of that version knows these.
     topics_version: int = 0
@@ -333,7 +335,7 @@ class ClusterState:
         return packed
 
     @classmethod
-    def decode(cls, packed: bytes, topics: MappingProxyType[str, TopicRecord] | None = None) -> ClusterState:
+    def decode(cls, packed: bytes, topics: NamedPieces[TopicRecord] | None = None) -> ClusterState:
         """The inverse of :meth:`encode`. Raises ``ValueError`` for another format, or when topics are missing."""
         content = msgpack.unpackb(packed, strict_map_key=False)
         if content["format"] not in (_FORMAT_AS_FOUNDED, _FORMAT):
@@ -341,9 +343,7 @@ class ClusterState:
                 f"the cluster state has format {content['format']}; this release reads {_FORMAT_AS_FOUNDED}, {_FORMAT}"
             )
         if content["topics"] is not None:
-            topics = MappingProxyType(
-                {name: TopicRecord.from_dict(name, entry) for name, entry in content["topics"].items()}
-            )
+            topics = _topics(content["topics"])
         elif topics is None:
             raise ValueError("the cluster state came without its topics")
         rights_version, rights = content.get("rights", (0, {}))
@@ -364,27 +364,32 @@ class ClusterState:
             MappingProxyType(dict(content["results"])),
         )
 
-    def encode_changes(self, former: ClusterState, *, topics: bool = True) -> bytes:
+    def encode_changes(self, former: ClusterState) -> bytes:
         """What became of ``former``, an earlier state of the same cluster, without results: what :meth:`changed` takes.
 
-        Nodes and shards that are the same are left out, so that a change of one costs the same however many there are.
+        What is the same is left out, so that a change of one node, shard or topic costs the same however many there
+        are.
         """
         nodes = {id: node for id, node in self.nodes.items() if former.nodes.get(id) != node}
         shards = Pieces.of(self.shards).changed_since(Pieces.of(former.shards))
         some = replace(self.without_results(), nodes=MappingProxyType(nodes), shards=shards)
-        packed: bytes = msgpack.packb([former.version, some.encode(topics=topics)])
+        altered = {name: topic.to_dict() for name, topic in self.topics.changed_since(former.topics).items()}
+        gone = list(self.topics.gone_since(former.topics))
+        packed: bytes = msgpack.packb([former.version, some.encode(topics=False), altered, gone])
         return packed
 
     def changed(self, packed: bytes) -> ClusterState:
         """The state that this one became. Raises ``ValueError`` for changes of another one."""
-        since, content = msgpack.unpackb(packed)
+        since, content, altered, gone = msgpack.unpackb(packed)
         if since != self.version:
             raise ValueError(f"changes of state {since} came for state {self.version}")
-        some = ClusterState.decode(content, self.topics)
-        shards = Pieces.of(self.shards)
-        for id, shard in some.shards.items():
-            shards = shards.with_entry(id, shard)
-        return replace(some, nodes=MappingProxyType({**self.nodes, **some.nodes}), shards=shards)
+        topics = self.topics.changed(_topics(altered), gone) if altered or gone else self.topics
+        some = ClusterState.decode(content, topics)
+        return replace(
+            some,
+            nodes=MappingProxyType({**self.nodes, **some.nodes}),
+            shards=Pieces.of(self.shards).changed(some.shards),
+        )
 
     def without_results(self) -> ClusterState:
         """The same state without the answers to past commands, which only voters need."""
@@ -436,6 +441,10 @@ class ClusterState:
 
 
 EMPTY = ClusterState()
+
+
+def _topics(entries: Mapping[str, Any]) -> NamedPieces[TopicRecord]:
+    return NamedPieces({name: TopicRecord.from_dict(name, entry) for name, entry in entries.items()})
 
 
 def spread_queues(first: int, end: int, shards: int) -> tuple[QueueRange, ...]:

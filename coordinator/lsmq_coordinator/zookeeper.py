@@ -36,7 +36,7 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -56,8 +56,9 @@ from kazoo.security import make_acl, make_digest_acl
 from lsmq.kazoo_handler import TLS_SCHEME, KazooHandler
 
 from .parts import UNSEEN, Part
+from .pieces import NamedPieces
 from .routes import Document, cluster_document, pack, same, supersedes, topic_document, unpack
-from .state import EMPTY, ClusterState
+from .state import EMPTY, ClusterState, TopicRecord
 from .tls import reason
 
 _TRANSACTION_SIZE = 50
@@ -149,7 +150,8 @@ class ZooKeeperRegistry:
         self._children: dict[str, Document] = {}
         self._cluster: tuple[Document, int] | None = None
         self._known_session: int | None = None
-        self._topics_version = -1
+        #: The topics that ``_children`` are of; None where those were read, and may be of any.
+        self._published: NamedPieces[TopicRecord] | None = None
         self._refresh_at = 0.0
         self._began = time.monotonic()
 
@@ -375,15 +377,13 @@ class ZooKeeperRegistry:
         fence = self._publish_cluster(state)
         if state.version == self.status.published_version and not self._eager():
             return
-        if self._children and state.topics_version == self._topics_version:
-            self._note(published_version=max(state.version, self.status.published_version))
-            return
         self._load_children()
-        wanted = {name: topic_document(state, topic) for name, topic in state.topics.items()}
+        topics = state.topics
         writes: list[Callable[[Any], None]] = []
         done: list[tuple[str, Document | None]] = []
-        for name in sorted(wanted.keys() | self._children.keys()):
-            old, new = self._children.get(name), wanted.get(name)
+        for name in sorted(self._may_differ(topics)):
+            old, topic = self._children.get(name), topics.get(name)
+            new = None if topic is None else topic_document(state, topic)
             path = f"{self._root}/topics/{name}"
             if old is not None and new is not None and same(old, new):
                 continue
@@ -402,7 +402,7 @@ class ZooKeeperRegistry:
                     del self._children[name]
                 else:
                     self._children[name] = new
-        self._topics_version = state.topics_version
+        self._published = topics
         self._note(published_version=max(state.version, self.status.published_version))
 
     def _publish_cluster(self, state: ClusterState) -> int:
@@ -447,10 +447,17 @@ class ZooKeeperRegistry:
         self._cluster_changed = True
         self._wake.set()
 
+    def _may_differ(self, topics: NamedPieces[TopicRecord]) -> Iterable[str]:
+        """Names of topics whose documents may not be as they should."""
+        if self._published is None:
+            return topics.keys() | self._children.keys()
+        return topics.changed_since(self._published).keys() | topics.gone_since(self._published).keys()
+
     def _load_children(self) -> None:
         """What ZooKeeper has of topics, where that is not known."""
         if self._children:
             return
+        self._published = None
         path = f"{self._root}/topics"
         try:
             names = self._ask(self._client.get_children_async(path))

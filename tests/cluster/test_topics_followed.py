@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 from lsmq_coordinator.auth import ClusterSecret
 from lsmq_coordinator.control import ControlClient
+from lsmq_coordinator.pieces import NamedPieces
 from lsmq_coordinator.state import ClusterState, QueueRange, TopicRecord
 from lsmq_node.broker.topology import Ack
 from lsmq_node.cluster.topics import ClusterTopics
@@ -19,7 +19,7 @@ from .replica_group import QUEUES, group, run
 
 def agreed(version: int, *topics: TopicRecord, next_id: int = 10) -> ClusterState:
     """A control state that has these topics since this version."""
-    by_name = MappingProxyType({topic.name: topic for topic in topics})
+    by_name = NamedPieces({topic.name: topic for topic in topics})
     return ClusterState(version=version, topics=by_name, next_topic_id=next_id, topics_version=version)
 
 
@@ -52,32 +52,32 @@ def test_a_leader_looks_through_its_topics_only_where_there_are_others_since(tmp
         async with group(tmp_path) as nodes:
             leader = await nodes.lead("a")
             await nodes.all_in_sync()
-            asked = 0
-            known: list[StoredTopic] = [StoredTopic(1, "t", QUEUES, TopicOptions(), 1)]
+            asked: list[str] = []
+            known = [StoredTopic(1, "t", QUEUES, TopicOptions(), 1)]
 
-            def topics() -> Sequence[StoredTopic]:
-                nonlocal asked
-                asked += 1
-                return known
+            def find(name: str) -> StoredTopic | None:
+                asked.append(name)
+                return known[0] if name == "t" else None
 
             async def put(topic: StoredTopic) -> None:
                 leader.check_writable(Ack.QUORUM)
                 await leader.wait(leader.store.put_topic(topic, 0, QUEUES), Ack.QUORUM)
 
             async def looks(state: ClusterState) -> list[bool]:
-                return [await leader.topics.follow(state, topics) for _ in range(3)]
+                return [await leader.topics.follow(state, find) for _ in range(3)]
 
+            there = record(1, "t")
             await put(known[0])
-            state = agreed(1, record(1, "t"), record(2, "u"))
+            state = agreed(1, there, record(2, "u"))
             assert await looks(state) == [True, False, False]
             assert await looks(replace(state, version=2)) == [False] * 3, "the state is another, its topics are not"
             await put(StoredTopic(2, "u", QUEUES, TopicOptions(), 1))
             assert await looks(state) == [True, False, False]
-            assert await looks(agreed(3, record(1, "t"))) == [True, True, False], "once more behind its own entry"
+            assert await looks(agreed(3, there)) == [True, True, False], "once more behind its own entry"
             assert [topic.name for topic in leader.store.topics()] == ["t"]
             await put(StoredTopic(2, "u", QUEUES, TopicOptions(), 1))
-            assert await looks(agreed(3, record(1, "t"))) == [True, True, False], "of a leader that knew less"
+            assert await looks(agreed(3, there)) == [True, True, False], "of a leader that knew less"
             assert [topic.name for topic in leader.store.topics()] == ["t"]
-            assert asked == 6
+            assert asked == ["t", "u", "u", "u"], "only what may be another one is looked at"
 
     run(test)

@@ -14,7 +14,7 @@ from lsmq.errors import LsmqError, TimedOut
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.errors import NoControlLeader
 from lsmq_coordinator.joining import join
-from lsmq_coordinator.state import ClusterState
+from lsmq_coordinator.state import CHANGES, ClusterState
 from support.raft_group import RaftGroup, all_started, until
 from support.waiting import PATIENCE_S
 
@@ -282,10 +282,10 @@ def test_a_node_that_knows_the_state_before_is_told_what_changed_and_others_are_
                 path = f"/internal/control/state?leader=n1&{query}"
                 return await group.http.call(group.urls["n1"], "GET", path, None, PATIENCE_S)
 
-            some = await told(f"after={before.version}&topics={before.topics_version}&changes=1")
+            some = await told(f"after={before.version}&topics={before.topics_version}&changes={CHANGES}")
             assert some["state"] is None
             assert before.changed(some["changes"]).encode() == after.encode()
-            for query in (f"after={before.version}", "after=0&changes=1"):
+            for query in (f"after={before.version}", f"after=0&changes={CHANGES}", f"after={before.version}&changes=1"):
                 whole = await told(query)
                 assert whole["changes"] is None
                 assert ClusterState.decode(whole["state"]).encode() == after.encode()

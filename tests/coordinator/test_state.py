@@ -135,10 +135,7 @@ def test_who_knows_an_earlier_state_comes_to_the_latest_by_what_changed(
     for entry in sequence:
         states.append(apply(states[-1], entry)[0])
     former, latest = states[min(known, len(states) - 1)].without_results(), states[-1]
-    with_topics = former.topics_version != latest.topics_version
-    # Whoever keeps former states to tell changes since keeps no topics of them.
-    kept = replace(former, topics=EMPTY.topics)
-    changes = latest.encode_changes(kept, topics=with_topics)
+    changes = latest.encode_changes(former)
     assert content(former.changed(changes)) == content(latest)
     assert former.changed(changes) == latest.without_results()
 
@@ -148,7 +145,7 @@ def test_changes_of_another_state_are_refused_and_those_of_one_shard_are_small()
     shard = state.shards[7]
     after, result = run(state, op="elect", shard=7, candidate=shard.replicas[1], expected_epoch=1)
     assert result["ok"]
-    changes = after.encode_changes(state, topics=False)
+    changes = after.encode_changes(state)
     assert len(changes) < 1_000 < len(after.encode()) // 50
     with pytest.raises(ValueError, match="changes of state"):
         after.changed(changes)

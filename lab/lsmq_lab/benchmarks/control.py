@@ -89,7 +89,7 @@ class _Cases:
         failed_over, _ = apply(state, self.elections)
         self.bereft = Situation(alive=self.left, gone=frozenset({self.lost}))
         self.failed_over = failed_over
-        self.changes = failed_over.encode_changes(state, topics=False)
+        self.changes = failed_over.encode_changes(state)
         newcomer = NodeRecord("node-new", "http://node-new:7600", "http://node-new:7601", voter=False)
         self.grown = replace(state, nodes=MappingProxyType({**state.nodes, newcomer.id: newcomer}))
         self.larger = Situation(alive=self.alive | {newcomer.id})
@@ -138,7 +138,7 @@ class _Cases:
         assert ClusterState.decode(self.encoded).version
 
     def encode_changes(self) -> None:
-        assert self.failed_over.encode_changes(self.state, topics=False)
+        assert self.failed_over.encode_changes(self.state)
 
     def take_changes(self) -> None:
         assert self.state.changed(self.changes).version == self.failed_over.version

@@ -405,7 +405,7 @@ class ClusterMember:
             for replica in self.ports() if state.bootstrapped else ():
                 if replica.serving:
                     try:
-                        if await replica.topics.follow(state, self.topics.all):
+                        if await replica.topics.follow(state, self.topics.find):
                             await asyncio.sleep(0)  # With many topics it takes a while, and there may be many shards.
                     except LsmqError as error:
                         _log.info("topics_not_forgotten", shard=replica.shard, code=error.code)

@@ -9,6 +9,7 @@ from typing import Any
 from lsmq import runtime
 from lsmq.errors import InvalidRequest, LsmqError, TopicExists, Unavailable, UnknownTopic
 from lsmq_coordinator.control import ControlClient
+from lsmq_coordinator.pieces import NamedPieces
 from lsmq_coordinator.state import QueueRange, TopicRecord, leveled_ranges
 from lsmq_node.broker.catalog import can_only_grow, has_names
 from lsmq_node.broker.placement import stored_range
@@ -28,20 +29,32 @@ class ClusterTopics:
 
     def __init__(self, control: ControlClient) -> None:
         self._control = control
-        self._version = -1
+        # What the rest is of, and its version.
+        self._agreed: NamedPieces[TopicRecord] = NamedPieces()
+        self._version = 0
         self._by_name: dict[str, tuple[TopicRecord, StoredTopic]] = {}
         self._names: dict[int, str] = {}
         self._deleted: set[int] = set()  # until they are taken
 
     def _current(self) -> dict[str, tuple[TopicRecord, StoredTopic]]:
         state = self._control.state
-        if state.topics_version != self._version:
-            known, names = self._by_name, self._names
-            self._by_name = {name: _kept(known.get(name), agreed) for name, agreed in state.topics.items()}
-            self._names = {agreed.id: name for name, agreed in state.topics.items()}
-            self._deleted |= names.keys() - self._names.keys()
-            self._version = state.topics_version
+        topics = state.topics
+        if topics is not self._agreed:
+            for name, former in topics.gone_since(self._agreed).items():
+                del self._by_name[name]
+                self._forget(former)
+            for name, agreed in topics.changed_since(self._agreed).items():
+                known = self._by_name.get(name)
+                if known is not None and known[0].id != agreed.id:
+                    self._forget(known[0])
+                self._by_name[name] = _kept(known, agreed)
+                self._names[agreed.id] = name
+            self._agreed, self._version = topics, state.topics_version
         return self._by_name
+
+    def _forget(self, former: TopicRecord) -> None:
+        del self._names[former.id]
+        self._deleted.add(former.id)
 
     def take_deleted(self) -> set[int]:
         """Ids of the topics that were known and are gone, since this was asked."""

@@ -383,6 +383,10 @@ class Queries:
         """Another number after each change of which topics there are, or of what is said of one."""
         return self._state.topic_changes
 
+    def topics_changed_since(self, number: int) -> set[int] | None:
+        """Ids of the topics of which that is so since :meth:`topic_changes` was ``number``; None where nobody knows."""
+        return self._state.topics_changed_since(number)
+
     def group_marks(
         self, also: Iterable[tuple[str, int]] = ()
     ) -> list[tuple[str, StoredTopic, tuple[int, int | None]]]:

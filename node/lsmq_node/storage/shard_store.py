@@ -109,8 +109,8 @@ class ShardStore:
         self.replica = ReplicaLog(path, options, disk, writer, self._segments, self._tables, self._exports.log_from)
         self.replica.damage = replay.damage
         queries = self._queries = Queries(self._state, self._tables, self._counters, self._time.expired)
-        self.find_key, self.topic_changes = queries.find_key, queries.topic_changes  # the first: by key, newest first
-        self.search = partial(search, self._queries)  # messages that a filter picks
+        self.topic_changes, self.topics_changed_since = queries.topic_changes, queries.topics_changed_since
+        self.find_key, self.search = queries.find_key, partial(search, queries)  # by key, newest first; by a filter
         self.group_marks, self.group_lag, self.applied_lsn = queries.group_marks, queries.group_lag, queries.applied_lsn
         self.check_open, self.disk_busy_s = writer.check_open, writer.disk_busy_s  # the first raises what stopped it
         #: Messages that come later.

@@ -12,6 +12,7 @@ nothing touches take no memory, so an idle queue of a large topic costs nothing.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,7 @@ MAX_TOPIC_NAME = 200
 NAMES_TOPIC = 1 << 29
 #: Rows that a named topic begins with; it grows with the numbers that are used.
 _FIRST_ROWS = 1 << 10
+_KEPT_CHANGES = 1_000
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -362,6 +364,7 @@ class ShardState:
         self.due_losses = 0  # raised by whatever does so with delayed ones
         self.dropped_topics = 0
         self.topic_changes = 0  # raised as a topic comes, goes, grows or is given other options
+        self._changed_lately: deque[tuple[int, int]] = deque(maxlen=_KEPT_CHANGES)  # those numbers, and the topics' ids
         self.by_name: dict[str, TopicState] = {}
         #: Those whose queues have names; beside each there is the internal one of these.
         self.named: dict[int, TopicState] = {}
@@ -386,7 +389,7 @@ class ShardState:
     def put_topic(self, topic: StoredTopic, first: int, end: int) -> None:
         """Create a topic, or give an existing one new options or more queues."""
         state = self.topics.get(topic.id)
-        self.topic_changes += 1
+        self._note_change(topic.id)
         if state is not None:
             self._uncount(state)
         if state is None:
@@ -418,7 +421,7 @@ class ShardState:
             special.pop(topic_id, None)
         self.space_changes += 1
         self.dropped_topics += 1
-        self.topic_changes += 1
+        self._note_change(topic_id)
         if state is not None:
             self._uncount(state)
             if self.by_name.get(state.topic.name) is state:  # else one that was made anew under its name has it
@@ -430,6 +433,22 @@ class ShardState:
         self.offsets.drop(topic_id=topic_id)
         for key, _ in self.documents.with_prefix(f"{QUEUE_OPTIONS}{topic_id}/"):
             self.documents.put(key, None)
+
+    def _note_change(self, topic_id: int) -> None:
+        self._changed_lately.append((self.topic_changes + 1, topic_id))
+        self.topic_changes += 1
+
+    def topics_changed_since(self, number: int) -> set[int] | None:
+        """Ids of topics that clients know of and that came, went or changed after ``topic_changes`` was ``number``.
+
+        None where that is too long ago. In any thread.
+        """
+        if number == self.topic_changes:
+            return set()
+        lately = list(self._changed_lately)
+        if not lately or lately[0][0] > number + 1:
+            return None
+        return {topic_id for change, topic_id in lately if change > number and not topic_id & NAMES_TOPIC}
 
     def _uncount(self, state: TopicState) -> None:
         if not (state.named or state.topic.is_internal):
