@@ -50,7 +50,10 @@ def parts_of(body: Body, options: MessageOptions) -> MessageParts:
     if len(options) == 1 and "queue" in options:
         return body, None, None, options["queue"], None
     key, tag, queue = options.get("key"), options.get("tag"), options.get("queue")
-    if len(options) > (key is not None) + (tag is not None) + (queue is not None):
+    more = len(options) - (key is not None) - (tag is not None) - (queue is not None)
+    if more == 1 and (dedupe_id := options.get("dedupe_id")) is not None:  # In a third of the time: such come in bulk.
+        return body, key, tag, queue, Extras(None, (), 0, False, None, 0, 0, dedupe_hash(dedupe_id))
+    if more:
         try:
             return _with_extras(body, **options)
         except TypeError:
