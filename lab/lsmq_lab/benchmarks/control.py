@@ -22,9 +22,9 @@ from lsmq_coordinator.heartbeats import NodeHeartbeat
 from lsmq_coordinator.lives import InSyncMember, RegisteredStart
 from lsmq_coordinator.overseer import departures, failovers, transfers
 from lsmq_coordinator.overview import overview
-from lsmq_coordinator.pieces import Pieces
+from lsmq_coordinator.pieces import NamedPieces, Pieces
 from lsmq_coordinator.reassignment import handover, next_steps
-from lsmq_coordinator.state import ClusterSettings, ClusterState, NodeRecord, Shard
+from lsmq_coordinator.state import ClusterSettings, ClusterState, NodeRecord, QueueRange, Shard, TopicRecord
 from lsmq_coordinator.witness import Witness
 
 from .callable import CallableBench
@@ -35,7 +35,7 @@ from .report import QUICK, BenchReport, Option, TellProgress, TextTable, spread
 _Reports = dict[str, dict[int, ReplicaProgress]]
 
 
-def made_up(nodes: int, shards: int, replicas: int) -> ClusterState:
+def made_up(nodes: int, shards: int, replicas: int, topics: int = 0) -> ClusterState:
     """A cluster in which all is well: every replica is in sync and has registered its start, and nothing is uneven."""
     names = [f"node-{number:04}" for number in range(nodes)]
     # Each turn over the nodes has another distance between the replicas of a shard: the nodes stay even.
@@ -45,7 +45,11 @@ def made_up(nodes: int, shards: int, replicas: int) -> ClusterState:
     }
     state = _with_replicas(names, placed)
     uneven = plan(state, Situation(alive=frozenset(names)))
-    return _with_replicas(names, placed | {move.shard: move.replicas for moves in uneven for move in moves})
+    even = _with_replicas(names, placed | {move.shard: move.replicas for moves in uneven for move in moves})
+    made = [
+        TopicRecord(id, f"topic-{id}", 16, MappingProxyType({}), 1, (QueueRange(0, 16, 0),)) for id in range(topics)
+    ]
+    return replace(even, topics=NamedPieces({topic.name: topic for topic in made}), next_topic_id=topics)
 
 
 def _with_replicas(names: Sequence[str], placed: Mapping[int, tuple[str, ...]]) -> ClusterState:
@@ -74,8 +78,8 @@ def _reports(state: ClusterState) -> _Reports:
 class _Cases:
     """Each method is measured; what it needs is made before."""
 
-    def __init__(self, nodes: int, shards: int, replicas: int) -> None:
-        self.state = state = made_up(nodes, shards, replicas)
+    def __init__(self, nodes: int, shards: int, replicas: int, topics: int) -> None:
+        self.state = state = made_up(nodes, shards, replicas, topics)
         self.reports = _reports(state)
         self.alive = frozenset(state.nodes)
         self.encoded = state.encode()
@@ -90,6 +94,10 @@ class _Cases:
         self.bereft = Situation(alive=self.left, gone=frozenset({self.lost}))
         self.failed_over = failed_over
         self.changes = failed_over.encode_changes(state)
+        named = {"name": "another", "queues": 16, "created_ms": 1}
+        self.create = {"op": "create_topic", "request_id": "topic", **named}
+        self.with_topic, _ = apply(state, self.create)
+        self.topic_changes = self.with_topic.encode_changes(state)
         newcomer = NodeRecord("node-new", "http://node-new:7600", "http://node-new:7601", voter=False)
         self.grown = replace(state, nodes=MappingProxyType({**state.nodes, newcomer.id: newcomer}))
         self.larger = Situation(alive=self.alive | {newcomer.id})
@@ -143,6 +151,15 @@ class _Cases:
     def take_changes(self) -> None:
         assert self.state.changed(self.changes).version == self.failed_over.version
 
+    def create_topic(self) -> None:
+        assert apply(self.state, self.create)[1]["ok"]
+
+    def encode_topic(self) -> None:
+        assert self.with_topic.encode_changes(self.state)
+
+    def take_topic(self) -> None:
+        assert len(self.state.changed(self.topic_changes).topics) == len(self.with_topic.topics)
+
     def hear_heartbeat(self) -> None:
         beat = NodeHeartbeat.from_dict(msgpack.unpackb(self.beat, strict_map_key=False))
         self.witness.hear(self.state, beat.node, beat.progress or {})
@@ -166,6 +183,9 @@ _MEASURED = {
     "hear_heartbeat": "a heartbeat",
     "encode_changes": "what those elections changed, as bytes",
     "take_changes": "the state that they make of the one before",
+    "create_topic": "a command: one topic more",
+    "encode_topic": "what that changed, as bytes",
+    "take_topic": "the state that it makes of the one before",
     "encode": "the state as bytes",
     "decode": "the state from bytes",
     "show": "the state for people",
@@ -182,7 +202,7 @@ def _run(values: Mapping[str, Any], progress: TellProgress) -> BenchReport:
     nodes, shards, replicas = values["nodes"], values["shards"], values["replicas"]
     with scratch("") as directory:
         facts = environment(directory)
-    cases = _Cases(nodes, shards, replicas)
+    cases = _Cases(nodes, shards, replicas, values["topics"])
     figures: dict[str, dict[str, float]] = {}
     for name in _MEASURED:
         figures[name] = spread([_time_ms(getattr(cases, name)) for _ in range(values["repeat"])])
@@ -193,6 +213,7 @@ def _run(values: Mapping[str, Any], progress: TellProgress) -> BenchReport:
         "nodes": nodes,
         "shards": shards,
         "replicas": replicas,
+        "topics": values["topics"],
         "state_bytes": len(cases.encoded),
         "changes_bytes": len(cases.changes),
         "heartbeat_bytes": len(cases.beat),
@@ -202,11 +223,11 @@ def _run(values: Mapping[str, Any], progress: TellProgress) -> BenchReport:
         (_MEASURED[name], *(f"{found[part]:,.2f}" for part in ("median", "min", "max")))
         for name, found in figures.items()
     ]
-    title = f"{nodes:,} nodes, {shards:,} shards of {replicas} replicas"
+    title = f"{nodes:,} nodes, {shards:,} shards of {replicas} replicas, {values['topics']:,} topics"
     notes = [
         describe(facts),
-        f"the state takes {len(cases.encoded):,} bytes, {len(cases.encoded) / shards:,.0f} a shard; what the "
-        f"elections after the loss of a node changed {len(cases.changes):,}",
+        f"the state takes {len(cases.encoded):,} bytes; what the elections after the loss of a node changed "
+        f"{len(cases.changes):,}, what one topic more did {len(cases.topic_changes):,}",
         f"a heartbeat of a node with {held:,} replicas takes {len(cases.beat):,} bytes",
         "pure functions on a state that was made up, in one thread: no disk, no network",
     ]
@@ -220,6 +241,7 @@ BENCH = CallableBench(
         Option("nodes", 1_000, "Nodes of the cluster.", quick=20, low=4),
         Option("shards", 100_000, "Shards of the cluster.", quick=200, low=4),
         Option("replicas", 3, "Replicas of each shard."),
+        Option("topics", 0, "Topics of the cluster, below 100,000.", quick=100, low=0),
         Option("repeat", 3, "Repetitions of each.", quick=1),
         QUICK,
     ),
