@@ -7,19 +7,23 @@ import logging
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 from lsmq import runtime
 from lsmq._paths import topic_path
 from lsmq._retries import Deadline
 from lsmq._route_documents import RouteDocuments
 from lsmq._route_table import RouteSource, RouteTable
-from lsmq._transport import Transport
+from lsmq._transport import Response, Transport
+from lsmq._wire_values import all_pages
 from lsmq.background_tasks import BackgroundTasks
-from lsmq.errors import ClientClosed, LsmqError, Unavailable
+from lsmq.errors import ClientClosed, InvalidRequest, LsmqError, Unavailable
 from lsmq.topics import Topic
 
 _ROUTE_TIMEOUT_S = 1.0
 _NODES_PER_LOOK = 4
+#: With the longest names, as many as the head of a request may be long.
+_NAMES_PER_LOOK = 25
 _RESTART_S = 1.0
 _log = logging.getLogger("lsmq")
 
@@ -157,6 +161,24 @@ class RouteRefresher:
     async def _refresh_for_ever(self) -> None:
         while True:
             await asyncio.sleep(self._refresh_s * runtime.random.uniform(0.9, 1.1))
-            for name in list(self._followed):
+            names = list(self._followed)
+            for first in range(0, len(names), _NAMES_PER_LOOK):
                 if self.urls:
-                    await self._ask_routes(name, runtime.random.choice(self.urls))
+                    await self._ask_routes_of(names[first : first + _NAMES_PER_LOOK], runtime.random.choice(self.urls))
+
+    async def _ask_routes_of(self, names: Sequence[str], url: str) -> None:
+        """As :meth:`_ask_routes` for each, at once."""
+
+        async def ask(more: dict[str, str]) -> Response:
+            query = urlencode({"names": ",".join(names), **more})
+            return await self._transport.request("GET", f"{url}/v1/topics?{query}", timeout_s=_ROUTE_TIMEOUT_S)
+
+        try:
+            for page in await all_pages(ask):
+                for fields in page["topics"]:
+                    self.table.learn_topic(Topic.from_dict(fields))
+        except InvalidRequest:  # An older node, which knows no names there.
+            for name in names:
+                await self._ask_routes(name, url)
+        except LsmqError as error:
+            _log.debug("no routes from a node: node=%s topics=%s error=%s", url, len(names), error)

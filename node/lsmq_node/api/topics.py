@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -33,7 +34,7 @@ from .codec import answer
 from .pages import PAGE, page
 from .queues import own_options
 from .routing import QUEUES, Call, Content, Parameter, Routes
-from .schema import check
+from .schema import check, text
 
 #: Each is looked up in its queue's blocks.
 MAX_QUEUES_AT_TIME = 100_000
@@ -42,6 +43,7 @@ _MOST_ROUTES = 10_000
 _WILDCARD_HOSTS = ("0.0.0.0", "::", "")
 
 ROUTES = Routes("topics")
+_NAMES = Parameter("names", text(default=""), "Only these, with commas between them, as far as they are there.")
 _TIME_MS = Parameter("time_ms", schemas.TIME_MS, "Also say the first offset stored at or after this time.")
 
 
@@ -165,13 +167,18 @@ async def alter_topic(call: Call) -> web.StreamResponse:
     return answer(call.request, topic_object(call, topic))
 
 
-@ROUTES.get("/v1/topics", Content("By name.", schemas.TOPICS), parameters=PAGE)
+@ROUTES.get("/v1/topics", Content("By name.", schemas.TOPICS), parameters=(*PAGE, _NAMES))
 async def list_topics(call: Call) -> web.StreamResponse:
-    """All topics.
+    """All topics, or some by name.
 
-    With many shards a page has fewer than `limit`.
+    With many shards a page has fewer than `limit`. Those asked for by name are shown as this node knows them.
     """
-    known, sees = await call.broker.topics(), call.asker.sees
+    sees, names = call.asker.sees, call.query["names"]
+    if names:
+        found = map(call.broker.topology.topics.find, set(names.split(",")))
+        known: Iterable[StoredTopic] = [topic for topic in found if topic is not None]
+    else:
+        known = await call.broker.topics()
     most = max(1, _MOST_ROUTES // call.broker.topology.shard_count)
     topics, following = page(call, known, attrgetter("name"), lambda topic: sees(ResourceKind.TOPIC, topic.name), most)
     return answer(call.request, {"topics": [topic_object(call, topic) for topic in topics], "next": following})
