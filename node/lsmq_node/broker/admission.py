@@ -79,7 +79,7 @@ class Admission:
 
     # Topics and queues
 
-    def create_topic(self, name: str, queues: int, options: TopicOptions, known: Sequence[StoredTopic]) -> None:
+    def create_topic(self, queues: int, options: TopicOptions, known: Sequence[StoredTopic], *, is_new: bool) -> None:
         """Raises ``TooManyTopics``, ``TooManyQueues``, ``InvalidRequest``, ``ShuttingDown``."""
         self.write()
         self.topic_options(queues, options)
@@ -90,13 +90,13 @@ class Admission:
                 field="queues",
                 limit=MAX_RANGES,
             )
-        if len(known) >= self._config.max_topics and not any(topic.name == name for topic in known):
+        if is_new and len(known) >= self._config.max_topics:
             raise TooManyTopics(
                 f"there are {len(known)} topics, the limit is {self._config.max_topics} (max_topics); delete some, or "
                 "give a topic more queues",
                 limit=self._config.max_topics,
             )
-        if not options.named and not any(topic.name == name for topic in known):
+        if is_new and not options.named:
             self.more_queues(queues, known)
 
     def more_queues(self, queues: int, known: Sequence[StoredTopic]) -> None:

@@ -173,9 +173,9 @@ class Broker:
         """
 
         def admit(known: Sequence[StoredTopic]) -> TopicOptions:
-            self.admission.create_topic(name, queues, options, known)
+            there = self.topology.topics.find(name)
+            self.admission.create_topic(queues, options, known, is_new=there is None)
             check_moving(self, name, options)
-            there = next((topic for topic in known if topic.name == name), None)
             made_by = by.principal if there is None else there.options.made_by
             if there is None:
                 self.topic_shares.check(by.address, 0 if options.named else queues, known)
