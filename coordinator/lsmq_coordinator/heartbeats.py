@@ -136,20 +136,23 @@ class Told:
         self.clocks_ms: Mapping[str, float] = {}
         self._ahead_ms: dict[str, float] = {}
 
-    def heard(self, beat: NodeHeartbeat) -> None:
-        """``problems`` and ``clocks_ms`` are made anew where they change: many are answered with the same."""
+    def heard(self, beat: NodeHeartbeat, *, member: bool = True) -> None:
+        """``problems`` and ``clocks_ms`` are made anew where they change: many are answered with the same.
+
+        ``member``: of a node that was removed, and runs on, the clock counts for nobody's.
+        """
         if self.problems.get(beat.node, ()) != beat.problems:
             self.problems = {**self.problems, beat.node: beat.problems}
             if not beat.problems:
                 self.problems = {node: said for node, said in self.problems.items() if said}
-        if beat.clock_ms is not None and self._ahead_ms.get(beat.node) != beat.clock_ms:
+        if member and beat.clock_ms is not None and self._ahead_ms.get(beat.node) != beat.clock_ms:
             self._ahead_ms[beat.node] = beat.clock_ms
             self.clocks_ms = deviations(self._ahead_ms)
 
-    def set_nodes(self, nodes: Set[str]) -> None:
-        """Forget what others said."""
-        if not self._ahead_ms.keys() <= nodes or not self.problems.keys() <= nodes:
-            self._ahead_ms = {node: ms for node, ms in self._ahead_ms.items() if node in nodes}
+    def set_nodes(self, nodes: Set[str], members: Set[str]) -> None:
+        """Forget what others than ``nodes`` said, and clocks of others than ``members``, which were not removed."""
+        if not self._ahead_ms.keys() <= members or not self.problems.keys() <= nodes:
+            self._ahead_ms = {node: ms for node, ms in self._ahead_ms.items() if node in members}
             self.problems = {node: said for node, said in self.problems.items() if node in nodes}
             self.clocks_ms = deviations(self._ahead_ms)
 

@@ -127,8 +127,8 @@ class Overseer:
         node, now = beat.node, self._clock()
         known = self._raft.state.nodes.get(node)
         agreed = known is not None and known.life == beat.life and self._ended.get(node) != beat.life
-        if agreed:
-            self._told.heard(beat)
+        if known is not None and agreed:
+            self._told.heard(beat, member=known.state is not NodeState.REMOVED)
             self._voters.hear(node, beat.raft)
             (self._growing.add if beat.grows else self._growing.discard)(node)
         agreed = agreed and (beat.grows or not self._raft.state.has_grown)
@@ -328,8 +328,9 @@ class Overseer:
     async def _oversee(self) -> None:
         self._begin_leadership()
         state, now = self._raft.state, self._clock()
-        self._detector.set_nodes(_members(state), now)
-        self._told.set_nodes(state.nodes.keys())
+        members = _members(state)
+        self._detector.set_nodes(members, now)
+        self._told.set_nodes(state.nodes.keys(), set(members))
         ended = {node for node, life in self._ended.items() if node in state.nodes and state.nodes[node].life == life}
         for node in sorted(ended):
             self._detector.died(node)

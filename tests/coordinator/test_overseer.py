@@ -410,6 +410,22 @@ def test_all_are_told_how_far_each_clock_is_from_the_middle_one() -> None:
     running(run, beating=())
 
 
+def test_the_clock_of_a_node_that_was_removed_counts_no_more_though_it_runs_on_and_says_what_is_wrong() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
+        assert register(raft, "n9", LIFE)["ok"]
+        for node, ms in (("n0", 0.0), ("n1", 9_000.0), ("n9", 9_000.0)):
+            overseer.heartbeat(NodeHeartbeat(node, LIFE, clock_ms=ms))
+        raft.state, result = apply(raft.state, {"op": "remove_node", "node": "n9", "request_id": "remove"})
+        assert result["ok"], result
+        await time.passes(0.1)
+        overseer.heartbeat(NodeHeartbeat("n9", LIFE, clock_ms=9_000.0, problems=("it was removed",)))
+        told = overseer.heartbeat(NodeHeartbeat("n2", LIFE, clock_ms=0.0))
+        assert told.clocks_ms == {"n0": 0.0, "n1": 9_000.0, "n2": 0.0}
+        assert told.problems == {"n9": ("it was removed",)}
+
+    running(run, beating=())
+
+
 # Two processes of one name.
 
 
