@@ -13,6 +13,7 @@ from aiohttp import web
 
 from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
 from lsmq_coordinator.lives import LifeId
+from lsmq_coordinator.parts import Parts
 from lsmq_node.cluster import outgoing
 from lsmq_node.cluster.links import PATH, Links
 from lsmq_node.replication import ReplicaMessage, ReplicaSession
@@ -259,6 +260,73 @@ def test_an_address_that_is_not_known_or_not_there_costs_nothing_but_the_message
             await until(lambda: not any(link.queued_bytes for link in end.links._outgoing.values()), "nothing waits")
             await end.links.close()
             assert end.broken == []
+
+    run(test)
+
+
+def test_what_is_for_a_node_whose_address_another_has_by_now_is_not_given_to_that_one() -> None:
+    async def test() -> None:
+        async with ends("a", "b", "c") as (a, b, c):
+            moved, a.urls["b"] = b.urls["b"], c.urls["c"]
+            a.links.send("b", 1, asking(1))
+            await until(lambda: not a.links._outgoing["b"].queued_bytes, "nothing waits")
+            a.urls["b"] = moved
+
+            def arrived() -> bool:
+                a.links.send("b", 1, asking(2))
+                return bool(b.heard)
+
+            await until(arrived, "it is found where it is")
+            assert c.heard == []
+
+    run(test)
+
+
+def test_a_node_that_moved_is_dialled_where_it_is_though_its_former_process_listens_on() -> None:
+    async def test() -> None:
+        async with ends("a", "b") as (a, b):
+            a.links.send("b", 1, asking(1))
+            await until(lambda: len(b.heard) == 1, "it arrived")
+            moved = End("b", {})
+            await moved.start()
+            a.urls["b"] = moved.urls["b"]
+            a.links.look({"a", "b"})
+            await until(lambda: a.broken == ["b"], "the former link is over")
+
+            def arrived() -> bool:
+                a.links.send("b", 1, asking(2))
+                return bool(moved.heard)
+
+            await until(arrived, "it is found where it is")
+            assert len(b.heard) == 1
+            a.links.look({"a", "b"})
+            assert a.broken == ["b"], "who stays where it is keeps its link"
+            await moved.stop()
+
+    run(test)
+
+
+def test_of_nodes_that_come_and_go_nothing_is_kept() -> None:
+    async def test() -> None:
+        parts = Parts()
+        async with ends("a", "b") as (a, b):
+            await a.links.close()
+            a.links = Links("a", SECRET, a.urls.get, a.on_message, a.broken.append, parts)
+            a.links.start()
+            for number in range(20):
+                a.urls[f"n{number}"] = b.urls["b"]
+                a.links.send(f"n{number}", 1, asking(1))
+                a.links.look({"a", "b", f"n{number}"})
+            a.links.send("b", 1, asking(2))
+            await until(lambda: len(b.heard) == 1, "it arrived")
+            a.links.look({"a", "b"})
+            assert [report.name for report in parts.reports()] == ["link-b"]
+            assert a.links._outgoing.keys() == {"b"}
+
+            def links() -> list[str]:
+                return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("link to")]
+
+            await until(lambda: links() == ["link to b"], "nobody is left who dials")
 
     run(test)
 

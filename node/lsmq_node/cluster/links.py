@@ -6,13 +6,14 @@ whoever is concerned hears ``on_broken``.
 
 A connection begins as a request to the internal HTTP server and is then upgraded::
 
-    GET /internal/replication?node=ID     Upgrade: lsmq-replication     Lsmq-Auth: ...
-    101 Switching Protocols               Lsmq-Auth-Answer: ...
+    GET /internal/replication?node=ID&to=ID     Upgrade: lsmq-replication     Lsmq-Auth: ...
+    101 Switching Protocols                     Lsmq-Auth-Answer: ...
 
-Both sides have so proved the cluster secret, the dialler for all of the path. What follows, from the dialler only, are
-messages as :mod:`.wire` has them, each with a code that binds it to its place on this link (:mod:`.seals`). It is no
-WebSocket: masking the log's bytes and putting them together again on both sides costs more than all else that is done
-with them there. With TLS all of it is encrypted; the codes stay: they prove the secret, which certificates do not.
+Both sides have so proved the cluster secret, the dialler for all of the path. ``to`` is who is meant: a node refuses
+what is for another, whose address it may have by now. What follows, from the dialler only, are messages as :mod:`.wire`
+has them, each with a code that binds it to its place on this link (:mod:`.seals`). It is no WebSocket: masking the
+log's bytes and putting them together again on both sides costs more than all else that is done with them there. With
+TLS all of it is encrypted; the codes stay: they prove the secret, which certificates do not.
 
 A peer that stands still is found by TCP (``TCP_USER_TIMEOUT``) or by its queue growing beyond ``MAX_QUEUED_BYTES``; the
 connection is dropped then. Whether a peer is alive is not judged here.
@@ -21,7 +22,7 @@ connection is dropped then. Whether a peer is alive is not judged here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -80,7 +81,7 @@ class Links:
         self._open = False
 
     def routes(self) -> list[web.RouteDef]:
-        """``GET /internal/replication?node=ID``, see the module."""
+        """``GET /internal/replication?node=ID&to=ID``, see the module."""
         return [web.get(PATH, self._accept)]
 
     def start(self) -> None:
@@ -106,6 +107,14 @@ class Links:
         outgoing = self._outgoing.get(peer)
         return outgoing is not None and outgoing.queued_bytes > CONGESTED_BYTES
 
+    def look(self, nodes: Set[str]) -> None:
+        """These are the nodes of the cluster now, and some may have moved: forget others, and dial anew who did."""
+        for peer in list(self._outgoing):
+            if peer in nodes:
+                self._outgoing[peer].look()
+            else:
+                self._outgoing.pop(peer).end()
+
     async def close(self) -> None:
         """Close all connections. ``on_broken`` is not called for these."""
         self._open = False
@@ -120,7 +129,7 @@ class Links:
         if address is None:
             return None
         url = urlsplit(address)
-        path = f"{url.path.rstrip('/')}{PATH}?node={quote(self.node, safe='')}"
+        path = f"{url.path.rstrip('/')}{PATH}?node={quote(self.node, safe='')}&to={quote(peer, safe='')}"
         signed = self._signer.sign("GET", path, url.netloc)
         fields = {"Host": url.netloc, "Connection": "Upgrade", "Upgrade": PROTOCOL, **signed.headers}
         lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
@@ -134,6 +143,7 @@ class Links:
             "\r\n".join(lines).encode(),
             check,
             lambda start: self._signer.learn(signed, start),
+            lambda: self._addresses(peer) == address,
             Seal(self._seal_keys[0], signed.mac),
             None if self._tls is None else self._tls.client,
         )
@@ -147,6 +157,8 @@ class Links:
         sender, transport = request.query.get("node", ""), request.transport
         if not sender or transport is None or not self._open:
             raise web.HTTPServiceUnavailable(text="this node is stopping, or the request names no node")
+        if request.query.get("to", self.node) != self.node:  # A release before does not say.
+            raise web.HTTPMisdirectedRequest(text=f"this is node {self.node!r}")
         seal = Seal(self._seal_keys[verified.which], verified.mac)
         incoming = IncomingLink(sender, transport, self._on_message, seal)
         protocol: Any = request.protocol

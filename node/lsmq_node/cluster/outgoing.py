@@ -38,13 +38,15 @@ _log = structlog.get_logger("lsmq.cluster")
 @dataclass(frozen=True, slots=True)
 class Dial:
     """How to reach a peer: a request that is valid once, the check of the proof in its answer, and what seals the
-    messages that follow. ``learn`` is told the start that a refusal names; True where another dial may be accepted."""
+    messages that follow. ``learn`` is told the start that a refusal names; True where another dial may be accepted.
+    ``holds``: whether the peer is still to be reached there."""
 
     host: str
     port: int
     request: bytes
     check: Callable[[str | None], None]
     learn: Callable[[str | None], bool]
+    holds: Callable[[], bool]
     seal: Seal
     tls: ssl.SSLContext | None = None
 
@@ -63,6 +65,7 @@ class OutgoingConnection(asyncio.Protocol):
         self.accepted: asyncio.Future[None] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
         self.seal = dial.seal
+        self.holds = dial.holds
         self._dial = dial
         self._on_writable = on_writable
         self._answer = b""
@@ -137,6 +140,7 @@ class Outgoing:
         self._stream: OutgoingConnection | None = None
         self._scheduled = False
         self._refused = ""
+        self._part = part
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(kept(part, self._run), name=f"link to {peer}")
 
@@ -186,6 +190,16 @@ class Outgoing:
             self.queued_bytes -= size
             stream.transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
+    def look(self) -> None:
+        """Give up a connection to where the peer is no more."""
+        if self._stream is not None and not self._stream.holds():
+            self._stream.abort()
+
+    def end(self) -> None:
+        """There is no such peer any more."""
+        self._task.cancel()
+        self._part.gone()
+
     async def close(self) -> None:
         self._task.cancel()
         with suppress(asyncio.CancelledError):
@@ -208,6 +222,7 @@ class Outgoing:
                 self._seal(stream, *self._unsealed.popleft())
             try:
                 self._flush()
+                self.look()
                 await stream.lost
             finally:
                 self._stream = None

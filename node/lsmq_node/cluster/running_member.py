@@ -35,6 +35,7 @@ from lsmq_coordinator.journal import OS_DISK, DelayedDisk
 from lsmq_coordinator.overseer import Overseer
 from lsmq_coordinator.parts import Part, Parts, kept
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
+from lsmq_coordinator.state import ClusterState, NodeState
 from lsmq_coordinator.tls import Certificates, dialling_context
 from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
 from lsmq_node.broker import WaiterTable
@@ -172,6 +173,7 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
         await scope.enter_async_context(peers)
         links.start()
         scope.push_async_callback(links.close)
+        scope.callback(control.on_change(lambda state: links.look(_members(state))))
         registry = _registry(config, settings, secret, raft, parts.part("zookeeper", essential=False))
         if registry is not None:
             registry.start()
@@ -234,6 +236,10 @@ def _voter(
 def _internal_url(control: ControlClient, node: str) -> str | None:
     known = control.state.nodes.get(node)
     return None if known is None else known.internal_url
+
+
+def _members(state: ClusterState) -> set[str]:
+    return {node.id for node in state.nodes.values() if node.state is not NodeState.REMOVED}
 
 
 def _leader_url(control: ControlClient, shard: int) -> str | None:
