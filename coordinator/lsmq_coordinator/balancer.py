@@ -51,7 +51,8 @@ class Balancer:
 
     def __init__(self, timing: BalanceTiming = BalanceTiming()) -> None:
         self._timing = timing
-        self._sizes: dict[str, Mapping[int, int]] = {}
+        #: By node, what its replicas take.
+        self.sizes: dict[str, Mapping[int, int]] = {}
         #: Where each shard's log was, and when; and what that said of its load.
         self._marks: dict[int, tuple[int, float]] = {}
         self._loads: dict[int, float] = {}
@@ -63,7 +64,7 @@ class Balancer:
     ) -> None:
         """A node's heartbeat: how far its logs reach, and now and then how many bytes its replicas take."""
         if sizes is not None:
-            self._sizes[node] = sizes
+            self.sizes[node] = sizes
         for id, report in progress.items():
             lsn, since = self._marks.setdefault(id, (report.end_lsn, now))
             if now - since >= self._timing.load_s:
@@ -107,7 +108,7 @@ class Balancer:
         """Bytes of a replica of each shard, by its leader's word."""
         found = {}
         for id, shard in state.shards.items():
-            size = self._sizes.get(shard.leader or "", {}).get(id)
+            size = self.sizes.get(shard.leader or "", {}).get(id)
             if size is not None:
                 found[id] = size
         return found

@@ -179,7 +179,7 @@ def _register_node(state: ClusterState, command: Command) -> Change:
     if known is not None and known.state is NodeState.REMOVED:
         raise Refused("node_removed", f"node {id!r} was removed from the cluster; start it under a new id")
     if known is None and len(state.nodes) >= MAX_NODES:
-        raise Refused("limit_reached", f"the cluster has {MAX_NODES} nodes, the most it can have")
+        state = _with_room_for_a_node(state)
     life = text(command["life"], "life", MAX_NAME_BYTES)
     if known is not None and known.life not in ("", life, command.get("former")):
         raise Refused("stale", f"another start of node {id!r} was registered", life=known.life)
@@ -190,6 +190,14 @@ def _register_node(state: ClusterState, command: Command) -> Change:
     if node == known:
         return state, {}
     return replace(state, nodes=with_entry(state.nodes, id, node)), {}
+
+
+def _with_room_for_a_node(state: ClusterState) -> ClusterState:
+    """Without a node that was removed, the first by its id: a process of it that starts after that is a new one."""
+    removed = min((node.id for node in state.nodes.values() if node.state is NodeState.REMOVED), default=None)
+    if removed is None:
+        raise Refused("limit_reached", f"the cluster has {MAX_NODES} nodes, the most it can have")
+    return replace(state, nodes=frozen({id: node for id, node in state.nodes.items() if id != removed}))
 
 
 def _create_topic(state: ClusterState, command: Command) -> Change:

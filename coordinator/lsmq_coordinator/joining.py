@@ -59,10 +59,16 @@ async def join(
 
 
 async def displaced(client: ControlClient) -> None:
-    """Returns when the cluster, which knew this start of the node, knows another one."""
+    """Returns when the cluster, which knew this start of the node, knows another one. A node that was removed may be
+    forgotten, which is none."""
+
+    def other(state: ClusterState) -> bool:
+        known = state.nodes.get(client.node)
+        return known is not None and known.life != client.life
+
     while True:
         with contextlib.suppress(TimedOut):
-            await client.wait_for(lambda state: state.nodes[client.node].life != client.life, _LONG_S)
+            await client.wait_for(other, _LONG_S)
             return
 
 

@@ -221,8 +221,9 @@ class Overseer:
 
     def died(self, node: str, life: str) -> None:
         """It is proven that a life of a node has ended. Taken by every voter, whether or not it leads."""
-        if node in self._raft.state.nodes:
-            self._ended[node] = life
+        members = _members(self._raft.state)
+        if node in members:
+            self._ended = {known: ended for known, ended in self._ended.items() if known in members} | {node: life}
             self._wake.set()
 
     def ask_election(self, shard: int, above_epoch: int, besides: str | None = None) -> None:
@@ -331,6 +332,10 @@ class Overseer:
         members = _members(state)
         self._detector.set_nodes(members, now)
         self._told.set_nodes(state.nodes.keys(), set(members))
+        self._growing.intersection_update(members)
+        for said in (self._reports, self._balancer.sizes, self._voters.addresses):
+            for node in said.keys() - members:
+                del said[node]
         ended = {node for node, life in self._ended.items() if node in state.nodes and state.nodes[node].life == life}
         for node in sorted(ended):
             self._detector.died(node)

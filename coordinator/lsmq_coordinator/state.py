@@ -27,6 +27,7 @@ from .lives import InSyncMember, LifeId, RegisteredStart
 from .pieces import NamedPieces, Pieces
 from .raft_membership import Electorate
 
+#: With those that were removed, of which the first by its id is forgotten where there is no room for another one.
 MAX_NODES = 1_000
 MAX_SHARDS = 1_024
 MAX_REPLICAS = 7
@@ -374,22 +375,19 @@ class ClusterState:
         shards = Pieces.of(self.shards).changed_since(Pieces.of(former.shards))
         some = replace(self.without_results(), nodes=MappingProxyType(nodes), shards=shards)
         altered = {name: topic.to_dict() for name, topic in self.topics.changed_since(former.topics).items()}
-        gone = list(self.topics.gone_since(former.topics))
-        packed: bytes = msgpack.packb([former.version, some.encode(topics=False), altered, gone])
+        gone = list(self.topics.gone_since(former.topics)), sorted(former.nodes.keys() - self.nodes.keys())
+        packed: bytes = msgpack.packb([former.version, some.encode(topics=False), altered, *gone])
         return packed
 
     def changed(self, packed: bytes) -> ClusterState:
         """The state that this one became. Raises ``ValueError`` for changes of another one."""
-        since, content, altered, gone = msgpack.unpackb(packed)
+        since, content, altered, gone, forgotten = msgpack.unpackb(packed)
         if since != self.version:
             raise ValueError(f"changes of state {since} came for state {self.version}")
         topics = self.topics.changed(_topics(altered), gone) if altered or gone else self.topics
         some = ClusterState.decode(content, topics)
-        return replace(
-            some,
-            nodes=MappingProxyType({**self.nodes, **some.nodes}),
-            shards=Pieces.of(self.shards).changed(some.shards),
-        )
+        nodes = {id: node for id, node in (self.nodes | some.nodes).items() if id not in forgotten}
+        return replace(some, nodes=MappingProxyType(nodes), shards=Pieces.of(self.shards).changed(some.shards))
 
     def without_results(self) -> ClusterState:
         """The same state without the answers to past commands, which only voters need."""

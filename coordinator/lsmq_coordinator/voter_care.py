@@ -45,7 +45,7 @@ class VoterCare:
     def begin(self) -> None:
         """A leadership begins."""
         #: Where each node would be reached if it voted.
-        self._addresses: dict[str, str] = {}
+        self.addresses: dict[str, str] = {}
         #: Why voters that are gone are not replaced, as it was said last.
         self._said: Mapping[str, str] = {}
         self._tried_at = float("-inf")
@@ -53,7 +53,7 @@ class VoterCare:
     def hear(self, node: str, address: str | None) -> None:
         """A node says where it would be reached; None: it is of a release that takes no voter's place."""
         if address is not None:
-            self._addresses[node] = address
+            self.addresses[node] = address
 
     def testified(self, command: Mapping[str, Any], detector: FailureDetector) -> Mapping[str, Any]:
         """What begins a change of who votes, or calls it off. Raises ``InvalidRequest``, ``Unavailable``."""
@@ -74,7 +74,7 @@ class VoterCare:
             raft.state,
             alive=detector.heard,
             at_hand=self._at_hand(status, status.membership),
-            addresses=self._addresses,
+            addresses=self.addresses,
         )
         _log.warning("node %s takes the vote of node %s: %s", changed.new, changed.old, changed.to_dict())
         return {"op": "set_voters", "request_id": command["request_id"], "membership": changed.to_dict()}
@@ -141,7 +141,7 @@ class VoterCare:
             heard=detector.heard,
             away=away,
             closed=closed | detector.restless(now),
-            addresses=self._addresses,
+            addresses=self.addresses,
             after_s=self._timing.replace_after_s,
         )
         return planned_voters(self._raft.state, situation)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import msgpack
@@ -214,6 +216,12 @@ def test_a_node_notices_that_another_process_registered_under_its_name() -> None
         voter.state = elected(voter.state)
         await until(lambda: client.state.version == voter.state.version)
         assert not noticing.done()
+        forgotten = {id: node for id, node in voter.state.nodes.items() if id != "n4"}
+        known, version = voter.state, voter.state.version + 1
+        voter.state = replace(known, version=version, nodes=MappingProxyType(forgotten))
+        await until(lambda: client.state.version == version)
+        assert not noticing.done(), "a node that was removed, and is forgotten"
+        voter.state = replace(known, version=version + 1)
         register("another")
         await asyncio.wait_for(noticing, 10)
 

@@ -426,6 +426,32 @@ def test_the_clock_of_a_node_that_was_removed_counts_no_more_though_it_runs_on_a
     running(run, beating=())
 
 
+def test_of_nodes_that_come_and_go_nothing_is_kept() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
+        def kept() -> int:
+            tables = (overseer._reports, overseer._ended, overseer._growing, overseer._balancer.sizes)
+            return sum(map(len, (*tables, overseer._voters.addresses)))
+
+        await time.passes(0.1)
+        before = kept()
+        for number in range(20):
+            node = f"gone-{number}"
+            assert register(raft, node, LIFE)["ok"]
+            await time.passes(0.05)
+            beat = NodeHeartbeat(node, LIFE, {0: ReplicaProgress(0, 0, 1, 1)}, sizes={0: 1}, raft=f"{node}:1")
+            assert overseer.heartbeat(beat).alive
+            overseer.died(node, LIFE)
+            await time.passes(0.05)
+            command = {"op": "remove_node", "node": node, "request_id": f"remove {node}"}
+            raft.state, result = apply(raft.state, command)
+            assert result["ok"], result
+        await time.passes(0.1)
+        overseer.died("n4", "another")
+        assert kept() == before + 1
+
+    running(run)
+
+
 # Two processes of one name.
 
 

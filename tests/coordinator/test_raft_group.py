@@ -13,8 +13,9 @@ import pytest
 from lsmq.errors import LsmqError, TimedOut
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.errors import NoControlLeader
+from lsmq_coordinator.founding import register_command
 from lsmq_coordinator.joining import join
-from lsmq_coordinator.state import CHANGES, ClusterState
+from lsmq_coordinator.state import CHANGES, MAX_NODES, ClusterState
 from support.raft_group import RaftGroup, all_started, until
 from support.waiting import PATIENCE_S
 
@@ -289,6 +290,20 @@ def test_a_node_that_knows_the_state_before_is_told_what_changed_and_others_are_
                 whole = await told(query)
                 assert whole["changes"] is None
                 assert ClusterState.decode(whole["state"]).encode() == after.encode()
+            # A node that is forgotten is among the changes.
+            names = [f"gone-{number}" for number in range(MAX_NODES - len(after.nodes))]
+            register = [register_command(name, "http://u", "http://i", "l") for name in names]
+            for commands in (register, [{"op": "remove_node", "node": name} for name in names]):
+                assert (await group.client.submit({"op": "batch", "commands": commands}, PATIENCE_S))["ok"]
+            full = group.client.state
+            assert len(full.nodes) == MAX_NODES
+            command = register_command("fresh", "http://u", "http://i", "l")
+            assert (await group.client.submit(command, PATIENCE_S))["ok"]
+            some = await told(f"after={full.version}&topics={full.topics_version}&changes={CHANGES}")
+            assert some["state"] is None
+            assert full.changed(some["changes"]).encode() == group.client.state.encode()
+            known = group.client.state.nodes
+            assert "fresh" in known and len(known) == MAX_NODES
             # The node that does not vote came to the same bytes by what it was told.
             assert (await agreed(group, 2)).topics.keys() == {"one"}
 

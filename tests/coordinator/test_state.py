@@ -14,6 +14,7 @@ from lsmq_coordinator.commands import apply
 from lsmq_coordinator.lives import RegisteredStart
 from lsmq_coordinator.state import (
     EMPTY,
+    MAX_NODES,
     MAX_RIGHT_BYTES,
     MAX_RIGHTS_BYTES,
     REMEMBERED_RESULTS,
@@ -338,6 +339,26 @@ def test_a_node_is_removed_only_when_it_holds_nothing_and_does_not_vote() -> Non
     assert again["code"] == "node_removed"
     state = founded(shards=1, replicas=1, min_in_sync=1)
     assert run(state, op="remove_node", node="n1")[1]["code"] == "is_voter"
+
+
+def test_nodes_come_and_go_for_ever_and_only_those_that_are_there_count() -> None:
+    def register(state: ClusterState, node: str) -> tuple[ClusterState, dict[str, Any]]:
+        return run(state, op="register_node", node=node, url="http://u", internal_url="http://i", life="l")
+
+    state = founded(shards=1)
+    for number in range(MAX_NODES + 50):
+        state, result = register(state, f"gone-{number:04}")
+        assert result["ok"], result
+        state, result = run(state, op="remove_node", node=f"gone-{number:04}")
+        assert result["ok"] and len(state.nodes) <= MAX_NODES
+    assert set(NODES) < set(state.nodes)
+    latest = f"gone-{MAX_NODES + 49:04}"
+    assert register(state, latest)[1]["code"] == "node_removed", "those that went last are known"
+    assert ClusterState.decode(state.encode()).encode() == state.encode()
+    for number in range(MAX_NODES - len(NODES)):
+        state, result = register(state, f"there-{number}")
+        assert result["ok"], result
+    assert register(state, "one too many")[1]["code"] == "limit_reached"
 
 
 def test_registering_again_changes_nothing_but_addresses_and_life() -> None:
