@@ -255,6 +255,7 @@ class RaftCore:
             self._failed_rounds += 1
         self.role, self.leader = RaftRole.CANDIDATE, None
         self._asked_term, self._granted = self.term + 1, {self.name}
+        self.pace.peers_asked()
         self._round_began, self._deadline = now, now + self.pace.question_s(self._failed_rounds)
         for peer in self._electors:
             self._ask(peer)

@@ -31,8 +31,12 @@ class RaftPace:
         """A write to this voter's disk took so long."""
         self._syncs.append(took_s)
 
+    def peers_asked(self) -> None:
+        """Another round begins: what peers said of their disks before may be so no more, and some may be gone."""
+        self._peers.clear()
+
     def peer_synced(self, peer: str, took_s: float) -> None:
-        """What a peer says of its disk."""
+        """What a peer says of its disk in this round."""
         self._peers[peer] = took_s
 
     def ticked(self, late_s: float) -> None:

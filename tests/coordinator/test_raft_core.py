@@ -206,6 +206,20 @@ def test_the_slower_a_disk_the_longer_a_candidate_waits() -> None:
     assert voter.core.role is RaftRole.LEADER
 
 
+def test_a_candidate_does_not_wait_for_a_disk_that_was_slow_once_or_whose_voter_is_gone() -> None:
+    voter = Voter()
+    while voter.core.role is not RaftRole.CANDIDATE:
+        voter.pass_time(0.05)
+    voter.receive(PreVoteAnswer(1, 2, False, 60.0), "v3")
+    asked = voter.pass_time(3)
+    assert any(isinstance(message, PreVote) for message in asked), "another round has begun"
+    voter.receive(PreVoteAnswer(1, 2, True, 0.001), "v2")
+    assert voter.core.term == 2
+    voter.write()
+    asked = voter.pass_time(10)
+    assert any(isinstance(message, PreVote) for message in asked), "the vote is lost, and another round has begun"
+
+
 # What waits for the disk
 
 
