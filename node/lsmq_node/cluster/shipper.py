@@ -136,8 +136,10 @@ class Shipper:
                 self._failed(error)
 
     async def close(self) -> None:
+        """It may be used again, as where the replica is opened again."""
         if self._retry is not None:
             self._retry.cancel()
+            self._retry = None
         for task in self._reading:
             task.cancel()
         await asyncio.gather(*self._reading, return_exceptions=True)
