@@ -32,6 +32,7 @@ from .reassignment import handover, next_steps
 from .resigning import Resigning, ResignTiming
 from .shard_commands import MAX_EPOCH
 from .state import ClusterState, NodeState
+from .topic_room import TopicRoom
 from .voter_care import VoterCare, VoterTiming
 from .voter_changes import CANCEL, REPLACE
 from .witness import Witness
@@ -94,6 +95,7 @@ class Overseer:
         self._full = FullDisks(timing.full)
         self._balancer = Balancer(timing.balance)
         self._voters = VoterCare(raft, timing.voters)
+        self._topic_room = TopicRoom()
         self._told = Told()
         self._unleased_since: dict[str, float] = {}
         self._resigning = Resigning(timing.resign, clock())
@@ -160,7 +162,8 @@ class Overseer:
                 self._deaf.say(shard.id, node, shard.epoch, now)
 
     def _testify(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A command as the leader puts it into the log, with what it knows. Raises ``NodeRuns``, ``NoControlLeader``.
+        """A command as the leader puts it into the log, with what it knows. Raises ``NodeRuns``, ``NoControlLeader``,
+        ``TooManyTopics``.
 
         A start of a node is agreed on when the life before it is over: proven to be, or silent for as long as it takes
         for any lease to run out. So a second process under a node's name, by a wrong configuration or with a copy of
@@ -176,6 +179,8 @@ class Overseer:
             self._check_all_grow()
         if command.get("op") == "register_start":
             self._hear_first(command)
+        if self._raft.is_leader:
+            self._topic_room.check(self._raft.state, command)
         if command.get("op") != "register_node":
             return self._witness.testify(command)
         known = self._raft.state.nodes.get(str(command.get("node")))

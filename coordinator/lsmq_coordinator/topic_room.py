@@ -1,0 +1,59 @@
+"""How much of the agreed state topics may take. Most of it are the ranges of their queues.
+
+Nodes are told the state in one answer, and voters keep it in one snapshot, which both have a limit: beyond that nobody
+could follow, and no voter go on. So what makes topics take more is refused long before, by the leader of the control
+plane as it comes, and not as it is applied: releases before apply the same log and know of no such limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+
+from lsmq.errors import TooManyTopics
+
+from .commands import apply
+from .state import ClusterState, TopicRecord
+
+#: An answer has room for 64 MiB, of which nodes, shards and rights take a few.
+MAX_TOPICS_BYTES = 48 << 20
+_TOPIC_BYTES = 64  # besides its name, options and ranges, at the most
+_MAKES_MORE = frozenset({"create_topic", "grow_topic", "spread_topic", "alter_topic"})
+
+
+class TopicRoom:
+    """What each topic takes is counted once, and forgotten with it."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[TopicRecord, int]] = {}
+
+    def check(self, state: ClusterState, command: Mapping[str, Any]) -> None:
+        """Raises ``TooManyTopics`` where the command would make topics take more than there is room for."""
+        if command.get("op") not in _MAKES_MORE:
+            return
+        after, _ = apply(state, {"request_id": "not given yet", **command})
+        if after.topics is state.topics:
+            return
+        before_bytes, bytes_ = self._bytes(state.topics), self._bytes(after.topics)
+        if bytes_ > max(before_bytes, MAX_TOPICS_BYTES):
+            raise TooManyTopics(
+                f"{len(after.topics)} topics, with where their queues lie, would take {bytes_} bytes of what all nodes "
+                f"know, of {MAX_TOPICS_BYTES}; delete some, or make them of fewer queues than there are shards",
+                limit=MAX_TOPICS_BYTES,
+            )
+
+    def _bytes(self, topics: Mapping[str, TopicRecord]) -> int:
+        known = self._known
+        self._known = {
+            name: counted if (counted := known.get(name)) is not None and counted[0] is topic else (topic, _size(topic))
+            for name, topic in topics.items()
+        }
+        return sum(size for _, size in self._known.values())
+
+
+def _size(topic: TopicRecord) -> int:
+    """Bytes of it in the encoded state, hardly less."""
+    packed: bytes = msgpack.packb((topic.name, dict(topic.options), topic.ranges))
+    return _TOPIC_BYTES + len(packed)
