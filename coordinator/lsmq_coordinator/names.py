@@ -19,6 +19,8 @@ from lsmq import runtime
 
 #: An address is looked up anew after so long; a node that moved is found by then.
 FRESH_S = 5.0
+#: So many are kept, those asked for last: more than a cluster has nodes.
+MAX_NAMES = 1_024
 #: So long a lookup is waited for when there is an address of before.
 _PATIENCE_S = 0.1
 
@@ -60,7 +62,10 @@ class Names(AbstractResolver):
             pass
         else:
             return [(socket.AF_INET if literal.version == 4 else socket.AF_INET6, host)]
-        name = self._names.setdefault(host, _Name())
+        name = self._names.pop(host, None) or _Name()
+        self._names[host] = name
+        if len(self._names) > MAX_NAMES:
+            del self._names[next(iter(self._names))]
         if runtime.monotonic() - name.looked_up_at < FRESH_S:
             return name.addresses
         if name.lookup is None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lsmq_coordinator import names
-from lsmq_coordinator.names import Names
+from lsmq_coordinator.names import MAX_NAMES, Names
 
 
 class NameServer:
@@ -96,6 +96,19 @@ def test_the_last_good_address_is_used_while_the_name_server_is_away(
         server.addresses["n1"] = "10.0.0.2"
         while await found.address("n1") != "10.0.0.2":
             pass
+
+    asyncio.run(run())
+
+
+def test_of_names_that_come_and_go_so_many_are_kept_and_those_in_use_among_them(server: NameServer) -> None:
+    server.addresses = {f"n{number}": "10.0.0.1" for number in range(MAX_NAMES + 20)}
+
+    async def run() -> None:
+        found = Names()
+        for host in server.addresses:
+            assert await found.address(host) == await found.address("n0") == "10.0.0.1"
+        assert len(found._names) == MAX_NAMES
+        assert "n0" in found._names
 
     asyncio.run(run())
 
