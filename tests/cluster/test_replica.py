@@ -67,6 +67,24 @@ def test_writes_survive_the_leader_and_go_on_with_the_next(tmp_path: Path) -> No
     run(test)
 
 
+def test_of_leaderships_that_came_and_went_nothing_is_kept(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with group(tmp_path) as nodes:
+            leader = await nodes.lead("a")
+            await nodes.all_in_sync()
+            await nodes.make_topic(leader)
+            for _ in range(8):
+                for name in ("b", "a"):
+                    await nodes.put(await nodes.lead(name), b"one")
+            await nodes.equal()
+            for name in ("a", "b"):
+                life = nodes[name]._shell._life
+                assert life is not None
+                assert life.leaves >= 8 and len(life._left_at) <= 1
+
+    run(test)
+
+
 def test_a_deposed_leader_drops_what_nobody_has_and_says_that_it_is_unknown(tmp_path: Path) -> None:
     async def test() -> None:
         async with group(tmp_path) as nodes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -22,7 +23,8 @@ class ReplicaLife:
     def __init__(self, directory: Directory, store: ShardStore, deliver: Callable[[LifeReport], None]) -> None:
         self._deliver: Callable[[LifeReport], None] | None = deliver
         self._mailbox: Mailbox[LifeReport] = Mailbox(self._delivered)
-        self.left_at: list[int] = []  # where each leadership of this life left the log
+        self.leaves = 0  # leaderships of this life that are over
+        self._left_at: deque[int] = deque()  # where the last of them left the log, which reports may not know yet
         self.disk = DiskWorker(
             directory.shard,
             directory.path,
@@ -46,6 +48,18 @@ class ReplicaLife:
     def _delivered(self, item: LifeReport) -> None:
         if self._deliver is not None:
             self._deliver(item)
+
+    def leave(self, lsn: int) -> None:
+        """A leadership is over, and the log ends at ``lsn``."""
+        self.leaves += 1
+        self._left_at.append(lsn)
+
+    def durable(self, lsn: int, leaves: int) -> int:
+        """How far of what is left the log is durable, by a report that knew of the end of so many leaderships. Later
+        reports know of no fewer."""
+        while len(self._left_at) > self.leaves - leaves:
+            self._left_at.popleft()
+        return min([lsn, *self._left_at])
 
     def end(self) -> None:
         """Nothing is delivered any more."""

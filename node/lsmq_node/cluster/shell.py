@@ -384,7 +384,7 @@ class Shell:
             failure = self.not_leader(f"shard {self.shard} lost its leader here: {reason}", sent=True)
             life.disk.store.replica.close_line(failure)
             lsn = self.core.log.end_lsn
-            life.left_at.append(lsn)
+            life.leave(lsn)
             life.disk.put(worker.Leave(lsn, failure))
             self._shipper.log_changes()
         self._fail_writes(reason)
@@ -404,12 +404,12 @@ class Shell:
             case Committed():
                 self._committed(life, item)
             case worker.Wrote(lsn, end_lsn, content, entry_ends, leaves):
-                if leaves == len(life.left_at):
+                if leaves == life.leaves:
                     self._shipper.wrote(Piece(lsn, end_lsn, content, entry_ends))
                     self.handle(ev.LogWritten(end_lsn))
                     self._shipper.resume()
             case worker.Durable(lsn, leaves):
-                lsn = min([lsn, *life.left_at[leaves:]])
+                lsn = life.durable(lsn, leaves)
                 self.handle(ev.LogDurable(lsn))
                 self._shipper.resume()
                 self.writes.durable(lsn)
