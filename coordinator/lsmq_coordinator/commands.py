@@ -173,13 +173,14 @@ def _register_node(state: ClusterState, command: Command) -> Change:
 
     ``host``, ``rack``: its labels, if it has any.
     ``former``: the life before it, which the leader of the control plane found to be over.
+    ``forget``: a node that was removed, which gives way where there are as many as can be; by the leader as well.
     """
     id = text(command["node"], "node", MAX_NAME_BYTES)
     known = state.nodes.get(id)
     if known is not None and known.state is NodeState.REMOVED:
         raise Refused("node_removed", f"node {id!r} was removed from the cluster; start it under a new id")
     if known is None and len(state.nodes) >= MAX_NODES:
-        state = _with_room_for_a_node(state)
+        state = _without_removed(state, command.get("forget"))
     life = text(command["life"], "life", MAX_NAME_BYTES)
     if known is not None and known.life not in ("", life, command.get("former")):
         raise Refused("stale", f"another start of node {id!r} was registered", life=known.life)
@@ -192,10 +193,10 @@ def _register_node(state: ClusterState, command: Command) -> Change:
     return replace(state, nodes=with_entry(state.nodes, id, node)), {}
 
 
-def _with_room_for_a_node(state: ClusterState) -> ClusterState:
-    """Without a node that was removed, the first by its id: a process of it that starts after that is a new one."""
-    removed = min((node.id for node in state.nodes.values() if node.state is NodeState.REMOVED), default=None)
-    if removed is None:
+def _without_removed(state: ClusterState, removed: Any) -> ClusterState:
+    """Without a node that was removed: a process of it that starts after that is a new one."""
+    known = state.nodes.get(removed)
+    if known is None or known.state is not NodeState.REMOVED:
         raise Refused("limit_reached", f"the cluster has {MAX_NODES} nodes, the most it can have")
     return replace(state, nodes=frozen({id: node for id, node in state.nodes.items() if id != removed}))
 

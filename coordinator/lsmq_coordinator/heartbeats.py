@@ -31,6 +31,7 @@ class NodeHeartbeat:
         sizes: Bytes that each of its replicas takes, by shard; told now and then, None in between.
         raft: ``host:port`` at which it would be reached if it voted; None: of a release that takes no voter's place.
         grows: Whether it is of a release that knows of shards that came after the founding.
+        forgets: Whether it is of a release that forgets nodes that were removed, where there is no room for others.
     """
 
     node: str
@@ -43,6 +44,7 @@ class NodeHeartbeat:
     sizes: Mapping[int, int] | None = None
     raft: str | None = None
     grows: bool = True
+    forgets: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -56,6 +58,7 @@ class NodeHeartbeat:
             "sizes": self.sizes,
             "raft": self.raft,
             "grows": self.grows,
+            "forgets": self.forgets,
         }
 
     @classmethod
@@ -74,6 +77,7 @@ class NodeHeartbeat:
             None if sizes is None else {int(id): int(size) for id, size in sizes.items()},
             None if raft is None else str(raft),
             bool(fields.get("grows", False)),
+            bool(fields.get("forgets", False)),
         )
 
 

@@ -31,7 +31,7 @@ from .raft_control import RaftControl
 from .reassignment import handover, next_steps
 from .resigning import Resigning, ResignTiming
 from .shard_commands import MAX_EPOCH
-from .state import ClusterState, NodeState
+from .state import MAX_NODES, ClusterState, NodeState
 from .topic_room import TopicRoom
 from .voter_care import VoterCare, VoterTiming
 from .voter_changes import CANCEL, REPLACE
@@ -85,6 +85,8 @@ class Overseer:
         self._reports: dict[str, Mapping[int, ReplicaProgress]] = {}
         #: Nodes heard whose release knows of shards that came after the founding.
         self._growing: set[str] = set()
+        #: And those whose release forgets nodes that were removed.
+        self._forgetting: set[str] = set()
         #: Shards whose epochs up to the one given cannot be led.
         self._asked: dict[int, int] = {}
         self._pace = ElectionPace()
@@ -133,6 +135,7 @@ class Overseer:
             self._told.heard(beat, member=known.state is not NodeState.REMOVED)
             self._voters.hear(node, beat.raft)
             (self._growing.add if beat.grows else self._growing.discard)(node)
+            (self._forgetting.add if beat.forgets else self._forgetting.discard)(node)
         agreed = agreed and (beat.grows or not self._raft.state.has_grown)
         alive = agreed and self._detector.heartbeat(node, now, well=beat.well)
         if alive and beat.progress is not None:
@@ -184,7 +187,9 @@ class Overseer:
         if command.get("op") != "register_node":
             return self._witness.testify(command)
         known = self._raft.state.nodes.get(str(command.get("node")))
-        if known is None or known.life in ("", command.get("life")) or not self._raft.is_leader:
+        if known is None:
+            return self._with_room(command)
+        if known.life in ("", command.get("life")) or not self._raft.is_leader:
             return command
         self._begin_leadership()
         now = self._clock()
@@ -198,6 +203,14 @@ class Overseer:
                 url=known.internal_url,
             )
         return {**command, "former": known.life}
+
+    def _with_room(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A new node's registration. Where there is no room for it, it says which removed node gives way, the first by
+        its id, once all voters are of a release that knows what that means."""
+        nodes, voters = self._raft.state.nodes, self._raft.membership.voters
+        removed = sorted(nodes.keys() - _members(self._raft.state)) if len(nodes) >= MAX_NODES else []
+        fresh = {name: value for name, value in command.items() if name != "forget"}
+        return {**fresh, "forget": removed[0]} if removed and voters.keys() <= self._forgetting else fresh
 
     def _hear_first(self, command: Mapping[str, Any]) -> None:
         """Raises ``NoControlLeader`` while nobody can tell how far the log of a disk was durable: a new leadership has
@@ -312,7 +325,7 @@ class Overseer:
         if term != self._term:
             self._term = term
             self._reports, self._asked, self._told = {}, {}, Told()
-            self._growing = set()
+            self._growing, self._forgetting = set(), set()
             self._voters.begin()
             self._deaf, self._full = DeafLeaders(self._timing.deaf), FullDisks(self._timing.full)
             self._balancer = Balancer(self._timing.balance)
@@ -338,6 +351,7 @@ class Overseer:
         self._detector.set_nodes(members, now)
         self._told.set_nodes(state.nodes.keys(), set(members))
         self._growing.intersection_update(members)
+        self._forgetting.intersection_update(members)
         for said in (self._reports, self._balancer.sizes, self._voters.addresses):
             for node in said.keys() - members:
                 del said[node]

@@ -27,7 +27,7 @@ from .lives import InSyncMember, LifeId, RegisteredStart
 from .pieces import NamedPieces, Pieces
 from .raft_membership import Electorate
 
-#: With those that were removed, of which the first by its id is forgotten where there is no room for another one.
+#: With those that were removed, of which one is forgotten where there is no room for another one.
 MAX_NODES = 1_000
 MAX_SHARDS = 1_024
 MAX_REPLICAS = 7

@@ -21,7 +21,7 @@ from lsmq_coordinator.liveness import LivenessTiming
 from lsmq_coordinator.overseer import HEAR_STARTS_S, Overseer, OverseerTiming, departures
 from lsmq_coordinator.raft_membership import Electorate
 from lsmq_coordinator.resigning import ResignTiming
-from lsmq_coordinator.state import ClusterState
+from lsmq_coordinator.state import MAX_NODES, ClusterState
 
 from .test_state import NODES, founded
 
@@ -450,6 +450,26 @@ def test_of_nodes_that_come_and_go_nothing_is_kept() -> None:
         assert kept() == before + 1
 
     running(run)
+
+
+def test_removed_nodes_give_way_to_new_ones_once_all_voters_know_what_that_means() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
+        for number in range(MAX_NODES - len(NODES)):
+            assert register(raft, f"gone-{number:03}", LIFE)["ok"]
+            raft.state, _ = apply(
+                raft.state, {"op": "remove_node", "node": f"gone-{number:03}", "request_id": f"{number}"}
+            )
+        for node in ("n0", "n1"):
+            overseer.heartbeat(NodeHeartbeat(node, LIFE))
+        overseer.heartbeat(NodeHeartbeat("n2", LIFE, forgets=False))
+        assert register(raft, "too early", LIFE)["code"] == "limit_reached"
+        overseer.heartbeat(NodeHeartbeat("n2", LIFE))
+        for number in range(3):
+            assert register(raft, f"new-{number}", LIFE)["ok"]
+        assert len(raft.state.nodes) == MAX_NODES
+        assert min(id for id in raft.state.nodes if id.startswith("gone")) == "gone-003"
+
+    running(run, beating=())
 
 
 # Two processes of one name.

@@ -341,24 +341,22 @@ def test_a_node_is_removed_only_when_it_holds_nothing_and_does_not_vote() -> Non
     assert run(state, op="remove_node", node="n1")[1]["code"] == "is_voter"
 
 
-def test_nodes_come_and_go_for_ever_and_only_those_that_are_there_count() -> None:
-    def register(state: ClusterState, node: str) -> tuple[ClusterState, dict[str, Any]]:
-        return run(state, op="register_node", node=node, url="http://u", internal_url="http://i", life="l")
+def test_a_node_that_was_removed_gives_way_where_there_is_no_room_and_no_other_does() -> None:
+    def register(state: ClusterState, node: str, **fields: Any) -> tuple[ClusterState, dict[str, Any]]:
+        return run(state, op="register_node", node=node, url="http://u", internal_url="http://i", life="l", **fields)
 
     state = founded(shards=1)
-    for number in range(MAX_NODES + 50):
-        state, result = register(state, f"gone-{number:04}")
-        assert result["ok"], result
-        state, result = run(state, op="remove_node", node=f"gone-{number:04}")
-        assert result["ok"] and len(state.nodes) <= MAX_NODES
-    assert set(NODES) < set(state.nodes)
-    latest = f"gone-{MAX_NODES + 49:04}"
-    assert register(state, latest)[1]["code"] == "node_removed", "those that went last are known"
-    assert ClusterState.decode(state.encode()).encode() == state.encode()
     for number in range(MAX_NODES - len(NODES)):
-        state, result = register(state, f"there-{number}")
+        state, result = register(state, f"x{number}", forget="x0")
         assert result["ok"], result
-    assert register(state, "one too many")[1]["code"] == "limit_reached"
+    state, _ = run(state, op="remove_node", node="x7")
+    for forget in (None, "n0", "x8", "nobody", ["x7"]):
+        assert register(state, "more", forget=forget)[1]["code"] in ("limit_reached", "invalid_command")
+    state, result = register(state, "more", forget="x7")
+    assert result["ok"] and len(state.nodes) == MAX_NODES
+    assert "more" in state.nodes and "x7" not in state.nodes
+    assert register(state, "another", forget="x7")[1]["code"] == "limit_reached"
+    assert ClusterState.decode(state.encode()).encode() == state.encode()
 
 
 def test_registering_again_changes_nothing_but_addresses_and_life() -> None:
