@@ -15,6 +15,7 @@ import msgpack
 from lsmq.errors import TooManyTopics
 
 from .commands import apply
+from .pieces import NamedPieces
 from .state import ClusterState, TopicRecord
 
 #: An answer has room for 64 MiB, of which nodes, shards and rights take a few.
@@ -24,33 +25,36 @@ _MAKES_MORE = frozenset({"create_topic", "grow_topic", "spread_topic", "alter_to
 
 
 class TopicRoom:
-    """What each topic takes is counted once, and forgotten with it."""
+    """What topics take is counted once, and then what becomes of them."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[TopicRecord, int]] = {}
+        self._counted: NamedPieces[TopicRecord] = NamedPieces()
+        self._bytes = 0
 
     def check(self, state: ClusterState, command: Mapping[str, Any]) -> None:
         """Raises ``TooManyTopics`` where the command would make topics take more than there is room for."""
         if command.get("op") not in _MAKES_MORE:
             return
         after, _ = apply(state, {"request_id": "not given yet", **command})
-        if after.topics is state.topics:
-            return
-        before_bytes, bytes_ = self._bytes(state.topics), self._bytes(after.topics)
-        if bytes_ > max(before_bytes, MAX_TOPICS_BYTES):
+        self._bytes += _growth(self._counted, state.topics)
+        self._counted = state.topics
+        growth = _growth(state.topics, after.topics)
+        if growth > 0 and self._bytes + growth > MAX_TOPICS_BYTES:
             raise TooManyTopics(
-                f"{len(after.topics)} topics, with where their queues lie, would take {bytes_} bytes of what all nodes "
-                f"know, of {MAX_TOPICS_BYTES}; delete some, or make them of fewer queues than there are shards",
+                f"{len(after.topics)} topics, with where their queues lie, would take {self._bytes + growth} bytes of "
+                f"what all nodes know, of {MAX_TOPICS_BYTES}; delete some, or make them of fewer queues than there are "
+                "shards",
                 limit=MAX_TOPICS_BYTES,
             )
 
-    def _bytes(self, topics: Mapping[str, TopicRecord]) -> int:
-        known = self._known
-        self._known = {
-            name: counted if (counted := known.get(name)) is not None and counted[0] is topic else (topic, _size(topic))
-            for name, topic in topics.items()
-        }
-        return sum(size for _, size in self._known.values())
+
+def _growth(former: NamedPieces[TopicRecord], topics: NamedPieces[TopicRecord]) -> int:
+    """How many bytes more than ``former`` ones topics take."""
+    if topics is former:
+        return 0
+    changed, gone = topics.changed_since(former), topics.gone_since(former)
+    replaced = [former[name] for name in changed if name in former]
+    return sum(map(_size, changed.values())) - sum(map(_size, (*replaced, *gone.values())))
 
 
 def _size(topic: TopicRecord) -> int:
