@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import click
 
+from lsmq.cli import _process
 from lsmq.cli._root import command_meant, root
 from lsmq.errors import ConnectionFailed, LsmqError, Unauthenticated
 
@@ -22,6 +23,8 @@ __all__ = ["main", "root"]
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit."""
+    if arguments is None:
+        _process.prepare()
     sys.exit(_run(arguments))
 
 

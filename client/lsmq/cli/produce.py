@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -178,7 +177,7 @@ async def _send_all(
         finally:  # A line that is wrong does not hide where those before it are.
             if print_receipts:
                 for receipt in receipts:
-                    click.echo(json.dumps(_receipt_fields(await receipt), ensure_ascii=False))
+                    print_json(_receipt_fields(await receipt))
         for receipt in receipts[-1:]:
             if receipt.done():
                 receipt.result()  # A producer that fails should not read on to the end.

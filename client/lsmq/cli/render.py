@@ -18,8 +18,9 @@ _FOLDABLE = 1.2  # A table so much wider than the terminal is still readable whe
 
 
 def print_json(value: Any) -> None:
-    """One line of JSON on standard output."""
-    click.echo(json.dumps(value, ensure_ascii=False, default=_plain))
+    """One line of JSON on standard output; in ASCII where that is not in UTF-8."""
+    unicode = (sys.stdout.encoding or "utf-8").lower().replace("-", "") == "utf8"
+    click.echo(json.dumps(value, ensure_ascii=not unicode, default=_plain))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:

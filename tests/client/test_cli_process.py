@@ -1,0 +1,55 @@
+"""The command as a process: what it does with the streams it is given."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from support.node_process import NodeProcess
+from support.waiting import PATIENCE_S
+
+Shell = Callable[..., subprocess.CompletedProcess[bytes]]
+
+
+@pytest.fixture
+def shell(shared_node: NodeProcess) -> Shell:
+    """Run a line of the shell, in which ``lsmq`` is the command; its exit code is 0 unless told otherwise."""
+
+    def run(line: str, *, code: int = 0, **environment: str) -> subprocess.CompletedProcess[bytes]:
+        whole = f'lsmq() {{ "{sys.executable}" -m lsmq "$@"; }}; {line}'
+        given = {**os.environ, "LSMQ_URL": shared_node.url, "PYTHONWARNINGS": "error", **environment}
+        ran = subprocess.run(["bash", "-c", whole], capture_output=True, env=given, timeout=PATIENCE_S)
+        assert ran.returncode == code, (ran.returncode, ran.stdout, ran.stderr)
+        return ran
+
+    return run
+
+
+def test_streams_that_are_closed_are_as_if_they_led_nowhere(shell: Shell, topic_name: str) -> None:
+    shell(f"lsmq topic create {topic_name} && echo one | lsmq produce {topic_name} 2>&-")
+    for command in ("topic list", "status", "top --once", f"consume {topic_name}", f"consume {topic_name} --json"):
+        assert shell(f"lsmq {command} >&-").stderr == b""
+    assert b"0 messages" in shell(f"lsmq produce {topic_name} <&-").stderr
+    assert b"not confirmed" in shell(f"lsmq topic delete {topic_name} <&-", code=1).stderr
+    shell(f"lsmq topic describe {topic_name} <&- >&- 2>&-")
+    assert shell(f"lsmq consume {topic_name} <&- 2>&-").stdout == b"one\n"
+
+
+@pytest.mark.parametrize(
+    "environment", [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
+)
+def test_what_an_encoding_has_no_bytes_for_is_printed_as_an_escape(
+    shell: Shell, topic_name: str, environment: dict[str, str]
+) -> None:
+    shell(f"lsmq topic create {topic_name} --queues named && echo one | lsmq produce {topic_name} --queue 🍕")
+    assert b"\\U0001f355" in shell(f"lsmq queue list {topic_name}", **environment).stdout
+    [queue] = json.loads(shell(f"lsmq queue list {topic_name} --json", **environment).stdout)
+    assert queue["name"] == "🍕"
+    line = '{"body": "two", "queue": "🍕"}'
+    receipt = shell(f"lsmq produce {topic_name} --json-lines --receipts <<< '{line}'", **environment).stdout
+    assert json.loads(receipt)["queue"] == "🍕"
