@@ -1,9 +1,10 @@
-"""The command as a process: what it does with the streams it is given."""
+"""The command as a process: what it does with the streams it is given, and with signals."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from support.node_process import NodeProcess
 from support.waiting import PATIENCE_S
 
+LSMQ = [sys.executable, "-m", "lsmq"]
 Shell = Callable[..., subprocess.CompletedProcess[bytes]]
 
 
@@ -53,3 +55,43 @@ def test_what_an_encoding_has_no_bytes_for_is_printed_as_an_escape(
     line = '{"body": "two", "queue": "🍕"}'
     receipt = shell(f"lsmq produce {topic_name} --json-lines --receipts <<< '{line}'", **environment).stdout
     assert json.loads(receipt)["queue"] == "🍕"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("ignored", ["", "trap '' INT; "], ids=["", "without Ctrl-C"])
+def test_a_member_that_is_told_to_end_leaves_its_group(
+    shared_node: NodeProcess, shell: Shell, topic_name: str, number: signal.Signals, ignored: str
+) -> None:
+    shell(f"lsmq topic create {topic_name} && echo one | lsmq produce {topic_name}")
+    member = subprocess.Popen(
+        ["sh", "-c", f'{ignored}exec "$@"', "sh", *LSMQ, "consume", topic_name, "--group", topic_name, "--follow"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "LSMQ_URL": shared_node.url},
+    )
+    assert member.stdout is not None
+    assert member.stdout.readline() == b"one\n"
+    member.send_signal(number)
+    _, complaints = member.communicate(timeout=PATIENCE_S)
+    assert (member.returncode, complaints) == (0, b"")
+    assert json.loads(shell(f"lsmq group describe {topic_name} --json").stdout)["members"] == []
+    assert shell(f"lsmq consume {topic_name} --group {topic_name}").stdout == b""
+
+
+def test_a_command_under_nohup_does_not_end_with_its_terminal(
+    shared_node: NodeProcess, shell: Shell, topic_name: str
+) -> None:
+    shell(f"lsmq topic create {topic_name}")
+    follower = subprocess.Popen(
+        ["nohup", *LSMQ, "consume", topic_name, "--follow"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "LSMQ_URL": shared_node.url},
+    )
+    assert follower.stdout is not None
+    for line in (b"one\n", b"two\n"):
+        shell(f"echo {line.decode().strip()} | lsmq produce {topic_name}")
+        assert follower.stdout.readline() == line
+        follower.send_signal(signal.SIGHUP)
+    follower.terminate()
+    assert follower.wait(PATIENCE_S) == 0
+    follower.stdout.close()

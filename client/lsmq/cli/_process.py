@@ -1,15 +1,34 @@
-"""What a process that is ``lsmq`` takes care of before anything else: its three streams."""
+"""What a process that is ``lsmq`` takes care of: its three streams, and how it is told to end.
+
+SIGTERM, and SIGHUP of a terminal that goes, end it as Ctrl-C does: members leave their groups, what was printed is
+committed, temporary files go.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import os
+import signal
 import sys
+from typing import Any
+
+_ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 def prepare() -> None:
     """Once, as the process begins."""
     _open_streams()
+    for number in _ENDS:
+        if signal.getsignal(number) is signal.SIG_DFL:  # Under nohup the one is ignored, and stays so.
+            signal.signal(number, signal.default_int_handler)
+
+
+def cancel_when_told_to_end(task: asyncio.Task[Any]) -> None:
+    """As ``asyncio.run`` has it for Ctrl-C: no exception comes from nowhere while the task's event loop runs."""
+    for number in _ENDS:
+        if signal.getsignal(number) is signal.default_int_handler:
+            task.get_loop().add_signal_handler(number, task.cancel)
 
 
 def _open_streams() -> None:

@@ -17,6 +17,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from lsmq import Client, InvalidRequest, LsmqError
+from lsmq.cli._process import cancel_when_told_to_end
 from lsmq.cli._profiles import PROFILE_VARIABLE, Profiles
 from lsmq.client import DEFAULT_CLUSTER, DEFAULT_URL
 from lsmq.queue_names import NAMED
@@ -220,6 +221,9 @@ def with_client(url: str, deadline_ms: int, work: Callable[[Client], Awaitable[T
     meta = {} if context is None else context.meta
 
     async def run() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        cancel_when_told_to_end(task)
         try:
             client = Client(
                 url,
@@ -241,7 +245,10 @@ def with_client(url: str, deadline_ms: int, work: Callable[[Client], Awaitable[T
         finally:
             waiting.cancel()
 
-    return asyncio.run(run())
+    try:
+        return asyncio.run(run())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 def _say_what_it_waits_for(client: Client) -> None:
