@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from lsmq.errors import InvalidRequest
+
 
 def quoted(name: str) -> str:
-    return quote(name, safe="")
+    """Raises ``InvalidRequest`` for a name that is no text: with half a surrogate pair."""
+    try:
+        return quote(name, safe="")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{name!r} is no name: UTF-8 has no bytes for it ({error.reason})") from error
 
 
 def topic_path(name: str) -> str:

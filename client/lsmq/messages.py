@@ -523,19 +523,28 @@ def encode_header(
     headers: Headers | None = None,
     kind: str | None = None,
 ) -> bytes:
-    """A record's header bytes; empty when there is nothing to say. ``kind`` is the message's type."""
-    if kind is not None:
-        flat = [part for pair in headers or () for part in pair] or None
-        return _pack([key, tag, dict(properties) if properties else None, flat, kind])  # type: ignore[no-any-return]
-    if headers:
-        flat = [part for pair in headers for part in pair]
-        return _pack([key, tag, dict(properties or {}), flat])  # type: ignore[no-any-return]
-    if properties:
-        return _pack([key, tag, dict(properties)])  # type: ignore[no-any-return]
-    if tag is not None:
-        return _pack([key, tag])  # type: ignore[no-any-return]
-    if key is not None:
-        return _pack([key])  # type: ignore[no-any-return]
+    """A record's header bytes; empty when there is nothing to say. ``kind`` is the message's type.
+
+    Raises ``InvalidRequest`` for text with half a surrogate pair.
+    """
+    try:
+        if kind is not None:
+            flat = [part for pair in headers or () for part in pair] or None
+            return _pack([key, tag, dict(properties) if properties else None, flat, kind])  # type: ignore[no-any-return]
+        if headers:
+            flat = [part for pair in headers for part in pair]
+            return _pack([key, tag, dict(properties or {}), flat])  # type: ignore[no-any-return]
+        if properties:
+            return _pack([key, tag, dict(properties)])  # type: ignore[no-any-return]
+        if tag is not None:
+            return _pack([key, tag])  # type: ignore[no-any-return]
+        if key is not None:
+            return _pack([key])  # type: ignore[no-any-return]
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"key, tag, a property or a header's name is text that UTF-8 has no bytes for ({error.reason}): "
+            f"{error.object!r:.80}"
+        ) from error
     return b""
 
 

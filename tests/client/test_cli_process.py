@@ -57,6 +57,16 @@ def test_what_an_encoding_has_no_bytes_for_is_printed_as_an_escape(
     assert json.loads(receipt)["queue"] == "🍕"
 
 
+def test_arguments_may_be_no_text(shell: Shell, topic_name: str) -> None:
+    message = '{"body": "one", "key_b64": "/2s="}'  # The byte 255, and k.
+    shell(f"lsmq topic create {topic_name} && lsmq produce {topic_name} --json-lines <<< '{message}'")
+    assert shell(f"lsmq consume {topic_name} --key $'\\xffk'").stdout == b"one\n"
+    shell(f"lsmq produce {topic_name} --key-separator $'\\xff' <<< $'a\\xfftwo'")
+    assert shell(f"lsmq consume {topic_name} --key a").stdout == b"two\n"
+    for command in ("topic create $'\\xff'", "topic describe $'\\xff'", f"consume {topic_name} --group $'\\xff'"):
+        assert shell(f"lsmq {command}", code=1).stderr.startswith(b"error: invalid_request: '\\udcff' is no name")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("ignored", ["", "trap '' INT; "], ids=["", "without Ctrl-C"])
 def test_a_member_that_is_told_to_end_leaves_its_group(

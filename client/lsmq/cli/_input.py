@@ -134,7 +134,7 @@ def name_of(path: str) -> str:
 def from_line(line: bytes, *, key_separator: str | None, source: str) -> OutgoingMessage:
     """A line as a message; what stands before the first ``key_separator`` is the key."""
     if key_separator is not None:
-        key, found, body = line.partition(key_separator.encode())
+        key, found, body = line.partition(key_separator.encode(errors="surrogateescape"))
         if found:
             return OutgoingMessage(body, key=_text(key, source), source=source)
     return OutgoingMessage(line, source=source)
@@ -144,7 +144,7 @@ def from_json_line(line: bytes, *, source: str) -> OutgoingMessage:
     """A line of ``--json-lines`` as a message. Raises ``InvalidRequest`` naming the line."""
     try:
         fields: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"{source}: not JSON: {error}") from error
     if not isinstance(fields, dict) or not isinstance(fields.get("delete", False), bool):
         raise InvalidRequest(f"{source}: must be an object, its delete true or false")
@@ -186,9 +186,8 @@ def _json_body(fields: dict[str, Any], source: str) -> bytes:
     body = _either(fields, "body", source)
     if isinstance(body, bytes):
         return body
-    if isinstance(body, str):
-        return body.encode()
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    text = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return _encoded(text, "body", source)
 
 
 def _either(fields: dict[str, Any], name: str, source: str) -> Any:
@@ -206,12 +205,22 @@ def _either(fields: dict[str, Any], name: str, source: str) -> Any:
 
 def _headers(fields: dict[str, Any], source: str) -> Headers:
     found = []
-    for header in fields.get("headers") or []:
+    given: Any = fields.get("headers") or []
+    for header in given if isinstance(given, list) else (given,):
         value = _either(header, "value", source) if isinstance(header, dict) else None
         if not isinstance(value, str | bytes) or not isinstance(header.get("name"), str):
             raise InvalidRequest(f"{source}: headers must be objects with name, and value or value_b64")
-        found.append((header["name"], value.encode() if isinstance(value, str) else value))
+        found.append((header["name"], _encoded(value, "value", source) if isinstance(value, str) else value))
     return tuple(found)
+
+
+def _encoded(text: str, name: str, source: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{source}: {name} holds half of a surrogate pair, which is not text; give bytes as {name}_b64"
+        ) from error
 
 
 def _is_text(value: Any) -> bool:

@@ -177,7 +177,7 @@ class _Job:
         self._topic = topic
         self._consumer: Consumer
         self._form = form
-        self._key = None if key is None else key.encode()
+        self._key = None if key is None else key.encode(errors="surrogateescape")
         self._commits_passed = picks and limit is None  # what the broker has passed over counts as printed
         self._follows = False
         self._committing = committing

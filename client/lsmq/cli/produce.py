@@ -16,6 +16,7 @@ from lsmq.cli._input import STDIN, OutgoingMessage, from_file, from_json_line, f
 from lsmq.cli._queues import queue_of
 from lsmq.cli.options import DURATION, TIME, TOPIC, asks_a_node, json_option
 from lsmq.cli.render import ProgressBar, counted, print_json, progress, size_text
+from lsmq.errors import UnknownQueue
 from lsmq.topics import Ack, Flush
 
 _FILES = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
@@ -120,6 +121,8 @@ async def produce(
     """
     if key is not None and key_separator is not None:
         raise click.UsageError("--key gives all messages one key, --key-separator each its own: give one of the two")
+    if key_separator == "":
+        raise click.UsageError("--key-separator is empty: it is what stands between a key and its body")
     if whole_files and (json_lines or key_separator is not None):
         raise click.UsageError("--file takes files as they are: leave out --json-lines and --key-separator")
     if json_lines and key_separator is not None:
@@ -212,7 +215,7 @@ async def _send(producer: Producer, outgoing: OutgoingMessage, options: InputOpt
             delay_ms=outgoing.delay_ms if outgoing.comes_later else options.delay_ms,
             deliver_at_ms=outgoing.deliver_at_ms if outgoing.comes_later else options.deliver_at_ms,
         )
-    except InvalidRequest as error:
+    except (InvalidRequest, UnknownQueue) as error:
         raise type(error)(f"{outgoing.source}: {error.message}", **error.details) from error
 
 

@@ -41,7 +41,7 @@ async def request(
         form = formatter(format_text)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--format") from error
-    content = sys.stdin.buffer.read() if body is None else body.encode()
+    content = sys.stdin.buffer.read() if body is None else body.encode(errors="surrogateescape")
     reply = await client.request(
         topic, content, timeout_ms=client.deadline_ms, reply_topic=reply_topic, key=key, tag=tag, queue=queue
     )
