@@ -157,6 +157,11 @@ def test_damage_in_a_backup_is_named_refused_and_mended_by_the_next_one(node: No
 
 
 @pytest.mark.part(3)
+def test_backups_are_removed_from_no_place_that_has_none(tmp_path: Path) -> None:
+    assert "holds no backups" in lsmq("", "backup", "prune", tmp_path / "mistyped", "--keep", "1", code=1)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_killed_backup_is_gone_on_with_also_after_a_restart_of_the_node(
     make_node: Callable[..., NodeProcess], tmp_path: Path
 ) -> None:
@@ -173,6 +178,7 @@ def test_a_killed_backup_is_gone_on_with_also_after_a_restart_of_the_node(
     process.wait()
     assert not list((backups / "backups").iterdir())
     assert "does not hold" in lsmq(node.url, "backup", "restore", backups, "--data", tmp_path / "no", code=1)
+    assert "does not hold any backup" in lsmq(node.url, "verify", backups, code=1)
 
     words, environment = command(node.url, "backup", "create", "--to", backups, "--json")
     process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE)

@@ -226,6 +226,7 @@ def _print_backups(backups: list[Any]) -> None:
 def prune(place: str, keep: int) -> None:
     """Remove old backups, and the files that none of the others has."""
     repository = _repository(place)
+    repository.ids()  # Where there are none nothing is made.
     with private_files(), repository.changing():
         gone = repository.prune(keep)
     click.echo(f"{counted(len(gone), 'backup')} removed", err=True)

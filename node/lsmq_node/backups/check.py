@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lsmq import runtime
 from lsmq.client import Client
-from lsmq.errors import CorruptFile, LsmqError, UnsupportedFormat
+from lsmq.errors import CorruptFile, InvalidRequest, LsmqError, UnsupportedFormat
 from lsmq.shard_snapshots import ShardSnapshots
 from lsmq_node.broker.repair import repair_directory
 from lsmq_node.disks import NODE_FILE
@@ -55,7 +55,10 @@ def verify_repository(
     """Read all backups of a place, or one. Raises ``InvalidRequest`` where there are none."""
     summary = Summary()
     book = FindingsBook(Path(), tell, summary)
-    backups = _load(repository, [backup] if backup else repository.ids(), book)
+    ids = [backup] if backup else repository.ids()
+    if not ids:
+        raise InvalidRequest(f"{repository.place} does not hold any backup")
+    backups = _load(repository, ids, book)
     files = {file.sha256: file for found in backups for file in found.files()}
     advance = begin(sum(file.size_bytes for file in files.values()))
     whole: set[str] = set()
