@@ -8,7 +8,9 @@ from lsmq.errors import InvalidRequest
 
 
 def quoted(name: str) -> str:
-    """Raises ``InvalidRequest`` for a name that is no text: with half a surrogate pair."""
+    """Raises ``InvalidRequest`` for a name that is no text, with half a surrogate pair, or means a place in a path."""
+    if name in (".", ".."):  # Another path would be asked for, escaped or not.
+        raise InvalidRequest(f"{name!r} is no name: it means a place in a path")
     try:
         return quote(name, safe="")
     except UnicodeEncodeError as error:

@@ -67,6 +67,13 @@ def test_arguments_may_be_no_text(shell: Shell, topic_name: str) -> None:
         assert shell(f"lsmq {command}", code=1).stderr.startswith(b"error: invalid_request: '\\udcff' is no name")
 
 
+@pytest.mark.parametrize(
+    "command", ["topic delete .. --yes", "group describe ..", "schedule delete . --topic orders", "node drain .."]
+)
+def test_a_name_that_means_a_place_in_a_path_is_none(shell: Shell, command: str) -> None:
+    assert b"means a place in a path" in shell(f"lsmq {command}", code=1).stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("ignored", ["", "trap '' INT; "], ids=["", "without Ctrl-C"])
 def test_a_member_that_is_told_to_end_leaves_its_group(
