@@ -4,29 +4,52 @@ import { pages } from "/console/pages.js";
 import { learn, noting } from "/console/rights.js";
 import { antiForgery, findOut, signIn, watchUse } from "/console/session.js";
 
-let leaving = new AbortController();
+const AGAIN_MS = 2000;
+let leaving = new AbortController(), away = false;
+
+/** The status and JSON of an answer. `away`, as `passing`, says of what it throws that it may be answered later. */
+async function answered(path, options) {
+  let status = 0;
+  try {
+    const answer = await fetch(path, options);
+    ({ status } = answer);
+    return [status, status === 204 ? null : await answer.json()];
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw Object.assign(new Error(status ? `an answer (${status}) that is none of a node` : "the node does not answer"), { away: true, passing: true });
+  }
+}
 
 /** The node's answer, as JSON. `meant`: the id of the topic that it is about. Throws what the node has against it. */
 export async function ask(path, { method = "GET", body, meant, signal = leaving.signal, again = true } = {}) {
   const headers = { Accept: "application/json", "Lsmq-Forward": "pass", ...(method === "GET" ? {} : antiForgery()) };
   if (meant !== undefined) headers["Lsmq-Topic-Id"] = String(meant);
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  const answer = await fetch(path, { method, headers, signal, credentials: "same-origin", body: body === undefined ? undefined : JSON.stringify(body) });
-  const found = answer.status === 204 ? null : await answer.json();
+  const [status, found] = await answered(path, { method, headers, signal, credentials: "same-origin", body: body === undefined ? undefined : JSON.stringify(body) });
   if (found?.error?.code === "anti_forgery_failed" && again) { // Somebody signed in anew in another tab.
     await findOut();
     return ask(path, { method, body, meant, signal, again: false });
   }
-  if (answer.status === 401) throw Object.assign(new Error(found.error.message), { unauthenticated: true });
-  if (found?.error) throw Object.assign(new Error(`${found.error.code}: ${found.error.message}`), { code: found.error.code });
+  if (status === 401) throw Object.assign(new Error(found.error.message), { unauthenticated: true });
+  if (found?.error) throw Object.assign(new Error(`${found.error.code}: ${found.error.message}`), { code: found.error.code, passing: found.error.retriable });
   return found;
 }
 
-/** Ask again and again while the page is shown. */
+/** Ask again and again while the page is shown; it says so while there is no answer, and goes on when there is. */
 export async function keep(every_ms, work, signal = leaving.signal) {
+  const said = el("p", { class: "bad", role: "alert" });
   while (!signal.aborted) {
-    await work();
-    await new Promise((done) => { const timer = setTimeout(done, every_ms); signal.addEventListener("abort", () => { clearTimeout(timer); done(); }, { once: true }); });
+    let pause_ms = every_ms;
+    try {
+      await work();
+      said.remove();
+    } catch (error) {
+      if (signal.aborted || !error.passing) throw error;
+      pause_ms = Math.max(every_ms, AGAIN_MS);
+      said.textContent = `${error.message}; what stands here is from before`;
+      if (!said.isConnected) document.getElementById("page").append(said);
+    }
+    await new Promise((done) => { const timer = setTimeout(done, pause_ms); signal.addEventListener("abort", () => { clearTimeout(timer); done(); }, { once: true }); });
   }
 }
 
@@ -46,6 +69,7 @@ function decoded(part) {
 async function show() {
   leaving.abort();
   leaving = new AbortController();
+  away = false;
   const signal = leaving.signal, page = document.getElementById("page");
   const [path, words] = (location.hash.slice(1) || "/").split("?");
   const parts = path.split("/").slice(1).map(decoded);
@@ -61,6 +85,7 @@ async function show() {
     await (pages[parts[0]] ?? pages[""])(into, parts.slice(1), new URLSearchParams(words), signal);
   } catch (error) {
     if (signal.aborted) return;
+    away = error.away === true;
     if (error.unauthenticated) signIn(page, error.message, show);
     else page.append(el("p", { class: "bad", role: "alert" }, error.message));
   }
@@ -70,10 +95,11 @@ async function health() {
   const shown = document.getElementById("health");
   let text, good = false;
   try {
-    const found = await (await fetch("/readyz", { credentials: "same-origin" })).json();
+    const found = await (await fetch("/readyz", { credentials: "same-origin", signal: AbortSignal.timeout(5000) })).json();
     const said = [...found.reasons, ...(found.warnings ?? [])];
     good = !said.length;
     text = good ? "all is well" : said[0] + (said.length > 1 ? ` (and ${said.length - 1} more)` : "");
+    if (away) show();
   } catch { text = "the node does not answer"; }
   if (shown.textContent !== text) { shown.textContent = text; shown.className = good ? "good" : "bad"; }
   setTimeout(health, 5000);
