@@ -65,6 +65,29 @@ async def test_the_deepest_queues_of_a_topic_come_first_and_lead_to_their_messag
         await shows(page, "document.querySelector('pre')?.textContent.includes('\\n')", "JSON is indented")
 
 
+async def test_numbers_of_a_body_are_shown_as_they_were_written(make_node: Callable[..., NodeProcess]) -> None:
+    assert EXECUTABLE is not None
+    node = make_node().start()
+    api = Api(node.url)
+    api.create("orders")
+    written = r'{"id":12345678901234567890, "one": [1.0, {}, [ ] ],"text":"a, [b]: \"{c","id":1e400}'
+    api.send("orders", {"queue": 0, "body": written}, {"queue": 0, "body": "[" * 9_000 + "]" * 9_000})
+    shown = r"""{
+  "id": 12345678901234567890,
+  "one": [
+    1.0,
+    {},
+    []
+  ],
+  "text": "a, [b]: \"{c",
+  "id": 1e400
+}"""
+    async with browser(EXECUTABLE) as tabs:
+        page = await tabs.open(f"{node.url}/console#/topics/orders/0?view=json")
+        await shows(page, "document.querySelector('pre')", "the messages are shown")
+        assert await page.evaluate("document.querySelector('tbody pre').textContent") == shown
+
+
 async def test_dead_letters_are_edited_sent_back_and_deleted_one_by_one_and_all_that_match(
     make_node: Callable[..., NodeProcess],
 ) -> None:

@@ -2,7 +2,7 @@
 import { el } from "/console/drawing.js";
 
 export const VIEWS = { "": "as they are", text: "text", json: "JSON", hex: "hex" };
-const SHORT = 100;
+const SHORT = 100, DEEPEST = 100;
 
 /** Bytes as lines of hex digits with what is printable beside. */
 function hex(raw) {
@@ -17,8 +17,23 @@ function hex(raw) {
 
 const raw = (message) => (message.body_b64 === undefined ? new TextEncoder().encode(message.body) : Uint8Array.from(atob(message.body_b64), (each) => each.charCodeAt(0)));
 
+/** JSON with a value a line, each as it was written: who parses it rounds numbers, and drops names that are said twice. */
 function indented(text) {
-  try { return JSON.stringify(JSON.parse(text), null, 2); } catch { return null; }
+  let depth = 0;
+  const further = (by) => {
+    depth += by;
+    if (depth > DEEPEST) throw new RangeError();
+    return `\n${"  ".repeat(depth)}`;
+  };
+  try {
+    JSON.parse(text);
+    return text.replace(/"[^"\\]*(?:\\.[^"\\]*)*"|\s+|\{\s*\}|\[\s*\]|[{}[\],:]/g, (part) => {
+      if (part === "{" || part === "[") return part + further(1);
+      if (part === "}" || part === "]") return further(-1) + part;
+      if (part === ",") return part + further(0);
+      return part === ":" ? ": " : part.startsWith('"') ? part : part.replace(/\s+/g, "");
+    });
+  } catch { return null; }
 }
 
 export function body(message, view) {
