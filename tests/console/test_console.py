@@ -110,7 +110,7 @@ async def test_somebody_finds_follows_and_sends_messages_and_what_is_hostile_sta
     api.create("inboxes", queues="named")
     api.send("orders", {"queue": 0, "key": HOSTILE, "tag": HOSTILE, "properties": {HOSTILE: HOSTILE}, "body": HOSTILE})
     api.send("orders", {"queue": 0, "body_b64": "/wD+"})
-    api.send("inboxes", {"queue": HOSTILE, "body": "x"})
+    api.send("inboxes", {"queue": HOSTILE, "body": "x"}, {"queue": "007", "body": "x"})
 
     async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{node.url}/console")
@@ -130,6 +130,10 @@ async def test_somebody_finds_follows_and_sends_messages_and_what_is_hostile_sta
         await page.evaluate(f"{fill}; document.querySelector('details form').requestSubmit()")
         await shows(page, f"{TEXT}.includes('stored at offset 3')", "it says where it was stored")
         assert api.bodies("orders", 0, offset=3) == ["from the page"]
+        await page.evaluate("location.hash = '#/topics/inboxes/007'")
+        await shows(page, f"{TEXT}.includes('inboxes / 007')", "a queue is shown whose name is made of digits")
+        await page.evaluate(f"{fill}; document.querySelector('details form').requestSubmit()")
+        await shows(page, f"{TEXT}.includes('stored at offset 1')", "and sent to by that name, not by the number")
         await page.evaluate("location.hash = '#/topics/orders?filter=nonsense%20%3D%3D'")
         await shows(page, "document.querySelector('[role=alert]')?.textContent.includes('filter')", "an error is told")
         await page.evaluate("location.hash = '#/cluster'")

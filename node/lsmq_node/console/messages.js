@@ -154,7 +154,7 @@ function send(name, called) {
   const said = el("span", { role: "status" });
   const go = async (event) => {
     event.preventDefault();
-    const message = { queue: /^[0-9]+$/.test(called) ? Number(called) : called, body: text.value };
+    const message = { queue: called, body: text.value };
     if (key.value) message.key = key.value;
     if (tag.value) message.tag = tag.value;
     try {
@@ -169,6 +169,7 @@ function send(name, called) {
 
 async function post(name, messages) {
   const path = `/v1/topics/${enc(name)}`, named = (await ask(path)).named;
-  const made = messages.map((each) => ({ ...each, queue: named ? String(each.queue) : each.queue }));
+  const place = (queue) => (named ? String(queue) : /^[0-9]+$/.test(queue) ? Number(queue) : queue);
+  const made = messages.map((each) => ({ ...each, queue: place(each.queue) }));
   return (await ask(`${path}/messages`, { method: "POST", body: { messages: made } })).results;
 }
