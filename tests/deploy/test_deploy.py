@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,15 @@ def test_the_unit_starts_a_node_by_options_that_there_are() -> None:
     options = {word for word in started[1].split() if word.startswith("--")}
     known = {option for parameter in serve.params for option in parameter.opts}
     assert options and options <= known
+
+
+def test_the_unit_starts_a_node_again_however_often_it_ends() -> None:
+    """Left to itself systemd gives up after five starts in ten seconds: while a disk is not mounted yet, say."""
+    unit = ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(UNIT)
+    assert unit["Service"]["Restart"] == "always"
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document["kind"] + document["metadata"]["name"])
