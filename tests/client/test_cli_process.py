@@ -42,6 +42,13 @@ def test_streams_that_are_closed_are_as_if_they_led_nowhere(shell: Shell, topic_
     assert shell(f"lsmq consume {topic_name} <&- 2>&-").stdout == b"one\n"
 
 
+def test_all_is_sent_also_where_whoever_reads_the_receipts_has_seen_enough(shell: Shell, topic_name: str) -> None:
+    shell(f"lsmq topic create {topic_name}")
+    sent = shell(f"set -o pipefail; seq 60000 | lsmq produce {topic_name} --receipts | head -n 1")
+    assert json.loads(sent.stdout)["offset"] == 0 and b"60000 messages" in sent.stderr
+    assert shell(f"lsmq consume {topic_name} | wc -l").stdout.strip() == b"60000"
+
+
 @pytest.mark.parametrize(
     "environment", [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}]
 )

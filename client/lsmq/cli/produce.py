@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -179,8 +180,12 @@ async def _send_all(
                 summary.bytes += len(outgoing.body)
         finally:  # A line that is wrong does not hide where those before it are.
             if print_receipts:
-                for receipt in receipts:
-                    print_json(_receipt_fields(await receipt))
+                try:
+                    for receipt in receipts:
+                        print_json(_receipt_fields(await receipt))
+                except BrokenPipeError:  # Whoever reads receipts has seen enough; what is there is sent all the same.
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                    print_receipts = False
         for receipt in receipts[-1:]:
             if receipt.done():
                 receipt.result()  # A producer that fails should not read on to the end.
