@@ -12,7 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from support.node_process import NodeProcess
-from support.waiting import PATIENCE_S
+from support.python_process import run_python
+from support.waiting import PATIENCE_S, eventually
 
 LSMQ = [sys.executable, "-m", "lsmq"]
 Shell = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -119,3 +120,18 @@ def test_a_command_under_nohup_does_not_end_with_its_terminal(
     follower.terminate()
     assert follower.wait(PATIENCE_S) == 0
     follower.stdout.close()
+
+
+def test_what_is_not_well_is_no_success_for_who_reads_none_of_it(
+    make_node: Callable[..., NodeProcess], shell: Shell
+) -> None:
+    node = make_node(min_free_bytes=1 << 40).start()  # Its disk is full, as it sees it.
+    said = b""
+
+    def is_told() -> bool:
+        nonlocal said
+        said = run_python("-m", "lsmq", "status", env={**os.environ, "LSMQ_URL": node.url}).stdout
+        return said.startswith(b"not well: ")
+
+    eventually(is_told, "it is told that the disk is full")
+    assert shell("set -o pipefail; lsmq status | :", code=1, LSMQ_URL=node.url).stderr == b""

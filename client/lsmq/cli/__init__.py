@@ -7,7 +7,6 @@ they are called for.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -29,10 +28,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    code = 0
     try:
-        code = root.main(arguments, prog_name="lsmq", standalone_mode=False)
+        returned = root.main(arguments, prog_name="lsmq", standalone_mode=False)
+        code = returned if isinstance(returned, int) else 0
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        return code
     except click.ClickException as error:
         error.show()
         if (meant := command_meant(error)) is not None:
@@ -50,9 +51,8 @@ def _run(arguments: Sequence[str] | None) -> int:
             click.echo("give --token-file, or LSMQ_TOKEN_FILE; a node's first token is DATA/admin.token", err=True)
         return 1
     except BrokenPipeError:
-        # Whoever reads the output has seen enough. What is left in the buffer must not complain when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        _process.drop_output()
+        return code
     except OSError as error:
         click.echo(f"error: system: {error}", err=True)
         return 1

@@ -11,7 +11,11 @@ import io
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+import click
 
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -29,6 +33,28 @@ def cancel_when_told_to_end(task: asyncio.Task[Any]) -> None:
     for number in _ENDS:
         if signal.getsignal(number) is signal.default_int_handler:
             task.get_loop().add_signal_handler(number, task.cancel)
+
+
+def drop_output() -> None:
+    """The reader of our output has had enough, like head(1): what is left of it must not complain when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def is_unread(error: BaseException) -> bool:
+    """Whether the reader of our output is gone. rich makes an exit with 1 of that."""
+    return isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError)
+
+
+@contextmanager
+def exits_with(code: int) -> Iterator[None]:
+    """The command ends with this answer, whether what is printed inside is read or not."""
+    try:
+        yield
+    except (BrokenPipeError, SystemExit) as error:
+        if not is_unread(error):
+            raise
+        drop_output()
+    click.get_current_context().exit(code)
 
 
 def _open_streams() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
-import sys
 from typing import Any
 
 import click
 
 import lsmq
+from lsmq.cli._process import drop_output, is_unread
 
 _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -113,12 +112,9 @@ class LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except (BrokenPipeError, SystemExit) as ended:
-            # rich makes of the one the other, with 1 as exit code.
-            if isinstance(ended, SystemExit) and not isinstance(ended.__context__, BrokenPipeError):
+            if not is_unread(ended):
                 raise
-            # The reader of our output has had enough, like head(1), which is no failure. Python would
-            # complain when it flushes.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            drop_output()  # Which is no failure.
             return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -14,6 +13,7 @@ import click
 
 from lsmq import Client, Codec, InvalidRequest, Producer, Receipt, Sent
 from lsmq.cli._input import STDIN, OutgoingMessage, from_file, from_json_line, from_line, lines, name_of
+from lsmq.cli._process import drop_output
 from lsmq.cli._queues import queue_of
 from lsmq.cli.options import DURATION, TIME, TOPIC, asks_a_node, json_option
 from lsmq.cli.render import ProgressBar, counted, print_json, progress, size_text
@@ -184,7 +184,7 @@ async def _send_all(
                     for receipt in receipts:
                         print_json(_receipt_fields(await receipt))
                 except BrokenPipeError:  # Whoever reads receipts has seen enough; what is there is sent all the same.
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                    drop_output()
                     print_receipts = False
         for receipt in receipts[-1:]:
             if receipt.done():

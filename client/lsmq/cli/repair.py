@@ -12,6 +12,7 @@ import click
 
 from lsmq.cli._findings import FindingsReport
 from lsmq.cli._node import disks_of, need_node, private_files
+from lsmq.cli._process import exits_with
 from lsmq.cli.options import json_option
 from lsmq.cli.render import counted, print_json, progress, size_text
 
@@ -20,8 +21,7 @@ from lsmq.cli.render import counted, print_json, progress, size_text
 @click.argument("directory", metavar="DIR")
 @click.option("--out", metavar="DIR2", type=click.Path(path_type=Path), help="Save what is whole here: new or empty.")
 @json_option
-@click.pass_context
-def repair(context: click.Context, directory: str, out: Path | None, as_json: bool) -> None:
+def repair(directory: str, out: Path | None, as_json: bool) -> None:
     """Say what is damaged in DIR, and with --out save what is whole into a new store.
 
     DIR is the directory of a QueueStore, of one shard, or of a node; nothing may have it open. It is never written to.
@@ -47,12 +47,12 @@ def repair(context: click.Context, directory: str, out: Path | None, as_json: bo
         summary = module.repair_directory(
             disks[0], out, *disks[1:], tell=lambda found: report.add(findings.as_dict(found)), begin=begin
         )
-    if as_json:
-        print_json({**findings.as_dict(summary), "damaged": summary.damaged})
-    else:
-        report.show()
-        _show_summary(summary, out)
-    context.exit(1 if summary.damaged else 0)
+    with exits_with(1 if summary.damaged else 0):
+        if as_json:
+            print_json({**findings.as_dict(summary), "damaged": summary.damaged})
+        else:
+            report.show()
+            _show_summary(summary, out)
 
 
 def _show_summary(summary: Any, out: Path | None) -> None:

@@ -11,6 +11,7 @@ import click
 from lsmq import Client
 from lsmq._health import SILENCE_S, Problem, ask_node, examine
 from lsmq.admin import ClusterInfo
+from lsmq.cli._process import exits_with
 from lsmq.cli.options import json_option, url_option, with_client
 from lsmq.cli.render import counted, print_fields, print_json, print_table, size_text
 from lsmq.errors import LsmqError
@@ -37,13 +38,16 @@ def status(verbose: bool, as_json: bool, url: str, deadline_ms: int) -> None:
         return found, *await examine(client)
 
     found, cluster, problems = with_client(url, deadline_ms, work)
+    with exits_with(1 if problems else 0):
+        _print(found, cluster, problems, verbose, as_json)
+
+
+def _print(found: dict[str, Any], cluster: ClusterInfo, problems: list[Problem], verbose: bool, as_json: bool) -> None:
     if as_json:
         print_json({"well": not problems, "problems": [problem.to_dict() for problem in problems], **found})
     else:
         print_health(cluster, problems)
         _print_node(found, verbose)
-    if problems:
-        click.get_current_context().exit(1)
 
 
 async def _processes(client: Client, found: Mapping[str, Any]) -> list[dict[str, Any]]:

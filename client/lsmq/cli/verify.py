@@ -12,6 +12,7 @@ import click
 
 from lsmq.cli._findings import FindingsReport
 from lsmq.cli._node import disks_of, need_node
+from lsmq.cli._process import exits_with
 from lsmq.cli.options import json_option, url_option, with_client
 from lsmq.cli.render import counted, print_json, progress
 
@@ -21,10 +22,7 @@ from lsmq.cli.render import counted, print_json, progress
 @click.option("--id", metavar="ID", help="Of a place of backups: this one alone.")
 @json_option
 @url_option
-@click.pass_context
-def verify(
-    context: click.Context, place: str | None, id: str | None, as_json: bool, url: str, deadline_ms: int
-) -> None:
+def verify(place: str | None, id: str | None, as_json: bool, url: str, deadline_ms: int) -> None:
     """Read everything in PLACE, hold it against its checksums, and say what is whole.
 
     PLACE has backups (a directory, or s3://BUCKET/PREFIX), or is the data of a node, of one shard or of a QueueStore
@@ -56,12 +54,12 @@ def verify(
         else:
             repository = importlib.import_module("lsmq_node.backups.repository").Repository.at(place)
             summary = module.verify_repository(repository, backup=id, tell=tell, begin=begin)
-    if as_json:
-        print_json({**findings.as_dict(summary), "damaged": summary.damaged})
-    else:
-        report.show()
-        click.echo(_verdict(summary, of_data))
-    context.exit(1 if summary.damaged else 0)
+    with exits_with(1 if summary.damaged else 0):
+        if as_json:
+            print_json({**findings.as_dict(summary), "damaged": summary.damaged})
+        else:
+            report.show()
+            click.echo(_verdict(summary, of_data))
 
 
 def _verdict(summary: Any, of_data: bool) -> str:
