@@ -138,6 +138,9 @@ def test_pausing_is_shown_and_resuming_heals(directory: Path, cluster: LocalClus
     finally:
         run("resume", "n2", "--dir", directory)
     cluster.wait_ready()
+    pid = cluster.pause("n2")
+    assert f"n2 started (pid {pid})" in run("start", "n2", "--dir", directory)
+    cluster.wait_ready()
 
 
 def test_up_starts_what_is_down_on_the_same_ports(directory: Path, cluster: LocalCluster) -> None:

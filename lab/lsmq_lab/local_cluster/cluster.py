@@ -209,7 +209,7 @@ class LocalCluster:
         settings: Mapping[str, Any] | None = None,
         program: Sequence[str] = _PROGRAM,
     ) -> int:
-        """Start a node and wait until it answers, whether or not its shards serve. Its pid.
+        """Start a node and wait until it answers, whether or not its shards serve; one that is paused goes on. Its pid.
 
         ``settings`` count for this start alone, and so does the ``program`` that Python is told to run as ``lsmq``.
         Raises ``NodeEnded``, ``ClusterNotReady``.
@@ -217,6 +217,8 @@ class LocalCluster:
         process = self.process(node)
         if process.pid is None:
             self._spawn(self.plan.node(node), settings, program)
+        elif process.state is ProcessState.PAUSED:
+            process.send(signal.SIGCONT)
         deadline = time.monotonic() + timeout
         while not answers(f"{self.plan.node(node).url}/healthz", ca=self.ca):
             if process.pid is None:
