@@ -351,9 +351,11 @@ def test_types_times_to_live_and_conditions_are_sent_picked_and_committed(
         (["send", "t"], "lsmq produce"),
         (["queue", "create", "t"], "lsmq queue declare"),
         (["dlq", "retry"], "lsmq dlq replay"),
+        (["comsume", "t"], "lsmq consume"),
+        (["help"], "lsmq --help"),
     ],
 )
-def test_what_other_brokers_call_a_command_leads_to_it(
+def test_a_near_miss_and_what_other_brokers_call_a_command_lead_to_it(
     capsys: pytest.CaptureFixture[str], words: list[str], meant: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:

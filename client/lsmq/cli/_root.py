@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
 from typing import Any
@@ -68,6 +69,8 @@ _OTHER_NAMES = {
     "queues": "queue list",
     "groups": "group list",
     "nodes": "node list",
+    "help": "--help",
+    "version": "--version",
     "start": "serve",
     "server": "serve",
     "queue create": "queue declare",
@@ -90,6 +93,8 @@ def command_meant(error: click.ClickException) -> str | None:
         return None
     words = [*context.command_path.split()[1:], found[1].casefold()]
     meant = _OTHER_NAMES.get(" ".join(words))
+    if meant is None and len(words) == 1:  # Of commands of a group click says so itself.
+        meant = next(iter(difflib.get_close_matches(words[0], _COMMANDS, n=1)), None)
     return None if meant is None else f"lsmq {meant}"
 
 
