@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrom
 SILENT = "document.querySelector('#health').textContent === 'the node does not answer'"
 
 
+@pytest.mark.part(2)
 async def test_a_page_goes_on_when_the_node_is_back(make_node: Callable[..., NodeProcess]) -> None:
     assert EXECUTABLE is not None
     node = make_node().start()
@@ -26,7 +27,7 @@ async def test_a_page_goes_on_when_the_node_is_back(make_node: Callable[..., Nod
     api.create("orders")
     async with browser(EXECUTABLE) as tabs:
         page = await tabs.open(f"{node.url}/console#/topics/orders/0?follow=1")
-        await shows(page, f"{TEXT}.includes('Stop following')", "a queue is followed")
+        await shows(page, f"{TEXT}.includes('Stop following') && document.querySelector('table')", "it is followed")
         await page.evaluate("document.querySelector('textarea').value = 'half'")
         await asyncio.to_thread(node.kill9)
         await shows(page, "document.querySelector('main > [role=alert]')", "it says that there is no answer")
@@ -38,6 +39,7 @@ async def test_a_page_goes_on_when_the_node_is_back(make_node: Callable[..., Nod
         assert await page.evaluate("document.querySelector('textarea').value") == "half"
 
 
+@pytest.mark.part(2)
 async def test_a_page_that_could_not_be_shown_is_shown_when_the_node_is_back(
     make_node: Callable[..., NodeProcess],
 ) -> None:

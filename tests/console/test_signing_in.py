@@ -43,6 +43,12 @@ async def test_somebody_signs_in_stays_so_and_signs_out(make_node: Callable[...,
         await shows(
             page, "document.querySelector('main [role=alert]').textContent.includes('not known')", "it says why"
         )
+        await signs_in(page, "“lsmq_…”")
+        await shows(page, "document.querySelector('main [role=alert]').textContent.includes('one word of')", "as here")
+        await asyncio.to_thread(realm.node.kill9)
+        await signs_in(page, token)
+        await shows(page, "document.querySelector('main [role=alert]').textContent.includes('not answer')", "and here")
+        await asyncio.to_thread(realm.node.start)
         await signs_in(page, token)
         await shows(page, "document.querySelectorAll('table').length === 3", "the cluster is shown")
         await shows(page, "document.getElementById('who').textContent.includes('admin@local')", "it says who")

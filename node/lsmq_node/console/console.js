@@ -2,23 +2,10 @@
 import { el } from "/console/drawing.js";
 import { pages } from "/console/pages.js";
 import { learn, noting } from "/console/rights.js";
-import { antiForgery, findOut, signIn, watchUse } from "/console/session.js";
+import { answered, antiForgery, findOut, signIn, watchUse } from "/console/session.js";
 
 const AGAIN_MS = 2000;
 let leaving = new AbortController(), away = false;
-
-/** The status and JSON of an answer. `away`, as `passing`, says of what it throws that it may be answered later. */
-async function answered(path, options) {
-  let status = 0;
-  try {
-    const answer = await fetch(path, options);
-    ({ status } = answer);
-    return [status, status === 204 ? null : await answer.json()];
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw Object.assign(new Error(status ? `an answer (${status}) that is none of a node` : "the node does not answer"), { away: true, passing: true });
-  }
-}
 
 /** The node's answer, as JSON. `meant`: the id of the topic that it is about. Throws what the node has against it. */
 export async function ask(path, { method = "GET", body, meant, signal = leaving.signal, again = true } = {}) {

@@ -4,11 +4,23 @@ import { el } from "/console/drawing.js";
 const IDLE_MS = 60_000;
 let session = null, renewed_ms = 0, signedOut = () => {};
 
+/** The status and JSON of an answer. `away`, as `passing`, says of what it throws that it may be answered later. */
+export async function answered(path, options) {
+  let status = 0;
+  try {
+    const answer = await fetch(path, options);
+    ({ status } = answer);
+    return [status, status === 204 ? null : await answer.json()];
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw Object.assign(new Error(status ? `an answer (${status}) that is none of a node` : "the node does not answer"), { away: true, passing: true });
+  }
+}
+
 async function call(method, path, headers = {}) {
   const own = { Accept: "application/json", "Content-Type": "application/json", "Lsmq-Anti-Forgery": session?.anti_forgery ?? "", ...headers };
-  const answer = await fetch(path, { method, headers: own, credentials: "same-origin" });
-  const found = answer.status === 204 ? null : await answer.json();
-  if (!answer.ok) throw Object.assign(new Error(found.error.message), { status: answer.status });
+  const [status, found] = await answered(path, { method, headers: own, credentials: "same-origin" });
+  if (found?.error) throw Object.assign(new Error(found.error.message), { status });
   return found;
 }
 
@@ -56,7 +68,11 @@ export function signIn(page, reason, go) {
   const submit = async (event) => {
     event.preventDefault();
     button.disabled = true;
-    try { know(await call("POST", "/v1/session", { Authorization: `Bearer ${field.value.trim()}` })); } catch (error) {
+    const token = field.value.trim();
+    try {
+      if (!/^[!-~]+$/.test(token)) throw new Error("this is no token, which is one word of ASCII");
+      know(await call("POST", "/v1/session", { Authorization: `Bearer ${token}` }));
+    } catch (error) {
       said.className = "bad";
       said.textContent = error.message;
       return;
