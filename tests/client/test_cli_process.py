@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from lsmq_node.storage import QueueStore
 from support.node_process import NodeProcess
 from support.python_process import run_python
 from support.waiting import PATIENCE_S, eventually
@@ -135,3 +137,12 @@ def test_what_is_not_well_is_no_success_for_who_reads_none_of_it(
 
     eventually(is_told, "it is told that the disk is full")
     assert shell("set -o pipefail; lsmq status | :", code=1, LSMQ_URL=node.url).stderr == b""
+
+
+@pytest.mark.parametrize("option", ["", "--json"])
+def test_what_is_damaged_is_no_success_for_who_reads_none_of_it(shell: Shell, tmp_path: Path, option: str) -> None:
+    with QueueStore(tmp_path / "queues") as store:
+        store.put("orders", b"one")
+    (tmp_path / "queues" / "MANIFEST").write_bytes(b"damaged")
+    for command in ("verify", "repair"):
+        assert shell(f"set -o pipefail; lsmq {command} {tmp_path}/queues {option} | :", code=1).stderr == b""

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from lsmq.cli._process import drop_output
 from lsmq.cli.render import print_table, yes_or_no
 
 #: Of each kind of finding so many are shown to people; scripts get all.
@@ -32,7 +33,10 @@ class FindingsReport:
 
     def add(self, found: dict[str, Any]) -> None:
         if self._print_one is not None:
-            self._print_one(found)
+            try:
+                self._print_one(found)
+            except BrokenPipeError:  # All is examined even so: what the command ends with is of all.
+                drop_output()
             return
         kind = found.pop("finding")
         self._counts[kind] += 1
