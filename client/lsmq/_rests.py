@@ -11,6 +11,10 @@ from lsmq.errors import LsmqError, TooManyRequests
 _JITTER = 0.25
 
 
+#: Whoever says more is asked again after so long.
+_LONGEST_S = 3600.0
+
+
 class Rests:
     """Of one client."""
 
@@ -21,7 +25,7 @@ class Rests:
     def heed(self, node: str, error: LsmqError) -> None:
         """The node answered with this."""
         if isinstance(error, TooManyRequests):
-            pause_s = float(error.details.get("retry_after_ms", 0)) / 1000
+            pause_s = _pause_s(error.details.get("retry_after_ms", 0))
             until_s = runtime.monotonic() + pause_s * (1 + self._rng.uniform(0, _JITTER))
             self._until_s[node] = max(until_s, self._until_s.get(node, until_s))
 
@@ -42,3 +46,10 @@ class Rests:
         if self._until_s.get(node) == until_s:
             del self._until_s[node]
         return timeout_s - max(left_s, 0)
+
+
+def _pause_s(said_ms: object) -> float:
+    """What a node said, which may be no node; none for what is no time."""
+    if not isinstance(said_ms, int | float) or not said_ms > 0:
+        return 0.0
+    return min(said_ms, 1000 * _LONGEST_S) / 1000

@@ -32,6 +32,7 @@ from lsmq.errors import (
     Forbidden,
     InvalidRequest,
     LsmqError,
+    RequestTimeout,
     RequestTooLarge,
     TimedOut,
     Unauthenticated,
@@ -50,6 +51,8 @@ MAX_ANSWER_BYTES = 256 << 20
 _READ_BUFFER_BYTES = 1 << 20
 _PIECEWISE_BYTES = 512 << 10
 _REFUSED: dict[int, type[LsmqError]] = {401: Unauthenticated, 403: Forbidden}
+#: What stands between says it with less words than a node.
+_OF_OTHERS: dict[int, type[LsmqError]] = {**_REFUSED, 408: RequestTimeout, 413: RequestTooLarge}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +75,26 @@ def decode_value(content_type: str, body: bytes) -> Any:
         if content_type == MSGPACK:
             return msgpack.unpackb(body, strict_map_key=False)
         return json.loads(body)
-    except (ValueError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise LsmqError(f"the answer is not {content_type}: {body[:80]!r}; is this URL an LSMQ node?") from error
 
 
 def error_from_answer(url: str, status: int, content_type: str, body: bytes) -> LsmqError:
-    """The error that an answer of status 400 and above stands for, whoever wrote it."""
+    """The error that an answer of status 300 and above stands for, whoever wrote it."""
     if content_type in (JSON, MSGPACK):
         try:
             fields = decode_value(content_type, body)
             return from_dict(fields["error"])
-        except (LsmqError, KeyError, TypeError):
+        except (LsmqError, KeyError, TypeError, ValueError):
             pass
     message = f"{url} answered {status}: {body[:200].decode(errors='replace').strip() or 'no text'}"
     if status >= 500 or status == 429:
         return Unavailable(message, status=status)
-    return LsmqError(message, status=status)
+    if status < 400:
+        message += "; a client is not sent elsewhere: give the URL that this one leads to"
+    if status == 413:
+        message += "; have what stands before the node take more in a request, or send less at once (batch_bytes)"
+    return _OF_OTHERS.get(status, LsmqError)(message, status=status)
 
 
 class Transport:
@@ -201,7 +208,7 @@ class Transport:
                 self.has_been_answered = True
                 return Response(response.status, response.content_type, response.headers, answered)
         except aiohttp.InvalidURL as error:
-            raise LsmqError(f"{url!r} is not a URL of a node; it looks like http://host:7600") from error
+            raise _no_url(url) from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise _no_connection(url, error, refusal(error)) from error
         except TimeoutError as error:
@@ -240,7 +247,7 @@ class Transport:
                     ssl=self._context(url),
                 )
         except aiohttp.InvalidURL as error:
-            raise LsmqError(f"{url!r} is not a URL of a node; it looks like http://host:7600") from error
+            raise _no_url(url) from error
         except aiohttp.WSServerHandshakeError as error:
             if error.status in _REFUSED and not self._credentials.renewed(shown):
                 raise _REFUSED[error.status](f"{url} answered {error.status}, and opened no WebSocket") from error
@@ -265,9 +272,16 @@ def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
 
 
 def _node(url: str) -> str:
-    """The node of a request's URL."""
-    parts = urlsplit(url)
+    """The node of a request's URL. Raises ``LsmqError`` for what is none."""
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise _no_url(url) from error
     return f"{parts.scheme}://{parts.netloc}"
+
+
+def _no_url(url: str) -> LsmqError:
+    return LsmqError(f"{url!r} is not a URL of a node; it looks like http://host:7600")
 
 
 def _no_connection(url: str, error: BaseException, refused: str | None) -> ConnectionFailed:

@@ -87,6 +87,18 @@ class FaultProxy:
 
         self._faults[ending].extend([refuse] * times)
 
+    def say(self, ending: str, answer: bytes, times: int = 1) -> None:
+        """Send these bytes in the node's place, and close the connection."""
+
+        async def say(request: web.Request) -> web.StreamResponse:
+            await request.read()
+            assert request.transport is not None
+            request.transport.write(answer)
+            request.transport.close()
+            return web.Response()
+
+        self._faults[ending].extend([say] * times)
+
     def corrupt(self, ending: str, times: int = 1) -> None:
         """Flip a bit in the middle of the answer."""
 
