@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lsmq import runtime
+from lsmq._known_fields import of_known
 
 Ranges = tuple[range, ...]
 """Queues: ranges in order, disjoint, none of them empty."""
@@ -209,7 +210,7 @@ def assignment_from_dict(fields: Mapping[str, Any]) -> Assignment:
         fields["version"],
         fields["heartbeat_ms"],
         {topic: from_pairs(pairs) for topic, pairs in fields["assigned"].items()},
-        {topic: AssignedTopic(**found) for topic, found in fields["topics"].items()},
+        {topic: of_known(AssignedTopic, found) for topic, found in fields["topics"].items()},
         fields["waiting_for"],
         fields["standby"],
     )

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from lsmq import runtime
+from lsmq._known_fields import of_known
 from lsmq._paths import group_path
 from lsmq._queue_ranges import intersect
 from lsmq._retries import Backoff, Deadline
@@ -136,22 +137,23 @@ class Group:
         """Members and what they own. Raises ``UnknownGroup`` for one that never had any."""
         fields = (await self._ask("GET", self._path)).value()
         members = tuple(
-            GroupMember(
-                **{
+            of_known(
+                GroupMember,
+                {
                     **member,
                     "topics": tuple(member["topics"]),
                     "assigned": {topic: from_pairs(pairs) for topic, pairs in member["assigned"].items()},
-                }
+                },
             )
             for member in fields["members"]
         )
         topics = tuple(topic["topic"] for topic in fields["topics"])
-        return GroupDescription(**{**fields, "topics": topics, "members": members})
+        return of_known(GroupDescription, {**fields, "topics": topics, "members": members})
 
     async def streams(self) -> list[GroupStream]:
         """Streams that messages are pushed to, a row for each node that sends to one. No error when there are none."""
         pages = await list_at_leaders(self.client, f"{self._path}/streams")
-        return [GroupStream(node=url, **fields) for url, page in pages for fields in page["streams"]]
+        return [of_known(GroupStream, {**fields, "node": url}) for url, page in pages for fields in page["streams"]]
 
     async def declare(self, mode: str) -> None:
         """Make the group with this mode, or see that it has it. Raises ``GroupModeMismatch``."""
@@ -425,7 +427,7 @@ async def _list_groups(client: Client) -> list[GroupSummary]:
         for details in fields["details"]:
             known = found.get(details["group"])
             if known is None or details["generation"] >= known.generation:
-                found[details["group"]] = GroupSummary(**details)
+                found[details["group"]] = of_known(GroupSummary, details)
     return [summary for _, summary in sorted(found.items())]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lsmq._known_fields import of_known
 from lsmq.client import Client
 
 __all__ = ["BackupAdmin", "BackupEnd", "BackupProgress", "NodeBackupState"]
@@ -58,8 +59,8 @@ class NodeBackupState:
         return cls(
             fields["place"],
             fields["keep"],
-            None if running is None else BackupProgress(**running),
-            None if last is None else BackupEnd(**{**last, "removed": tuple(last["removed"])}),
+            None if running is None else of_known(BackupProgress, running),
+            None if last is None else of_known(BackupEnd, {**last, "removed": tuple(last["removed"])}),
             tuple(fields["backups"]),
             fields["problem"],
         )

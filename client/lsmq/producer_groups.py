@@ -6,9 +6,10 @@ This is the protocol of ``docs/transactions.md`` and no more; :mod:`lsmq.transac
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from lsmq._known_fields import of_known
 from lsmq._paths import quoted
 from lsmq._wire_values import all_pages
 from lsmq.client import Client
@@ -58,8 +59,7 @@ class TransactionInfo:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Fields that a later node adds are passed over."""
-        named = {**values, "id": values["transaction"]}
-        return cls(**{item.name: named[item.name] for item in fields(cls)})
+        return of_known(cls, {**values, "id": values["transaction"]})
 
     def to_dict(self) -> dict[str, Any]:
         """As the HTTP API has it."""
@@ -209,7 +209,7 @@ class ProducerGroup:
     async def take(self, sequence: str, member: str, *, deadline_ms: int | None = None) -> SequencePosition:
         """Go on with a sequence: what is open of it is rolled back, and whoever had it can begin no more of it."""
         path = f"/sequences/{quoted(sequence)}"
-        return SequencePosition(**await self._ask("POST", path, {"member": member}, deadline_ms))
+        return of_known(SequencePosition, await self._ask("POST", path, {"member": member}, deadline_ms))
 
     async def describe(self) -> dict[str, Any]:
         """Members and sequences, as the HTTP API shows them."""
@@ -229,5 +229,5 @@ class ProducerGroup:
 async def list_producer_groups(client: Client) -> list[ProducerGroupInfo]:
     """All producer groups with members, or with transactions that are open or remembered, by name."""
     pages = await list_at_leaders(client, "/v1/producer-groups")
-    found = {each["group"]: ProducerGroupInfo(**each) for _, page in pages for each in page["groups"]}
+    found = {each["group"]: of_known(ProducerGroupInfo, each) for _, page in pages for each in page["groups"]}
     return [found[name] for name in sorted(found)]

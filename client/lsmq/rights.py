@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from lsmq._known_fields import of_known
 from lsmq._paths import quoted
 from lsmq.client import Client
 
@@ -119,7 +120,7 @@ class Rights:
 
     async def tokens(self) -> list[TokenInfo]:
         """All of them, by name."""
-        return [TokenInfo(**fields) async for page in self._pages("/v1/tokens") for fields in page["tokens"]]
+        return [of_known(TokenInfo, fields) async for page in self._pages("/v1/tokens") for fields in page["tokens"]]
 
     async def _pages(self, path: str) -> AsyncIterator[dict[str, Any]]:
         """All of a list; a node of an earlier release has it on one."""
@@ -138,12 +139,12 @@ class Rights:
         :meth:`rotate_token`.
         """
         asked = {"name": name, "roles": [asdict(each) for each in roles], **_ttl(ttl_ms)}
-        return NewToken(**await self.client.ask("POST", "/v1/tokens", asked))
+        return of_known(NewToken, await self.client.ask("POST", "/v1/tokens", asked))
 
     async def rotate_token(self, name: str, *, ttl_ms: int | None = None, overlap_ms: int = 86_400_000) -> NewToken:
         """Another token; the one before is good for ``overlap_ms`` longer. Raises ``UnknownPrincipal``."""
         asked = {"overlap_ms": overlap_ms, **_ttl(ttl_ms)}
-        return NewToken(**await self.client.ask("POST", f"/v1/tokens/{quoted(name)}/rotate", asked))
+        return of_known(NewToken, await self.client.ask("POST", f"/v1/tokens/{quoted(name)}/rotate", asked))
 
     async def revoke_tokens(self, name: str, id: str | None = None) -> None:
         """All of somebody's, or one. On all nodes within a second. Raises ``UnknownPrincipal``."""
@@ -225,8 +226,8 @@ def _ttl(ttl_ms: int | None) -> dict[str, int]:
 
 
 def _rights(found: Iterable[Mapping[str, Any]]) -> tuple[Right, ...]:
-    return tuple(Right(**fields) for fields in found)
+    return tuple(of_known(Right, fields) for fields in found)
 
 
 def _grants(fields: Mapping[str, Any]) -> tuple[tuple[GrantedRole, ...], tuple[Right, ...]]:
-    return tuple(GrantedRole(**each) for each in fields["roles"]), _rights(fields["rights"])
+    return tuple(of_known(GrantedRole, each) for each in fields["roles"]), _rights(fields["rights"])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from lsmq._known_fields import of_known
 from lsmq._paths import group_path
 from lsmq._retries import Deadline
 from lsmq.client import Client
@@ -93,7 +94,7 @@ async def list_held(client: Client, topic: str, group: str, limit: int, deadline
         params["limit"] = str(min(limit - len(found), _PAGE))
         answer, _ = await client._router.ask_any("GET", f"{group_path(group)}/held", params=params, deadline=deadline)
         value = answer.value()
-        found += [HeldMessage(**fields) for fields in value["messages"]]
+        found += [of_known(HeldMessage, each) for each in value["messages"]]
         if value["next"] is None:
             break
         params["after"] = value["next"]
@@ -114,9 +115,8 @@ async def describe_work_queue(client: Client, topic: str, group: str, deadline: 
             dead_letter_topic = value["dead_letter_topic"]
             rows += [row for row in value["shards"] if row["shard"] in missing]
             missing -= {row["shard"] for row in rows}
-        names = {each.name for each in fields(WorkQueueSettings)}
-        settings = {name: value for name, value in rows[0]["settings"].items() if name in names}
+        settings = of_known(WorkQueueSettings, rows[0]["settings"])
         counts = {name: sum(row[name] for row in rows) for name in _COUNTS}
-        return WorkQueueState(group, topic, dead_letter_topic, WorkQueueSettings(**settings), **counts)
+        return WorkQueueState(group, topic, dead_letter_topic, settings, **counts)
 
     return await client._with_topic(topic, ask)
