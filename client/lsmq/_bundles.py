@@ -172,14 +172,14 @@ class Bundles:
             value={"batches": parts},
             accept=MSGPACK,
         )
-        results = answer.value()["results"]
-        if len(results) != len(bundle):
-            raise InvalidBatch(f"{way.leader} answers {len(results)} batches of {len(bundle)}")
-        return [self._outcome(way, each) for each in results]
+        outcomes = answer.parsed(lambda found: [self._outcome(way, each) for each in found["results"]])
+        if len(outcomes) != len(bundle):
+            raise InvalidBatch(f"{way.leader} answers {len(outcomes)} batches of {len(bundle)}")
+        return outcomes
 
     def _outcome(self, way: _Way, result: Mapping[str, Any]) -> AnsweredBatch | LsmqError:
         if (refused := result.get("error")) is None:
-            return AnsweredBatch(result["batch"], result["duplicate"])
+            return AnsweredBatch(bytes(result["batch"]), bool(result["duplicate"]))
         error = from_dict(refused)
         if isinstance(error, NotLeader):
             self.router.heed(error, (way.shard,))

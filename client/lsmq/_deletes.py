@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from lsmq._arguments import check_offsets, check_queues
 from lsmq._paths import topic_path
+from lsmq._reading import following_page
 from lsmq._retries import Deadline
 from lsmq._router import Router
 from lsmq._wire_values import to_ms
@@ -110,9 +111,9 @@ class DeleteRequests:
         while True:
             value, deadline = how if after is None else {**how, "after": after}, self._deadline()
             answer, _ = await self._router.ask_any("POST", path, value=value, deadline=deadline, topic_id=topic.id)
-            fields = answer.value()
-            messages += int(fields["messages"])
-            after = fields["next"]
+            trimmed, following = answer.parsed(lambda fields: (int(fields["messages"]), fields["next"]))
+            messages += trimmed
+            after = following_page(following, after)
             if after is None:
                 return messages
 

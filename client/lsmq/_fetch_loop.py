@@ -164,7 +164,7 @@ class FetchLoop:
                     await self._fetch_all()
                 except OffsetOutOfRange as error:
                     queue = error.details.get("queue")
-                    self._unchecked.update(self.positions.queues if queue is None else [queue])
+                    self._unchecked.update([queue] if isinstance(queue, int) else self.positions.queues)
                     if not await self.check_bounds():
                         raise
             except Exception as error:

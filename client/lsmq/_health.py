@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from lsmq._reading import read
 from lsmq.admin import ClusterInfo, NodeInfo, ShardInfo
 from lsmq.client import Client
 from lsmq.errors import LsmqError
@@ -64,7 +65,7 @@ async def readiness(client: Client, url: str, timeout_s: float = SILENCE_S) -> R
 
 async def examine(client: Client) -> tuple[ClusterInfo, list[Problem]]:
     """Ask a node that answers for the cluster, and each node how it is: a request a node and one more."""
-    cluster = ClusterInfo.from_dict(await client.ask("GET", "/v1/cluster"))
+    cluster = await read(client, "GET", "/v1/cluster", ClusterInfo.from_dict)
     nodes = members(client, cluster)
     said = await asyncio.gather(*(readiness(client, url) for url in nodes.values()))
     return cluster, problems(cluster, dict(zip(nodes, said, strict=True)))

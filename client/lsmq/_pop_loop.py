@@ -15,6 +15,7 @@ from lsmq._wire_values import message_from_dict
 from lsmq.errors import LsmqError, Unavailable
 from lsmq.filters import MessageFilter
 from lsmq.topics import Topic
+from lsmq.work_queue_values import PoppedMessage
 
 if TYPE_CHECKING:
     from lsmq.client import Client
@@ -24,7 +25,19 @@ _log = logging.getLogger("lsmq")
 #: Nodes answer a pop within this time, or have nothing and hold it.
 _AT_ONCE_S = 0.5
 
-TopicsFound = Callable[[Topic, Mapping[str, Any], float], None]
+
+def popped_from_dict(topic: Topic, fields: Mapping[str, Any]) -> PoppedMessage:
+    """Of the HTTP API."""
+    return PoppedMessage(
+        message_from_dict({**fields, "topic": topic.name}),
+        int(fields["deliveries"]),
+        str(fields["receipt"]),
+        int(fields["visibility_ms"]),
+        int(fields["shard"]),
+    )
+
+
+TopicsFound = Callable[[Topic, PoppedMessage, float], None]
 
 
 class PopLoop:
@@ -162,11 +175,11 @@ class PopLoop:
         self._failing = None
         self._attempts.passed(shards)
         backoff.reset()
-        messages = answer.value()["messages"]
+        messages = answer.parsed(lambda fields: [popped_from_dict(topic, each) for each in fields["messages"]])
         if tracing is not None and span is not None and messages:
-            tracing.received(span, (message_from_dict({**fields, "topic": topic.name}) for fields in messages))
-        for message in messages:
-            self._found(topic, message, asked_at)
+            tracing.received(span, (popped.message for popped in messages))
+        for popped in messages:
+            self._found(topic, popped, asked_at)
 
 
 class Waiting:

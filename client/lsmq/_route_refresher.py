@@ -11,11 +11,11 @@ from urllib.parse import urlencode
 
 from lsmq import runtime
 from lsmq._paths import topic_path
+from lsmq._reading import all_pages
 from lsmq._retries import Deadline
 from lsmq._route_documents import RouteDocuments
 from lsmq._route_table import RouteSource, RouteTable
 from lsmq._transport import Response, Transport
-from lsmq._wire_values import all_pages
 from lsmq.background_tasks import BackgroundTasks
 from lsmq.errors import ClientClosed, InvalidRequest, LsmqError, Unavailable
 from lsmq.topics import Topic
@@ -152,7 +152,7 @@ class RouteRefresher:
     async def _ask_routes(self, name: str, url: str) -> None:
         try:
             answer = await self._transport.request("GET", url + topic_path(name), timeout_s=_ROUTE_TIMEOUT_S)
-            self.table.learn_topic(Topic.from_dict(answer.value()))
+            self.table.learn_topic(answer.parsed(Topic.from_dict))
         except LsmqError as error:
             _log.debug("no routes from a node: node=%s topic=%s error=%s", url, name, error)
         finally:
@@ -174,9 +174,9 @@ class RouteRefresher:
             return await self._transport.request("GET", f"{url}/v1/topics?{query}", timeout_s=_ROUTE_TIMEOUT_S)
 
         try:
-            for page in await all_pages(ask):
-                for fields in page["topics"]:
-                    self.table.learn_topic(Topic.from_dict(fields))
+            for topics in await all_pages(ask, lambda page: [Topic.from_dict(fields) for fields in page["topics"]]):
+                for topic in topics:
+                    self.table.learn_topic(topic)
         except InvalidRequest:  # An older node, which knows no names there.
             for name in names:
                 await self._ask_routes(name, url)

@@ -92,7 +92,7 @@ class Router:
     async def topic(self, name: str, deadline: Deadline) -> Topic:
         """The topic, asked afresh. Raises ``UnknownTopic``."""
         answer, _ = await self.ask_any("GET", topic_path(name), deadline=deadline)
-        return self.table.learn_topic(Topic.from_dict(answer.value()))
+        return self.table.learn_topic(answer.parsed(Topic.from_dict))
 
     async def known(self, name: str, deadline: Deadline) -> Topic:
         """The topic with the routes known by now; asked for when there are none."""

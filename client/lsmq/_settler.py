@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lsmq._paths import group_path
@@ -73,11 +73,17 @@ class Settler:
             topic, shard, "POST", f"{self._path}/{how}", value=value, deadline=deadline
         )
         outcome: list[LsmqError | None] = [None] * len(receipts)
-        for refused in answer.value()["refused"]:
-            outcome[refused.pop("index")] = from_dict(refused)
+        for at, error in answer.parsed(lambda fields: _refused(fields, len(receipts))):
+            outcome[at] = error
         return outcome
 
     async def close(self) -> None:
         """Let what is under way come to its end."""
         while self._sending:
             await asyncio.wait(set(self._sending.values()))
+
+
+def _refused(fields: Mapping[str, Any], count: int) -> list[tuple[int, LsmqError]]:
+    """Of ``count`` receipts, which by their places were refused, and why."""
+    found = [({**each}, range(count)[each["index"]]) for each in fields["refused"]]
+    return [(at, from_dict({name: value for name, value in each.items() if name != "index"})) for each, at in found]

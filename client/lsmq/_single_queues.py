@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Literal, TypeVar, Unpack
 
 from lsmq._paths import queue_path, topic_path
+from lsmq._reading import following_page
 from lsmq._retries import Deadline
 from lsmq._router import Router
 from lsmq.errors import InvalidRequest, UnknownQueue
@@ -45,11 +46,13 @@ class QueueRequests:
             params["limit"] = str(_LISTED_A_REQUEST if limit is None else min(limit - len(found), _LISTED_A_REQUEST))
             path = f"{topic_path(topic)}/queues"
             answer, _ = await self._router.ask_any("GET", path, params=params, deadline=deadline)
-            page = answer.value()
-            found += map(NamedQueue.from_dict, page["queues"])
-            if page["next"] is None:
+            page, following = answer.parsed(
+                lambda page: ([NamedQueue.from_dict(each) for each in page["queues"]], page["next"])
+            )
+            found += page
+            after = following_page(following, after)
+            if after is None:
                 break
-            after = str(page["next"])
         return found
 
     async def top_queues(
@@ -62,18 +65,18 @@ class QueueRequests:
         params = {"by": by, "limit": str(limit)}
         path = f"{topic_path(topic)}/top-queues"
         answer, _ = await self._router.ask_any("GET", path, params=params, deadline=self._deadline())
-        return TopQueues.from_dict(answer.value())
+        return answer.parsed(TopQueues.from_dict)
 
     async def queue(self, topic: str, name: str) -> NamedQueue:
         """A queue of a named topic. Raises ``UnknownQueue``."""
-        return NamedQueue.from_dict(await self._ask_queue("GET", topic, name))
+        return await self._ask_queue("GET", topic, name, NamedQueue.from_dict)
 
     async def declare_queue(self, topic: str, name: str) -> NamedQueue:
         """Have a queue of that name in a named topic, durably, before anything is sent to it.
 
         Raises ``InvalidQueueName``, ``TooManyQueues``.
         """
-        return NamedQueue.from_dict(await self._ask_queue("PUT", topic, name))
+        return await self._ask_queue("PUT", topic, name, NamedQueue.from_dict)
 
     async def delete_queue(self, topic: str, name: str, *, missing_ok: bool = False) -> None:
         """Delete a queue of a named topic with its messages. Raises ``UnknownQueue`` unless ``missing_ok``.
@@ -81,7 +84,7 @@ class QueueRequests:
         Where the answer was lost and the request is sent again, it may be raised though this call has deleted it.
         """
         try:
-            await self._ask_queue("DELETE", topic, name)
+            await self._ask_queue("DELETE", topic, name, lambda _: None)
         except UnknownQueue:
             if not missing_ok:
                 raise
@@ -91,7 +94,7 @@ class QueueRequests:
 
         Raises ``UnknownQueue``, and ``OffsetOutOfRange`` for an offset beyond its end.
         """
-        return NamedQueue.from_dict(await self._ask_queue("POST", topic, name, "/trim", {"before": before}))
+        return await self._ask_queue("POST", topic, name, NamedQueue.from_dict, "/trim", {"before": before})
 
     async def alter_queue(self, topic: str, queue: int | str, **changes: Unpack[QueueChanges]) -> QueueChanges:
         """Have a queue keep more or less than its topic says: see :class:`lsmq.QueueChanges`. Returns what is set now.
@@ -118,9 +121,9 @@ class QueueRequests:
                 shard = known.route(queue).shard
             path, deadline = queue_path(topic, str(queue)), self._deadline()
             answer = await self._router.ask_leader(known, shard, method, path, value=changes, deadline=deadline)
-            return answer.value()
+            return answer.parsed(lambda fields: fields.get("options", {}))
 
-        found: QueueChanges = (await self._with_topic(topic, work)).get("options", {})
+        found: QueueChanges = await self._with_topic(topic, work)
         return found
 
     async def _numbers(self, topic: str, queues: Iterable[int] | Iterable[str] | None) -> list[int]:
@@ -129,15 +132,17 @@ class QueueRequests:
             return [queue.number for queue in await self.queues(topic)]
         return [queue if isinstance(queue, int) else (await self.queue(topic, queue)).number for queue in queues]
 
-    async def _ask_queue(self, method: str, topic: str, name: str, after: str = "", value: Any = None) -> Any:
-        """Ask the leader of the shard that the name lies in; the answer's value."""
+    async def _ask_queue(
+        self, method: str, topic: str, name: str, parse: Callable[[Any], T], after: str = "", value: Any = None
+    ) -> T:
+        """Ask the leader of the shard that the name lies in; what ``parse`` makes of the answer."""
         path = queue_path(topic, check_queue_name(name)) + after
 
-        async def work(known: Topic) -> Any:
+        async def work(known: Topic) -> T:
             if not known.named:
                 raise InvalidRequest(f"the queues of topic {topic!r} have numbers, not names")
             shard = known.route(queue_slot(name)).shard
             answer = await self._router.ask_leader(known, shard, method, path, value=value, deadline=self._deadline())
-            return answer.value() if answer.body else None
+            return answer.parsed(parse) if answer.body else parse(None)
 
         return await self._with_topic(topic, work)

@@ -13,9 +13,9 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -37,9 +37,12 @@ from lsmq.errors import (
     TimedOut,
     Unauthenticated,
     Unavailable,
+    UnexpectedAnswer,
     from_dict,
 )
 from lsmq.topics import FORWARD_HEADER, TOPIC_ID_HEADER
+
+T = TypeVar("T")
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -63,20 +66,32 @@ class Response:
     content_type: str
     headers: Mapping[str, str]
     body: bytes
+    url: str = ""
 
     def value(self) -> Any:
-        """The body decoded by its content type."""
+        """The body decoded by its content type. Raises ``UnexpectedAnswer``."""
         return decode_value(self.content_type, self.body)
+
+    def parsed(self, parse: Callable[[Any], T]) -> T:
+        """What ``parse`` makes of the value. Raises ``UnexpectedAnswer`` where that has another form than it reads."""
+        value = self.value()
+        try:
+            return parse(value)
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise UnexpectedAnswer(
+                f"{self.url} answered what this client does not understand ({type(error).__name__}: {error}):"
+                f" {value!r:.80}; is it an LSMQ node, and of which release?"
+            ) from error
 
 
 def decode_value(content_type: str, body: bytes) -> Any:
-    """A JSON or msgpack body as Python values. Raises ``LsmqError`` when it is neither."""
+    """A JSON or msgpack body as Python values. Raises ``UnexpectedAnswer`` when it is neither."""
     try:
         if content_type == MSGPACK:
             return msgpack.unpackb(body, strict_map_key=False)
         return json.loads(body)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise LsmqError(f"the answer is not {content_type}: {body[:80]!r}; is this URL an LSMQ node?") from error
+        raise UnexpectedAnswer(f"the answer is not {content_type}: {body[:80]!r}; is this URL an LSMQ node?") from error
 
 
 def error_from_answer(url: str, status: int, content_type: str, body: bytes) -> LsmqError:
@@ -206,7 +221,7 @@ class Transport:
                     self._rests.heed(_node(url), error)
                     raise error
                 self.has_been_answered = True
-                return Response(response.status, response.content_type, response.headers, answered)
+                return Response(response.status, response.content_type, response.headers, answered, url)
         except aiohttp.InvalidURL as error:
             raise _no_url(url) from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:

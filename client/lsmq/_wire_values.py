@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import sys
 from array import array
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import index
 from typing import Any
 
-from lsmq._transport import Response
 from lsmq.errors import InvalidRequest
 from lsmq.messages import FoundMessages, Key, Message, NamedMessage, check_key, parse_message_id
 from lsmq.topics import format_ranges
@@ -70,6 +69,20 @@ def integers(column: bytes | Sequence[int], typecode: str) -> Sequence[int]:
     if sys.byteorder == "big":
         values.byteswap()
     return values
+
+
+def offset_by_queue(fields: Mapping[str, Any]) -> dict[int, int]:
+    """Of an answer with columns of queues and their offsets."""
+    return dict(zip(integers(fields["queues"], "I"), integers(fields["offsets"], "q"), strict=True))
+
+
+def bounds_columns(fields: Mapping[str, Any]) -> list[Sequence[int]]:
+    """Queues, and the earliest and latest offset of each; and those of a moment, or nothing."""
+    names = ("queues", "earliest", "latest", "at_time")
+    columns = [integers(fields.get(name, ()), "I" if name == "queues" else "q") for name in names]
+    if any(len(column) != len(columns[0]) for column in (columns[1:] if columns[3] else columns[1:3])):
+        raise ValueError("columns of different lengths")
+    return columns
 
 
 def queue_number(queue: int | str) -> int:
@@ -158,11 +171,3 @@ def content_fields(message: Message) -> dict[str, Any]:
         **{name: value for name, value in seldom.items() if value is not None},
         **text_or_base64("body", message.body),
     }
-
-
-async def all_pages(ask: Callable[[dict[str, str]], Awaitable[Response]]) -> list[Mapping[str, Any]]:
-    """The pages of a list, asked for one after another; ``ask`` is given the parameters that say which."""
-    pages: list[Mapping[str, Any]] = [(await ask({})).value()]
-    while (following := pages[-1].get("next")) is not None:
-        pages.append((await ask({"after": str(following)})).value())
-    return pages

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lsmq._paths import quoted
+from lsmq._reading import read
 from lsmq.client import Client
 
 
@@ -208,17 +209,21 @@ class ClusterAdmin:
 
     async def overview(self) -> ClusterInfo:
         """The cluster as the node that answers knows it."""
-        return ClusterInfo.from_dict(await self._client.ask("GET", "/v1/cluster"))
+        return await read(self._client, "GET", "/v1/cluster", ClusterInfo.from_dict)
 
     async def plan(self) -> Plan:
         """What the cluster is about to move by itself, and which voters it is about to replace, made by the leader of
         its control plane now."""
-        return Plan.from_dict(await self._client.ask("GET", "/v1/cluster/plan"))
+        return await read(self._client, "GET", "/v1/cluster/plan", Plan.from_dict)
 
     async def plan_growth(self, shards: int) -> list[NewShard]:
         """The shards that would be new if there were ``shards`` in all, and where they would lie now."""
-        found = await self._client.ask("GET", f"/v1/cluster/growth?shards={shards}")
-        return [NewShard(shard["id"], tuple(shard["replicas"])) for shard in found["shards"]]
+        return await read(
+            self._client,
+            "GET",
+            f"/v1/cluster/growth?shards={shards}",
+            lambda found: [NewShard(shard["id"], tuple(shard["replicas"])) for shard in found["shards"]],
+        )
 
     async def grow_shards(self, shards: int) -> None:
         """Have ``shards`` in all, in a cluster or a node of its own; nothing happens where there are.

@@ -20,6 +20,7 @@ from lsmq._extras import tracing_of, zookeeper_source
 from lsmq._lifecycle import AsyncCloseable
 from lsmq._outages import OnOutage, Outages
 from lsmq._paths import group_path, quoted, topic_path
+from lsmq._reading import all_pages
 from lsmq._retries import Deadline
 from lsmq._router import Router
 from lsmq._single_queues import QueueRequests
@@ -27,12 +28,12 @@ from lsmq._tls import ClientTls
 from lsmq._transport import Response, Transport
 from lsmq._wire_values import (
     MAX_OFFSETS_QUEUES,
-    all_pages,
+    bounds_columns,
     chunks_of_ranges,
     found_messages,
-    integers,
     little_endian,
     message_from_dict,
+    offset_by_queue,
     search_params,
     to_ms,
 )
@@ -227,7 +228,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         }
         value = {"queues": queues, **{key: option for key, option in options.items() if option is not None}}
         answer, repeated = await self._router.ask_any("PUT", topic_path(name), value=value, deadline=self._deadline())
-        topic = self._router.table.learn_topic(Topic.from_dict(answer.value()))
+        topic = self._router.table.learn_topic(answer.parsed(Topic.from_dict))
         if answer.status == 200 and not exist_ok and not repeated:
             raise TopicExists(f"topic {name!r} exists already", topic=name)
         return topic
@@ -239,7 +240,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         """
         path = f"{topic_path(name)}/queues"
         answer, _ = await self._router.ask_any("PUT", path, value={"queues": queues}, deadline=self._deadline())
-        return self._router.table.learn_topic(Topic.from_dict(answer.value()))
+        return self._router.table.learn_topic(answer.parsed(Topic.from_dict))
 
     async def spread_topic(self, name: str, *, keys: Literal["stay", "move"] = "stay") -> Topic:
         """Have a topic use shards that came after it: with new queues there, durably; those there are stay as they are.
@@ -249,7 +250,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         """
         path = f"{topic_path(name)}/spread"
         answer, _ = await self._router.ask_any("POST", path, value={"keys": keys}, deadline=self._deadline())
-        return self._router.table.learn_topic(Topic.from_dict(answer.value()))
+        return self._router.table.learn_topic(answer.parsed(Topic.from_dict))
 
     async def alter_topic(self, name: str, **changes: Unpack[TopicChanges]) -> Topic:
         """Change options of a topic, such as :class:`lsmq.TopicChanges` names: None takes one away.
@@ -257,7 +258,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         Durable on return; leaders obey it within a moment. Raises ``UnknownTopic``, ``InvalidRequest``.
         """
         answer, _ = await self._router.ask_any("PATCH", topic_path(name), value=changes, deadline=self._deadline())
-        return self._router.table.learn_topic(Topic.from_dict(answer.value()))
+        return self._router.table.learn_topic(answer.parsed(Topic.from_dict))
 
     async def topics(self) -> list[Topic]:
         """All topics, as the node that answers knows them."""
@@ -266,11 +267,8 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         async def ask(params: dict[str, str]) -> Response:
             return (await self._router.ask_any("GET", "/v1/topics", params=params, deadline=deadline))[0]
 
-        return [
-            self._router.table.learn_leaders(Topic.from_dict(fields))
-            for page in await all_pages(ask)
-            for fields in page["topics"]
-        ]
+        pages = await all_pages(ask, lambda page: [Topic.from_dict(fields) for fields in page["topics"]])
+        return [self._router.table.learn_leaders(topic) for page in pages for topic in page]
 
     async def topic(self, name: str) -> Topic:
         """The topic called ``name``, asked afresh. Raises ``UnknownTopic``."""
@@ -280,7 +278,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         """How much a topic holds, and what has gone of it by itself. Raises ``UnknownTopic``."""
         path = f"{topic_path(name)}/usage"
         answer, _ = await self._router.ask_any("GET", path, deadline=self._deadline())
-        return TopicUsage.from_dict(answer.value())
+        return answer.parsed(TopicUsage.from_dict)
 
     async def _send_places(
         self,
@@ -333,7 +331,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         path = f"{topic_path(topic.name)}/offsets"
         deadline = self._deadline()
 
-        async def ask(route: Route, owned: Sequence[int]) -> list[Mapping[str, Any]]:
+        async def ask(route: Route, owned: Sequence[int]) -> list[list[Sequence[int]]]:
             answers = []
             for chunk in chunks_of_ranges(owned):
                 params = {"queues": chunk}
@@ -342,15 +340,15 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
                 answer = await self._router.ask_leader(
                     topic, route.shard, "GET", path, params=params, deadline=deadline
                 )
-                answers.append(answer.value())
+                answers.append(answer.parsed(bounds_columns))
             return answers
 
         columns: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
         numbered = topic.by_number()
         for answers in await _of_each_shard(numbered, range(topic.queues) if queues is None else queues, ask):
-            for fields in answers:
-                for column, name in zip(columns, ("queues", "earliest", "latest", "at_time"), strict=True):
-                    column.extend(integers(fields.get(name, ()), "I" if name == "queues" else "q"))
+            for answer in answers:
+                for column, part in zip(columns, answer, strict=True):
+                    column.extend(part)
         return Offsets(*columns)
 
     async def message(self, id: str) -> Message:
@@ -380,8 +378,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
             )
         except (TopicReplaced, UnknownTopic) as error:
             raise UnknownMessage(f"no message has the id {id}: its topic {topic.name!r} is deleted", id=id) from error
-        fields = answer.value()
-        return message_from_dict(fields.get("message", fields))
+        return answer.parsed(lambda fields: message_from_dict(fields.get("message", fields)))
 
     async def find_messages(
         self,
@@ -416,7 +413,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
             params |= picked.to_query()
         path = f"{topic_path(topic)}/messages"
         answer, _ = await self._router.ask_any("GET", path, deadline=self._deadline(), params=params)
-        return found_messages(topic, answer.value())
+        return answer.parsed(lambda fields: found_messages(topic, fields))
 
     async def latest(self, topic: str, key: Key, *, queue: int | str | None = None) -> Message | None:
         """The last message of a key, in all queues or in one: its value, where the topic is used as a table.
@@ -443,15 +440,16 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
                 if route.shard not in holders:
                     holders[route.shard] = self._router.table.learn_topic(topic)
 
-        async def pages_of(shard: int, topic: Topic) -> list[Mapping[str, Any]]:
+        async def pages_of(shard: int, topic: Topic) -> list[list[str]]:
             return await all_pages(
                 lambda params: self._router.ask_leader(
                     topic, shard, "GET", "/v1/groups", params=params, deadline=deadline
-                )
+                ),
+                lambda page: [str(group) for group in page["groups"]],
             )
 
         found = await _together(pages_of(shard, topic) for shard, topic in holders.items())
-        return sorted({str(group) for pages in found for page in pages for group in page["groups"]})
+        return sorted({group for pages in found for page in pages for group in page})
 
     async def committed_offsets(self, group: str, topic: str) -> dict[int, int]:
         """Committed offset of each queue of ``topic`` that ``group`` has committed one for.
@@ -472,8 +470,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
                 answer = await self._router.ask_leader(
                     topic, route.shard, "GET", path, params=params, deadline=deadline
                 )
-                fields = answer.value()
-                found.update(zip(integers(fields["queues"], "I"), integers(fields["offsets"], "q"), strict=True))
+                found.update(answer.parsed(offset_by_queue))
             return found
 
         parts = await _of_each_shard(topic, range(topic.queues), ask)

@@ -6,7 +6,7 @@ say where they come from.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,12 +137,16 @@ class DeadLetters:
                     params={"offset": str(offset), "max": str(min(_PAGE, latest - offset))},
                     deadline=self.client._deadline(),
                 )
-                page = answer.value()
-                for fields in page["messages"]:
-                    yield DeadLetter(message_from_dict({**fields, "topic": self.name}))
-                if page["next_offset"] <= offset:
+                letters, following = answer.parsed(self._page)
+                for letter in letters:
+                    yield letter
+                if following <= offset:
                     break
-                offset = page["next_offset"]
+                offset = following
+
+    def _page(self, fields: Mapping[str, Any]) -> tuple[list[DeadLetter], int]:
+        found = [DeadLetter(message_from_dict({**each, "topic": self.name})) for each in fields["messages"]]
+        return found, int(fields["next_offset"])
 
     async def replay(self, letters: Sequence[DeadLetter], *, topics: Collection[str] | None = None) -> None:
         """Send them again to where they come from, as they were, and delete them here.

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lsmq._paths import quoted, topic_path
+from lsmq._reading import following_page, read
 from lsmq._receipts import Sent
 from lsmq._wire_values import (
     content_fields,
@@ -74,18 +75,25 @@ class DelayedMessages:
 
     async def read(self) -> AsyncGenerator[DelayedMessage, None]:
         """All that are pending, those that are due next first. What becomes due meanwhile is passed over."""
-        after = ""
+        after: str | None = None
         while True:
-            page = await self.client.ask("GET", f"{self._path}?max={_PAGE}{after}")
-            for fields in page["messages"]:
-                yield DelayedMessage.from_dict(fields, self.topic)
-            if page["next"] is None:
+            path = f"{self._path}?max={_PAGE}" + ("" if after is None else f"&after={quoted(after)}")
+            messages, following = await read(self.client, "GET", path, self._page)
+            for message in messages:
+                yield message
+            after = following_page(following, after)
+            if after is None:
                 return
-            after = f"&after={quoted(page['next'])}"
+
+    def _page(self, fields: Mapping[str, Any]) -> tuple[list[DelayedMessage], str | None]:
+        return [self._info(each) for each in fields["messages"]], fields["next"]
+
+    def _info(self, fields: Mapping[str, Any]) -> DelayedMessage:
+        return DelayedMessage.from_dict(fields, self.topic)
 
     async def get(self, id: str) -> DelayedMessage:
         """Raises ``UnknownMessage``, or ``AlreadyDelivered`` for one that has come."""
-        return DelayedMessage.from_dict(await self.client.ask("GET", self._one(id)), self.topic)
+        return await read(self.client, "GET", self._one(id), self._info)
 
     async def cancel(self, id: str) -> None:
         """It never comes; durable on return. Raises ``UnknownMessage``, or ``AlreadyDelivered`` where it has come."""
@@ -104,13 +112,16 @@ class DelayedMessages:
         value = {name: each for name, each in given.items() if each is not None}
         if len(value) != 1:
             raise InvalidRequest("give one of delay_ms and deliver_at_ms: when the message is to come")
-        fields = await self.client.ask("PUT", self._one(id), value)
-        offset, queue, own = fields["offset"], fields["queue"], str(fields["id"])
-        name = queue if isinstance(queue, str) else None
-        if offset is None:
-            return Sent(queue_number(queue), -1, 0, name, later_id=own)
-        topic_id, number, _ = parse_message_id(own)
-        return Sent(number, int(offset), topic_id, name)
+        return await read(self.client, "PUT", self._one(id), _rescheduled, value)
 
     def _one(self, id: str) -> str:
         return f"{self._path}/{quoted(id)}"
+
+
+def _rescheduled(fields: Mapping[str, Any]) -> Sent:
+    offset, queue, own = fields["offset"], fields["queue"], str(fields["id"])
+    name = queue if isinstance(queue, str) else None
+    if offset is None:
+        return Sent(queue_number(queue), -1, 0, name, later_id=own)
+    topic_id, number, _ = parse_message_id(own)
+    return Sent(number, int(offset), topic_id, name)

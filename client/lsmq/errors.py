@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from lsmq._error import LsmqError
-from lsmq._extra_errors import TracingNotInstalled, ZooKeeperNotInstalled
+from lsmq._extra_errors import TracingNotInstalled, UnexpectedAnswer, ZooKeeperNotInstalled
 from lsmq._node_errors import SnapshotGone, TooManyFilters, TooManyRequests
 from lsmq._rights_errors import (
     AntiForgeryFailed,
@@ -93,6 +93,7 @@ __all__ = [
     "TransactionTooLarge",
     "Unauthenticated",
     "Unavailable",
+    "UnexpectedAnswer",
     "UnknownFetchSession",
     "UnknownGroup",
     "UnknownMember",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 import xxhash
 
@@ -147,8 +147,7 @@ class GroupProducer:
             value={"shard": shard, "epoch": epoch, "above": above},
             deadline=self._client._deadline(),
         )
-        found = answer.value()
-        return int(found["epoch"]), found["position"]
+        return answer.parsed(lambda found: (int(found["epoch"]), _position(found["position"])))
 
     def _identity(self, shard: int) -> Identity:
         return Identity(self._id, self._epoch, self._taken[shard])
@@ -242,3 +241,7 @@ class GroupProducer:
     def _acknowledged(self, shard: int) -> int | None:
         sender = self._producer._senders.get(shard)
         return self._taken.get(shard) if sender is None or sender.acknowledged is None else sender.acknowledged
+
+
+def _position(said: Any) -> int | None:
+    return None if said is None else int(said)

@@ -216,6 +216,36 @@ def assignment_from_dict(fields: Mapping[str, Any]) -> Assignment:
     )
 
 
+def coordinator_from_dict(fields: Mapping[str, Any]) -> Coordinator:
+    """Who coordinates a group, as a node says it."""
+    leader = str(fields["leader"]).rstrip("/") if fields.get("leader") else None
+    return Coordinator(int(fields["shard"]), leader, int(fields["epoch"]))
+
+
+def lag_from_dict(topic: str, fields: Mapping[str, Any]) -> GroupLag:
+    """How far a group is behind at one leader."""
+    age, by_range = fields["last_commit_age_ms"], tuple(int(lag) for lag in fields["by_range"])
+    counts = {name: int(fields[name]) for name in ("queues", "lag", "behind", "uncommitted", "largest")}
+    return GroupLag(topic, **counts, by_part=by_range, last_commit_age_ms=None if age is None else int(age))
+
+
+def description_from_dict(fields: Mapping[str, Any]) -> GroupDescription:
+    """A group as its coordinator says it."""
+    members = tuple(
+        of_known(
+            GroupMember,
+            {
+                **member,
+                "topics": tuple(member["topics"]),
+                "assigned": {topic: from_pairs(pairs) for topic, pairs in member["assigned"].items()},
+            },
+        )
+        for member in fields["members"]
+    )
+    topics = tuple(topic["topic"] for topic in fields["topics"])
+    return of_known(GroupDescription, {**fields, "topics": topics, "members": members})
+
+
 def portions(ranges: Ranges, max_queues: int, max_ranges: int) -> list[Ranges]:
     """Ranges in portions of what one request may name."""
     found: list[list[range]] = [[]]

@@ -16,10 +16,11 @@ from lsmq import runtime
 from lsmq._known_fields import of_known
 from lsmq._paths import group_path
 from lsmq._queue_ranges import intersect
+from lsmq._reading import all_pages, read
 from lsmq._retries import Backoff, Deadline
 from lsmq._router import POLL_SILENCE_S, SILENCE_S
 from lsmq._transport import Response
-from lsmq._wire_values import MAX_OFFSETS_QUEUES, all_pages, integers
+from lsmq._wire_values import MAX_OFFSETS_QUEUES, offset_by_queue
 from lsmq.client import Client, _together
 from lsmq.errors import (
     GroupHasMembers,
@@ -43,7 +44,9 @@ from lsmq.group_values import (
     PastLag,
     Ranges,
     assignment_from_dict,
-    from_pairs,
+    coordinator_from_dict,
+    description_from_dict,
+    lag_from_dict,
     new_member_id,
     portions,
     to_pairs,
@@ -95,9 +98,7 @@ class Group:
         return self._learn(answer)
 
     def _learn(self, answer: Response) -> Coordinator:
-        fields = answer.value()
-        leader = str(fields["leader"]).rstrip("/") if fields.get("leader") else None
-        found = Coordinator(int(fields["shard"]), leader, int(fields["epoch"]))
+        found = answer.parsed(coordinator_from_dict)
         self._shard = found.shard
         self._router.table.learn_leader(found.shard, found.leader, found.epoch)
         return found
@@ -110,7 +111,7 @@ class Group:
         """
         value = {**self._beat(beat), "wait_ms": wait_ms}
         answer = await self._ask("POST", f"{self._path}/heartbeat", deadline_ms, value=value, held_ms=wait_ms)
-        return assignment_from_dict(answer.value())
+        return answer.parsed(assignment_from_dict)
 
     async def leave(self, beat: Heartbeat, *, deadline_ms: int | None = None) -> None:
         """Go, having given up everything. Who is not known any more is gone."""
@@ -135,25 +136,16 @@ class Group:
 
     async def describe(self) -> GroupDescription:
         """Members and what they own. Raises ``UnknownGroup`` for one that never had any."""
-        fields = (await self._ask("GET", self._path)).value()
-        members = tuple(
-            of_known(
-                GroupMember,
-                {
-                    **member,
-                    "topics": tuple(member["topics"]),
-                    "assigned": {topic: from_pairs(pairs) for topic, pairs in member["assigned"].items()},
-                },
-            )
-            for member in fields["members"]
-        )
-        topics = tuple(topic["topic"] for topic in fields["topics"])
-        return of_known(GroupDescription, {**fields, "topics": topics, "members": members})
+        return (await self._ask("GET", self._path)).parsed(description_from_dict)
 
     async def streams(self) -> list[GroupStream]:
         """Streams that messages are pushed to, a row for each node that sends to one. No error when there are none."""
-        pages = await list_at_leaders(self.client, f"{self._path}/streams")
-        return [of_known(GroupStream, {**fields, "node": url}) for url, page in pages for fields in page["streams"]]
+        pages = await list_at_leaders(
+            self.client,
+            f"{self._path}/streams",
+            lambda url, page: [of_known(GroupStream, {**fields, "node": url}) for fields in page["streams"]],
+        )
+        return [stream for page in pages for stream in page]
 
     async def declare(self, mode: str) -> None:
         """Make the group with this mode, or see that it has it. Raises ``GroupModeMismatch``."""
@@ -166,10 +158,11 @@ class Group:
         """
         if not force and await self._live_members():
             await self._ask("DELETE", self._path, params={"force": "false"})  # raises
-        cluster = await self.client.ask("GET", "/v1/cluster")
+        shards = await read(
+            self.client, "GET", "/v1/cluster", lambda cluster: [int(shard["id"]) for shard in cluster["shards"]]
+        )
         await _together(
-            self._ask("DELETE", f"{self._path}/offsets", params={"shard": str(shard["id"])}, shard=int(shard["id"]))
-            for shard in cluster["shards"]
+            self._ask("DELETE", f"{self._path}/offsets", params={"shard": str(shard)}, shard=shard) for shard in shards
         )
         try:
             await self._ask("DELETE", self._path, params={"force": "true" if force else "false"})
@@ -247,8 +240,7 @@ class Group:
                     value=value,
                     deadline=self._deadline(deadline_ms),
                 )
-                fields = answer.value()
-                found.update(zip(integers(fields["queues"], "I"), integers(fields["offsets"], "q"), strict=True))
+                found.update(answer.parsed(offset_by_queue))
             return found
 
         parts = await self._where_they_are(topic, ranges, take)
@@ -305,23 +297,22 @@ class Group:
                     params={"topic": known.name, "ranges": text},
                     deadline=self._deadline(None),
                 )
-                fields = answer.value()
-                for name in columns:
-                    columns[name] = (
-                        max(columns[name], fields[name]) if name == "largest" else columns[name] + fields[name]
-                    )
-                for (_, _, at), lag in zip(some, fields["by_range"], strict=True):
+                said = answer.parsed(lambda fields: lag_from_dict(known.name, fields))
+                for name, so_far in columns.items():
+                    more: int = getattr(said, name)
+                    columns[name] = max(so_far, more) if name == "largest" else so_far + more
+                for (_, _, at), lag in zip(some, said.by_part, strict=False):
                     by_part[at] += lag
-                if fields["last_commit_age_ms"] is not None:
-                    ages.append(fields["last_commit_age_ms"])
+                if said.last_commit_age_ms is not None:
+                    ages.append(said.last_commit_age_ms)
 
         await _together(count(route) for route in known.routes)
         return GroupLag(known.name, **columns, by_part=tuple(by_part), last_commit_age_ms=min(ages, default=None))
 
     async def past_lag(self, topic: str) -> PastLag:
         """How far the group was behind in the last hour. Only where all nodes run this release; empty before."""
-        fields = (await self._ask("GET", f"{self._path}/lag/history", params={"topic": topic})).value()
-        return PastLag(topic, fields["every_ms"], tuple(fields["lags"]))
+        answer = await self._ask("GET", f"{self._path}/lag/history", params={"topic": topic})
+        return answer.parsed(lambda fields: PastLag(topic, int(fields["every_ms"]), tuple(fields["lags"])))
 
     async def _where_they_are(
         self, name: str, ranges: Ranges, ask: Callable[[Topic, Route, Ranges], Awaitable[T]]
@@ -405,10 +396,8 @@ class Group:
 
     async def _look_for_leaders(self) -> None:
         """Learn who leads any shard: of the topics, one may have queues there; else the cluster says so."""
-        cluster = await self.client.ask("GET", "/v1/cluster")
-        urls = {node["id"]: node["url"] for node in cluster["nodes"]}
-        for found in cluster["shards"]:
-            self._router.table.learn_leader(found["id"], urls.get(found["leader"]), found["epoch"])
+        for shard, leader, epoch in await read(self.client, "GET", "/v1/cluster", _leaderships):
+            self._router.table.learn_leader(shard, leader, epoch)
 
 
 async def list_groups(client: Client) -> list[GroupSummary]:
@@ -421,32 +410,43 @@ async def list_groups(client: Client) -> list[GroupSummary]:
 
 async def _list_groups(client: Client) -> list[GroupSummary]:
     found: dict[str, GroupSummary] = {}
-    for _, fields in await list_at_leaders(client, "/v1/groups"):
-        for name in fields["groups"]:
+    for names, summaries in await list_at_leaders(client, "/v1/groups", _group_page):
+        for name in names:
             found.setdefault(name, GroupSummary(name))
-        for details in fields["details"]:
-            known = found.get(details["group"])
-            if known is None or details["generation"] >= known.generation:
-                found[details["group"]] = of_known(GroupSummary, details)
+        for summary in summaries:
+            known = found.get(summary.group)
+            if known is None or summary.generation >= known.generation:
+                found[summary.group] = summary
     return [summary for _, summary in sorted(found.items())]
 
 
-async def list_at_leaders(client: Client, path: str) -> list[tuple[str, Mapping[str, Any]]]:
-    """All pages of a list, of each node that leads a shard, with its URL."""
+def _group_page(url: str, page: Mapping[str, Any]) -> tuple[list[str], list[GroupSummary]]:
+    """Names, and what is known of some."""
+    return [str(name) for name in page["groups"]], [of_known(GroupSummary, each) for each in page["details"]]
+
+
+async def list_at_leaders(client: Client, path: str, parse: Callable[[str, Mapping[str, Any]], T]) -> list[T]:
+    """All pages of a list, of each node that leads a shard, as ``parse`` reads them; it is given the node's URL."""
     transport, timeout_s = client._router._transport, client.request_timeout_ms / 1000
 
-    async def pages_of(url: str) -> list[Mapping[str, Any]]:
+    async def pages_of(url: str) -> list[T]:
         return await all_pages(
-            lambda params: transport.request("GET", f"{url}{path}", params=params, timeout_s=timeout_s)
+            lambda params: transport.request("GET", f"{url}{path}", params=params, timeout_s=timeout_s),
+            partial(parse, url),
         )
 
     leaders = await _leaders(client)
     found = await _together(pages_of(url) for url in leaders)
-    return [(url, page) for url, pages in zip(leaders, found, strict=True) for page in pages]
+    return [page for pages in found for page in pages]
 
 
 async def _leaders(client: Client) -> list[str]:
     """URLs of the nodes that lead shards."""
-    cluster = await client.ask("GET", "/v1/cluster")
+    found = await read(client, "GET", "/v1/cluster", _leaderships)
+    return sorted({leader for _, leader, _ in found if leader is not None})
+
+
+def _leaderships(cluster: Mapping[str, Any]) -> list[tuple[int, str | None, int]]:
+    """Shards of a cluster, each with the URL of its leader and the epoch."""
     urls = {node["id"]: str(node["url"]).rstrip("/") for node in cluster["nodes"]}
-    return sorted({urls[shard["leader"]] for shard in cluster["shards"] if shard["leader"] in urls})
+    return [(int(shard["id"]), urls.get(shard["leader"]), int(shard["epoch"])) for shard in cluster["shards"]]

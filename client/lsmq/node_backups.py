@@ -93,4 +93,4 @@ class BackupAdmin:
         answer = await self._client._transport.request(
             method, url + path, timeout_s=self._client.request_timeout_ms / 1000
         )
-        return NodeBackupState.from_dict(answer.value())
+        return answer.parsed(NodeBackupState.from_dict)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Self
 
 from lsmq._known_fields import of_known
 from lsmq._paths import quoted
-from lsmq._wire_values import all_pages
+from lsmq._reading import all_pages
 from lsmq.client import Client
 from lsmq.errors import UnknownProducerMember
 from lsmq.groups import Group, list_at_leaders
@@ -119,12 +120,13 @@ class ProducerGroup:
             "client": client,
         }
         answer = await self._group._ask("POST", f"{self._path}/heartbeat", deadline_ms, value=value, held_ms=wait_ms)
-        return [TransactionInfo.from_dict(found) for found in answer.value()["checks"]]
+        return answer.parsed(lambda fields: [TransactionInfo.from_dict(found) for found in fields["checks"]])
 
     async def leave(self, member: str, *, deadline_ms: int | None = None) -> None:
         """Go. Others are asked about what it has not decided."""
         try:
-            await self._ask("POST", "/heartbeat", {"member": member, "leave": True}, deadline_ms)
+            value = {"member": member, "leave": True}
+            await self._group._ask("POST", f"{self._path}/heartbeat", deadline_ms, value=value)
         except UnknownProducerMember:
             return
 
@@ -158,16 +160,14 @@ class ProducerGroup:
             "sequence_epoch": 0 if sequence is None else sequence.epoch,
             "position": position,
         }
-        return TransactionInfo.from_dict(await self._ask("POST", "/transactions", value, deadline_ms))
+        return await self._ask("POST", "/transactions", value, deadline_ms)
 
     async def add(
         self, transaction: str, part: int, messages: Sequence[Mapping[str, Any]], *, deadline_ms: int | None = None
     ) -> TransactionInfo:
         """More messages; ``part`` counts the requests, the beginning being 0."""
         value = {"part": part, "messages": list(messages)}
-        return TransactionInfo.from_dict(
-            await self._ask("POST", f"{self._of(transaction)}/messages", value, deadline_ms)
-        )
+        return await self._ask("POST", f"{self._of(transaction)}/messages", value, deadline_ms)
 
     async def commit(
         self,
@@ -182,52 +182,52 @@ class ProducerGroup:
         Raises ``TransactionDecided`` when it was rolled back, ``UnknownTransaction``.
         """
         value = {"member": member, "wait_ms": wait_ms}
-        return TransactionInfo.from_dict(
-            await self._ask("POST", f"{self._of(transaction)}/commit", value, deadline_ms, held_ms=wait_ms)
-        )
+        return await self._ask("POST", f"{self._of(transaction)}/commit", value, deadline_ms, held_ms=wait_ms)
 
     async def roll_back(
         self, transaction: str, *, member: str | None = None, deadline_ms: int | None = None
     ) -> TransactionInfo:
         """Roll back; without ``member`` as an operator. Raises ``TransactionDecided``, ``UnknownTransaction``."""
-        return TransactionInfo.from_dict(
-            await self._ask("POST", f"{self._of(transaction)}/rollback", {"member": member}, deadline_ms)
-        )
+        return await self._ask("POST", f"{self._of(transaction)}/rollback", {"member": member}, deadline_ms)
 
     async def transaction(self, id: str) -> TransactionInfo:
         """Raises ``UnknownTransaction``."""
-        return TransactionInfo.from_dict(await self._ask("GET", self._of(id)))
+        return await self._ask("GET", self._of(id))
 
     async def transactions(self, state: str | None = None) -> list[TransactionInfo]:
         """Oldest first; ``state`` also takes ``undelivered``."""
         asked = {} if state is None else {"state": state}
         pages = await all_pages(
-            lambda params: self._group._ask("GET", f"{self._path}/transactions", params={**asked, **params})
+            lambda params: self._group._ask("GET", f"{self._path}/transactions", params={**asked, **params}),
+            lambda page: [TransactionInfo.from_dict(found) for found in page["transactions"]],
         )
-        return [TransactionInfo.from_dict(found) for page in pages for found in page["transactions"]]
+        return [found for page in pages for found in page]
 
     async def take(self, sequence: str, member: str, *, deadline_ms: int | None = None) -> SequencePosition:
         """Go on with a sequence: what is open of it is rolled back, and whoever had it can begin no more of it."""
         path = f"/sequences/{quoted(sequence)}"
-        return of_known(SequencePosition, await self._ask("POST", path, {"member": member}, deadline_ms))
+        answer = await self._group._ask("POST", self._path + path, deadline_ms, value={"member": member})
+        return answer.parsed(partial(of_known, SequencePosition))
 
     async def describe(self) -> dict[str, Any]:
         """Members and sequences, as the HTTP API shows them."""
-        found: dict[str, Any] = await self._ask("GET", "")
-        return found
+        return (await self._group._ask("GET", self._path)).parsed(dict)
 
     def _of(self, transaction: str) -> str:
         return f"/transactions/{quoted(transaction)}"
 
     async def _ask(
         self, method: str, path: str, value: Any = None, deadline_ms: int | None = None, held_ms: int = 0
-    ) -> Any:
+    ) -> TransactionInfo:
+        """Of a transaction."""
         answer = await self._group._ask(method, self._path + path, deadline_ms, value=value, held_ms=held_ms)
-        return answer.value()
+        return answer.parsed(TransactionInfo.from_dict)
 
 
 async def list_producer_groups(client: Client) -> list[ProducerGroupInfo]:
     """All producer groups with members, or with transactions that are open or remembered, by name."""
-    pages = await list_at_leaders(client, "/v1/producer-groups")
-    found = {each["group"]: of_known(ProducerGroupInfo, each) for _, page in pages for each in page["groups"]}
+    pages = await list_at_leaders(
+        client, "/v1/producer-groups", lambda _, page: [of_known(ProducerGroupInfo, each) for each in page["groups"]]
+    )
+    found = {each.group: each for page in pages for each in page}
     return [found[name] for name in sorted(found)]

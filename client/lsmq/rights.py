@@ -9,13 +9,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from lsmq._known_fields import of_known
 from lsmq._paths import quoted
+from lsmq._reading import all_pages, read
+from lsmq._transport import Response
 from lsmq.client import Client
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,24 +116,23 @@ class Rights:
 
     async def whoami(self) -> WhoAmI:
         """Whom the node takes this client for."""
-        fields = await self.client.ask("GET", "/v1/whoami")
-        allowed = None if fields.get("allowed") is None else _rights(fields["allowed"])
-        grants = _grants(fields)
-        return WhoAmI(fields["auth"], fields["name"], fields["expires_ms"], *grants, fields.get("by"), allowed)
+        return await read(self.client, "GET", "/v1/whoami", _who)
 
     # Tokens
 
     async def tokens(self) -> list[TokenInfo]:
         """All of them, by name."""
-        return [of_known(TokenInfo, fields) async for page in self._pages("/v1/tokens") for fields in page["tokens"]]
+        pages = await self._pages("/v1/tokens", lambda page: [of_known(TokenInfo, fields) for fields in page["tokens"]])
+        return [token for page in pages for token in page]
 
-    async def _pages(self, path: str) -> AsyncIterator[dict[str, Any]]:
+    async def _pages(self, path: str, parse: Callable[[Mapping[str, Any]], T]) -> list[T]:
         """All of a list; a node of an earlier release has it on one."""
-        after: str | None = ""
-        while after is not None:
-            page = await self.client.ask("GET", f"{path}?after={quoted(after)}" if after else path)
-            yield page
-            after = page.get("next")
+        router = self.client._router
+
+        async def ask(params: dict[str, str]) -> Response:
+            return (await router.ask_any("GET", path, params=params, deadline=self.client._deadline()))[0]
+
+        return await all_pages(ask, parse)
 
     async def create_token(
         self, name: str, *, ttl_ms: int | None = None, roles: Iterable[GrantedRole] = ()
@@ -139,12 +143,12 @@ class Rights:
         :meth:`rotate_token`.
         """
         asked = {"name": name, "roles": [asdict(each) for each in roles], **_ttl(ttl_ms)}
-        return of_known(NewToken, await self.client.ask("POST", "/v1/tokens", asked))
+        return await read(self.client, "POST", "/v1/tokens", partial(of_known, NewToken), asked)
 
     async def rotate_token(self, name: str, *, ttl_ms: int | None = None, overlap_ms: int = 86_400_000) -> NewToken:
         """Another token; the one before is good for ``overlap_ms`` longer. Raises ``UnknownPrincipal``."""
         asked = {"overlap_ms": overlap_ms, **_ttl(ttl_ms)}
-        return of_known(NewToken, await self.client.ask("POST", f"/v1/tokens/{quoted(name)}/rotate", asked))
+        return await read(self.client, "POST", f"/v1/tokens/{quoted(name)}/rotate", partial(of_known, NewToken), asked)
 
     async def revoke_tokens(self, name: str, id: str | None = None) -> None:
         """All of somebody's, or one. On all nodes within a second. Raises ``UnknownPrincipal``."""
@@ -155,11 +159,8 @@ class Rights:
 
     async def roles(self) -> list[Role]:
         """By name."""
-        return [
-            Role(fields["name"], fields["built_in"], _rights(fields["rights"]))
-            async for page in self._pages("/v1/roles")
-            for fields in page["roles"]
-        ]
+        pages = await self._pages("/v1/roles", lambda page: [_role(fields) for fields in page["roles"]])
+        return [role for page in pages for role in page]
 
     async def put_role(self, name: str, rights: Iterable[Right]) -> None:
         """Make a role, or put these in place of its rights. Raises ``InvalidRequest`` for a built-in one."""
@@ -173,11 +174,10 @@ class Rights:
 
     async def grants(self) -> list[Principal]:
         """Who was granted what, by name."""
-        return [
-            Principal(fields["name"], *_grants(fields))
-            async for page in self._pages("/v1/acl")
-            for fields in page["principals"]
-        ]
+        pages = await self._pages(
+            "/v1/acl", lambda page: [Principal(fields["name"], *_grants(fields)) for fields in page["principals"]]
+        )
+        return [principal for page in pages for principal in page]
 
     async def grant(self, name: str, *, roles: Iterable[GrantedRole] = (), rights: Iterable[Right] = ()) -> None:
         """Beside what was granted before. Raises ``UnknownRole``."""
@@ -194,8 +194,9 @@ class Rights:
     async def test(self, name: str, kind: str, resource: str, action: str) -> str | None:
         """By what somebody may do it, in words; None where he may not."""
         asked = {"kind": kind, "name": resource, "action": action}
-        found = await self.client.ask("POST", f"/v1/acl/{quoted(name)}/test", asked)
-        by: str | None = found["by"]
+        by: str | None = await read(
+            self.client, "POST", f"/v1/acl/{quoted(name)}/test", lambda found: found["by"], asked
+        )
         return by
 
     # Limits
@@ -204,9 +205,9 @@ class Rights:
         """What holds for everybody, and for somebody alone."""
         own: dict[str, Mapping[str, int]] = {}
         defaults: Mapping[str, int] = {}
-        async for page in self._pages("/v1/limits"):
-            own.update({fields["name"]: fields["limits"] for fields in page["principals"]})
-            defaults = page["defaults"]
+        for everybody, some in await self._pages("/v1/limits", _limits):
+            own.update(some)
+            defaults = everybody
         return PrincipalLimits(defaults, own)
 
     async def alter_limits(self, name: str, limits: Mapping[str, int | None]) -> None:
@@ -223,6 +224,20 @@ class Rights:
 
 def _ttl(ttl_ms: int | None) -> dict[str, int]:
     return {} if ttl_ms is None else {"ttl_ms": ttl_ms}
+
+
+def _who(fields: Mapping[str, Any]) -> WhoAmI:
+    allowed = None if fields.get("allowed") is None else _rights(fields["allowed"])
+    return WhoAmI(fields["auth"], fields["name"], fields["expires_ms"], *_grants(fields), fields.get("by"), allowed)
+
+
+def _role(fields: Mapping[str, Any]) -> Role:
+    return Role(fields["name"], fields["built_in"], _rights(fields["rights"]))
+
+
+def _limits(page: Mapping[str, Any]) -> tuple[Mapping[str, int], dict[str, Mapping[str, int]]]:
+    """What holds for everybody, and for some alone."""
+    return dict(page["defaults"]), {fields["name"]: dict(fields["limits"]) for fields in page["principals"]}
 
 
 def _rights(found: Iterable[Mapping[str, Any]]) -> tuple[Right, ...]:

@@ -14,6 +14,7 @@ from typing import Any, Unpack
 
 from lsmq._message_parts import Body
 from lsmq._paths import quoted, topic_path
+from lsmq._reading import following_page, read
 from lsmq._transaction import message_fields
 from lsmq._wire_values import (
     content_fields,
@@ -111,22 +112,29 @@ class Schedules:
             )
         del message["topic"]
         value = {"cron": cron, "tz": tz, "message": message}
-        return ScheduleInfo.from_dict(await self.client.ask("PUT", self._one(name), value), self.topic)
+        return await read(self.client, "PUT", self._one(name), self._info, value)
 
     async def get(self, name: str) -> ScheduleInfo:
         """Raises ``UnknownSchedule``."""
-        return ScheduleInfo.from_dict(await self.client.ask("GET", self._one(name)), self.topic)
+        return await read(self.client, "GET", self._one(name), self._info)
 
     async def read(self) -> AsyncGenerator[ScheduleInfo, None]:
         """All there are, by name."""
-        after = ""
+        after: str | None = None
         while True:
-            page = await self.client.ask("GET", f"{self._path}?max={_PAGE}{after}")
-            for fields in page["schedules"]:
-                yield ScheduleInfo.from_dict(fields, self.topic)
-            if page["next"] is None:
+            path = f"{self._path}?max={_PAGE}" + ("" if after is None else f"&after={quoted(after)}")
+            schedules, following = await read(self.client, "GET", path, self._page)
+            for schedule in schedules:
+                yield schedule
+            after = following_page(following, after)
+            if after is None:
                 return
-            after = f"&after={quoted(page['next'])}"
+
+    def _page(self, fields: Mapping[str, Any]) -> tuple[list[ScheduleInfo], str | None]:
+        return [self._info(each) for each in fields["schedules"]], fields["next"]
+
+    def _info(self, fields: Mapping[str, Any]) -> ScheduleInfo:
+        return ScheduleInfo.from_dict(fields, self.topic)
 
     async def delete(self, name: str) -> None:
         """Durable on return; a message that is due within a second may still come. Raises ``UnknownSchedule``."""

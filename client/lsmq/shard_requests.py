@@ -80,8 +80,7 @@ class ShardRequests:
             value=value,
             deadline=Deadline(self._client.deadline_ms),
         )
-        found: dict[str, Any] = answer.value()
-        return found
+        return answer.parsed(dict)
 
     async def store(
         self, topic: Topic, shard: int, batch: bytes, ack: str | None = None, flush: str | None = None

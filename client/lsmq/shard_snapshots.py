@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from lsmq._paths import quoted
@@ -77,10 +78,7 @@ class ShardSnapshots:
                     raise give_up(error, "POST", path, deadline) from error
                 await backoff.pause(deadline)
                 continue
-            fields = answer.value()
-            files = tuple((str(file["name"]), int(file["size_bytes"])) for file in fields["files"])
-            manifest = base64.b64decode(fields["snapshot_b64"])
-            return HeldSnapshot(url, shard, str(fields["id"]), int(fields["lsn"]), manifest, files)
+            return answer.parsed(partial(_held, url, shard))
 
     async def _leader(self, shard: int) -> str:
         info = await self._admin.overview()
@@ -98,7 +96,7 @@ class ShardSnapshots:
     async def checksum(self, snapshot: HeldSnapshot, file: str, offset: int, length: int) -> int:
         """CRC32C of a range of a file. Raises ``SnapshotGone``."""
         answer = await self._ask(snapshot, "GET", f"/files/{quoted(file)}/checksum", offset=offset, length=length)
-        return int(answer.value()["crc32c"])
+        return answer.parsed(lambda fields: int(fields["crc32c"]))
 
     async def verify(self, snapshot: HeldSnapshot, file: str) -> tuple[str, int] | None:
         """Have the node read a whole file: what is damaged and from which byte on, None where nothing is.
@@ -106,8 +104,9 @@ class ShardSnapshots:
         Raises ``SnapshotGone``.
         """
         answer = await self._ask(snapshot, "POST", f"/files/{quoted(file)}/verify", timeout_s=_VERIFY_TIMEOUT_S)
-        fields = answer.value()
-        return None if fields["whole"] else (str(fields["damage"]), int(fields["position"]))
+        return answer.parsed(
+            lambda fields: None if fields["whole"] else (str(fields["damage"]), int(fields["position"]))
+        )
 
     async def hold(self, snapshot: HeldSnapshot) -> None:
         """Have it held on. Raises ``SnapshotGone``."""
@@ -148,3 +147,9 @@ class ShardSnapshots:
                 if deadline.passed:
                     raise give_up(error, method, path, deadline) from error
                 await backoff.pause(deadline)
+
+
+def _held(url: str, shard: int, fields: Mapping[str, Any]) -> HeldSnapshot:
+    files = tuple((str(file["name"]), int(file["size_bytes"])) for file in fields["files"])
+    manifest = base64.b64decode(fields["snapshot_b64"])
+    return HeldSnapshot(url, shard, str(fields["id"]), int(fields["lsn"]), manifest, files)

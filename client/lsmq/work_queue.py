@@ -16,14 +16,13 @@ from lsmq._pop_loop import PopLoop, Waiting
 from lsmq._rate_limited import RateLimitedWarnings
 from lsmq._retries import NEVER_MS
 from lsmq._settler import Settler
-from lsmq._wire_values import message_from_dict
 from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
 from lsmq.client import Client, _together
 from lsmq.errors import ClientClosed, InvalidRequest, LsmqError, ReceiptExpired
 from lsmq.filters import MessageFilter
 from lsmq.record_batch import Message
 from lsmq.topics import Topic
-from lsmq.work_queue_values import HeldMessage, WorkQueueState, describe_work_queue, list_held
+from lsmq.work_queue_values import HeldMessage, PoppedMessage, WorkQueueState, describe_work_queue, list_held
 
 DEFAULT_MAX_MESSAGES = 10
 DEFAULT_WAIT_MS = 5_000
@@ -46,7 +45,7 @@ class Task:
         message: what was sent.
         deliveries: which delivery of it this is, from 1. Those that were under way when its shard changed its leader
             are not counted.
-        receipt: names this delivery.
+        receipt: names this popped.
         visibility_ms: how long it is hidden, from its delivery or from when it was extended last.
         settled: whether it was acknowledged or given back here.
     """
@@ -427,15 +426,14 @@ class WorkQueue(Iterated[Task]):
             return self._hands - self._asking - len(self._ahead)
         return self._max_messages - len(self._ahead) if self._polled else 0
 
-    def _found(self, topic: Topic, fields: Mapping[str, Any], asked_at: float) -> None:
-        visibility_ms = int(fields["visibility_ms"])
+    def _found(self, topic: Topic, popped: PoppedMessage, asked_at: float) -> None:
+        visibility_ms = popped.visibility_ms
         # The message was hidden after it was asked for: a pop that was held says nothing of when.
         now = asyncio.get_running_loop().time()
         transit_ms = min(_MAX_TRANSIT_MS, visibility_ms / _EXTENSIONS_PER_VISIBILITY)
         until = max(asked_at, now - transit_ms / 1000) + visibility_ms / 1000
-        message = message_from_dict({**fields, "topic": topic.name})
-        deliveries, receipt, shard = int(fields["deliveries"]), str(fields["receipt"]), int(fields["shard"])
-        task = Task(message, deliveries, receipt, visibility_ms, self, topic, shard, until, now)
+        message, deliveries, receipt = popped.message, popped.deliveries, popped.receipt
+        task = Task(message, deliveries, receipt, visibility_ms, self, topic, popped.shard, until, now)
         self._ahead.append(task)
         self._kept[task] = None
         self._held.set()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from lsmq._known_fields import of_known
 from lsmq._paths import group_path
+from lsmq._reading import following_page
 from lsmq._retries import Deadline
 from lsmq.client import Client
+from lsmq.errors import UnexpectedAnswer
+from lsmq.messages import Message
 from lsmq.topics import Topic
 
 _COUNTS = ("undelivered", "new", "ready", "waiting", "blocked", "in_flight", "dead")
@@ -67,6 +70,17 @@ class WorkQueueState:
 
 
 @dataclass(frozen=True, slots=True)
+class PoppedMessage:
+    """A message as a pop gives it, and the delivery's receipt."""
+
+    message: Message
+    deliveries: int
+    receipt: str
+    visibility_ms: int
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
 class HeldMessage:
     """A message that somebody has, and has not settled yet.
 
@@ -86,6 +100,25 @@ class HeldMessage:
     receipt: str
 
 
+class _ShardRow(NamedTuple):
+    """What a shard's leader says of it."""
+
+    shard: int
+    settings: WorkQueueSettings
+    counts: Mapping[str, int]
+
+
+def _shard_rows(fields: Mapping[str, Any]) -> tuple[str, list[_ShardRow]]:
+    """The topic of dead letters, and the shards."""
+    rows = [
+        _ShardRow(
+            int(row["shard"]), of_known(WorkQueueSettings, row["settings"]), {name: int(row[name]) for name in _COUNTS}
+        )
+        for row in fields["shards"]
+    ]
+    return str(fields["dead_letter_topic"]), rows
+
+
 async def list_held(client: Client, topic: str, group: str, limit: int, deadline: Deadline) -> list[HeldMessage]:
     """Up to so many, by shard, queue and offset. Raises ``UnknownGroup`` where it is no work queue."""
     found: list[HeldMessage] = []
@@ -93,11 +126,14 @@ async def list_held(client: Client, topic: str, group: str, limit: int, deadline
     while len(found) < limit:
         params["limit"] = str(min(limit - len(found), _PAGE))
         answer, _ = await client._router.ask_any("GET", f"{group_path(group)}/held", params=params, deadline=deadline)
-        value = answer.value()
-        found += [of_known(HeldMessage, each) for each in value["messages"]]
-        if value["next"] is None:
+        page, following = answer.parsed(
+            lambda value: ([of_known(HeldMessage, each) for each in value["messages"]], value["next"])
+        )
+        found += page
+        after = following_page(following, params.get("after"))
+        if after is None:
             break
-        params["after"] = value["next"]
+        params["after"] = after
     return found
 
 
@@ -107,16 +143,16 @@ async def describe_work_queue(client: Client, topic: str, group: str, deadline: 
     async def ask(known: Topic) -> WorkQueueState:
         path, params = f"{group_path(group)}/work-queue", {"topic": topic}
         missing = {route.shard for route in known.routes}
-        rows: list[Mapping[str, Any]] = []
+        rows: list[_ShardRow] = []
         dead_letter_topic = ""
         while missing:
             answer = await client._router.ask_leader(known, min(missing), "GET", path, params=params, deadline=deadline)
-            value = answer.value()
-            dead_letter_topic = value["dead_letter_topic"]
-            rows += [row for row in value["shards"] if row["shard"] in missing]
-            missing -= {row["shard"] for row in rows}
-        settings = of_known(WorkQueueSettings, rows[0]["settings"])
-        counts = {name: sum(row[name] for row in rows) for name in _COUNTS}
-        return WorkQueueState(group, topic, dead_letter_topic, settings, **counts)
+            dead_letter_topic, said = answer.parsed(_shard_rows)
+            if not any(row.shard in missing for row in said):
+                raise UnexpectedAnswer(f"{answer.url} said nothing of shard {min(missing)}, which it leads")
+            rows += [row for row in said if row.shard in missing]
+            missing -= {row.shard for row in rows}
+        counts = {name: sum(row.counts[name] for row in rows) for name in _COUNTS}
+        return WorkQueueState(group, topic, dead_letter_topic, rows[0].settings, **counts)
 
     return await client._with_topic(topic, ask)

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from lsmq import (
+    BackupAdmin,
     Client,
+    ClusterAdmin,
+    Consumer,
+    DeadLetters,
+    DelayedMessages,
     Forbidden,
+    Group,
     LsmqError,
     Producer,
     RequestTimeout,
     RequestTooLarge,
+    Rights,
+    Schedules,
     TooManyRequests,
+    TransactionalProducer,
     Unauthenticated,
+    UnexpectedAnswer,
+    WorkQueue,
+    list_groups,
 )
+from lsmq.producer_groups import ProducerGroup
 from support.fault_proxy import FaultProxy
 from support.node_process import NodeProcess
+from support.waiting import comes_true
 
 
 def http(status: int, content_type: str, body: bytes) -> bytes:
@@ -34,8 +51,8 @@ def refused(status: int, error: object) -> bytes:
     [
         (refused(404, "not found"), LsmqError, "answered 404"),
         (refused(400, [1]), LsmqError, "answered 400"),
-        (http(200, "application/json", b"[" * 100_000), LsmqError, "an LSMQ node"),
-        (http(200, "application/msgpack", b"\x81\x90\x01"), LsmqError, "an LSMQ node"),
+        (http(200, "application/json", b"[" * 100_000), UnexpectedAnswer, "an LSMQ node"),
+        (http(200, "application/msgpack", b"\x81\x90\x01"), UnexpectedAnswer, "an LSMQ node"),
         (http(401, "text/html", b"<html>who?</html>"), Unauthenticated, "answered 401"),
         (http(403, "text/html", b"<html>no</html>"), Forbidden, "answered 403"),
         (http(302, "text/html", b""), LsmqError, "give the URL that this one leads to"),
@@ -88,3 +105,122 @@ async def test_a_leader_whose_url_is_none_is_an_error_that_names_it(shared_node:
         proxy.say("offsets", refused(421, {**moved, "epoch": route.epoch + 1, "leader_url": "http://[::"}))
         with pytest.raises(LsmqError, match="not a URL of a node"):
             await client.offsets(topic_name)
+
+
+class OtherSoftware(FaultProxy):
+    """Has the same answer to whatever it is asked for, but for a topic's routes, once it is told which."""
+
+    answer: Any = None
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if self.answer is None or (request.method == "GET" and request.path.startswith("/v1/topics/t")):
+            return await super()._handle(request)
+        await request.read()
+        return web.json_response(self.answer["says"])
+
+
+async def all_of(found: AsyncIterator[object]) -> list[object]:
+    return [each async for each in found]
+
+
+async def taken(client: Client) -> None:
+    async with WorkQueue(client, "t", group="w") as work:
+        await work.poll(timeout_ms=60_000)
+
+
+async def joined(client: Client) -> None:
+    async with Consumer(client, "t", group="g"):
+        pass
+
+
+async def transacted(client: Client) -> None:
+    async with TransactionalProducer(client, "x") as producer, producer.transaction() as transaction:
+        await transaction.send("t", b"a")
+
+
+CALLS: list[Callable[[Client], Coroutine[Any, Any, object]]] = [
+    lambda client: client.topics(),
+    lambda client: client.create_topic("other"),
+    lambda client: client.topic_usage("t"),
+    lambda client: client.message(32 * "0"),
+    lambda client: client.groups(),
+    lambda client: client.committed_offsets("g", "t"),
+    lambda client: Group(client, "g").coordinator(),
+    lambda client: Group(client, "g").describe(),
+    lambda client: Group(client, "g").delete(),
+    lambda client: Group(client, "g").lag("t"),
+    list_groups,
+    joined,
+    taken,
+    transacted,
+    lambda client: WorkQueue(client, "t", group="w").describe(),
+    lambda client: WorkQueue(client, "t", group="w").held(),
+    lambda client: ProducerGroup(client, "x").transactions(),
+    lambda client: ClusterAdmin(client).overview(),
+    lambda client: ClusterAdmin(client).plan(),
+    lambda client: Rights(client).whoami(),
+    lambda client: Rights(client).tokens(),
+    lambda client: Rights(client).limits(),
+    lambda client: Schedules(client, "t").get("noon"),
+    lambda client: all_of(Schedules(client, "t").read()),
+    lambda client: all_of(DelayedMessages(client, "t").read()),
+    lambda client: all_of(DeadLetters(client, "t").read()),
+    lambda client: BackupAdmin(client).state(),
+]
+
+
+@pytest.mark.parametrize("says", [{}, [], None, "hello", {"messages": "many", "shards": 3, "nodes": [], "shard": "x"}])
+async def test_answers_of_another_form_are_named_whatever_was_asked_for(
+    make_node: Callable[..., NodeProcess], says: Any
+) -> None:
+    node = make_node().start()
+    async with OtherSoftware(node.url) as proxy:
+        async with Client(proxy.url) as client:
+            await client.create_topic("t")
+        proxy.answer = {"says": says}
+        for number, call in enumerate(CALLS):
+            async with Client(proxy.url) as client:
+                try:
+                    await call(client)
+                except LsmqError as error:
+                    assert "defect" not in error.message, f"call {number}"
+
+
+async def test_a_member_outlives_answers_to_its_heartbeats_that_are_none(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    group = f"g-{topic_name}"
+    async with FaultProxy(shared_node.url) as proxy, Client(proxy.url) as client:
+        await client.create_topic(topic_name)
+        async with Producer(client, topic_name) as producer, Consumer(client, topic_name, group=group) as consumer:
+            await producer.send_and_wait("a")
+            assert [message.body for message in await consumer.poll()] == [b"a"]
+            before = proxy.requests["heartbeat"]
+            proxy.say("heartbeat", http(200, "application/json", b"{}"), times=3)
+            await comes_true(lambda: proxy.requests["heartbeat"] > before + 4, "heartbeats go on")
+            await producer.send_and_wait("b")
+            assert [message.body for message in await consumer.poll()] == [b"b"]
+            await consumer.commit()
+
+
+async def test_a_list_that_begins_anew_with_each_page_ends(shared_node: NodeProcess, topic_name: str) -> None:
+    page = http(200, "application/json", b'{"topics": [], "next": "a"}')
+    async with FaultProxy(shared_node.url) as proxy, Client(proxy.url) as client:
+        proxy.say("topics", page, times=1000)
+        with pytest.raises(UnexpectedAnswer, match="names itself"):
+            await client.topics()
+        assert proxy.requests["topics"] == 2
+
+
+async def test_batches_that_went_together_and_were_answered_by_something_else_are_stored_once(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    odd = http(200, "application/json", b'{"results": [{"batch": 1}, 2]}')
+    async with FaultProxy(shared_node.url) as proxy, Client(proxy.url) as client:
+        await client.create_topic(topic_name)
+        async with Producer(client, topic_name) as first, Producer(client, topic_name) as second:
+            proxy.say("batches", odd, carried_out=True)
+            receipts = [await producer.send("a", queue=0) for producer in (first, second)]
+            assert sorted([(await receipt).offset for receipt in receipts]) == [0, 1]
+        assert proxy.requests["batches"] == 3
+        assert list((await client.offsets(topic_name)).latest) == [2]

@@ -87,11 +87,11 @@ class FaultProxy:
 
         self._faults[ending].extend([refuse] * times)
 
-    def say(self, ending: str, answer: bytes, times: int = 1) -> None:
-        """Send these bytes in the node's place, and close the connection."""
+    def say(self, ending: str, answer: bytes, times: int = 1, *, carried_out: bool = False) -> None:
+        """Send these bytes in the place of a node that has ``carried_out`` the request, or not; then the connection ends."""
 
         async def say(request: web.Request) -> web.StreamResponse:
-            await request.read()
+            await (self._forward(request) if carried_out else request.read())
             assert request.transport is not None
             request.transport.write(answer)
             request.transport.close()

@@ -7,13 +7,14 @@ to ``ledger``. All are the client library, in processes of their own. What each 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from itertools import count
 from typing import Any
 
 from lsmq import Client, Consumer, Producer, Task, Topic, TransactionalProducer, WorkQueue
 from lsmq.errors import LsmqError, ReceiptExpired
+from lsmq.work_queue_values import PoppedMessage
 from lsmq_lab.history import History
 
 from .simulated_cluster import SimulatedCluster
@@ -38,10 +39,10 @@ class _Work(WorkQueue):
         self._now = now
         self.asked: dict[str, float] = {}
 
-    def _found(self, topic: Topic, fields: Mapping[str, Any], asked_at: float) -> None:
+    def _found(self, topic: Topic, popped: PoppedMessage, asked_at: float) -> None:
         ago = asyncio.get_running_loop().time() - asked_at
-        self.asked[str(fields["receipt"])] = self._now() - ago
-        super()._found(topic, fields, asked_at)
+        self.asked[popped.receipt] = self._now() - ago
+        super()._found(topic, popped, asked_at)
 
 
 class Clients:
