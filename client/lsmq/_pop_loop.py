@@ -24,6 +24,8 @@ _log = logging.getLogger("lsmq")
 
 #: Nodes answer a pop within this time, or have nothing and hold it.
 _AT_ONCE_S = 0.5
+#: Who does not want pops to be held asks again and again, and not faster than this.
+_LEAST_S = 0.005
 
 
 def popped_from_dict(topic: Topic, fields: Mapping[str, Any]) -> PoppedMessage:
@@ -174,12 +176,16 @@ class PopLoop:
             return
         self._failing = None
         self._attempts.passed(shards)
-        backoff.reset()
         messages = answer.parsed(lambda fields: [popped_from_dict(topic, each) for each in fields["messages"]])
         if tracing is not None and span is not None and messages:
             tracing.received(span, (popped.message for popped in messages))
         for popped in messages:
             self._found(topic, popped, asked_at)
+        took_s = asyncio.get_running_loop().time() - asked_at
+        if messages or took_s > max(self._wait_ms / 2000, _LEAST_S):
+            backoff.reset()
+        else:
+            await backoff.pause()  # It was not held, by a node that stops, or what stands between.
 
 
 class Waiting:

@@ -224,3 +224,12 @@ async def test_batches_that_went_together_and_were_answered_by_something_else_ar
             assert sorted([(await receipt).offset for receipt in receipts]) == [0, 1]
         assert proxy.requests["batches"] == 3
         assert list((await client.offsets(topic_name)).latest) == [2]
+
+
+async def test_what_does_not_hold_a_pop_is_not_asked_without_end(shared_node: NodeProcess, topic_name: str) -> None:
+    async with FaultProxy(shared_node.url) as proxy, Client(proxy.url) as client:
+        await client.create_topic(topic_name)
+        proxy.say("pop", http(200, "application/json", b'{"messages": []}'), times=100_000)
+        async with WorkQueue(client, topic_name, group=f"w-{topic_name}") as work:
+            assert await work.poll(timeout_ms=1_000) == []
+        assert proxy.requests["pop"] < 40
