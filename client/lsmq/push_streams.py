@@ -38,6 +38,7 @@ _CLOSE_S = 10.0
 _DROP_S = 0.2
 _ACKS_A_FRAME = 5_000
 _LEADERLESS_S = 0.1
+_SETTLED_S = 1.0  # What ends sooner, again and again, is not begun again at once.
 _log = logging.getLogger("lsmq")
 
 
@@ -145,7 +146,7 @@ class PushLink:
             quiet_s, silent_s = QUIET_S, 0.0
             match frame.type:
                 case aiohttp.WSMsgType.BINARY:
-                    self._take(msgpack.unpackb(frame.data))
+                    self._take_packed(frame.data)
                 case aiohttp.WSMsgType.PING:
                     await socket.pong(frame.data)
                 case aiohttp.WSMsgType.PONG:
@@ -154,6 +155,16 @@ class PushLink:
                     return
                 case _:
                     raise ConnectionFailed(f"the stream from {self.url} broke", url=self.url)
+
+    def _take_packed(self, packed: bytes) -> None:
+        try:
+            self._take(msgpack.unpackb(packed))
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError, msgpack.UnpackException) as error:
+            raise ConnectionFailed(
+                f"the stream from {self.url} has a frame that this client does not understand"
+                f" ({type(error).__name__}: {error}): {packed[:80]!r}",
+                url=self.url,
+            ) from error
 
     def _take(self, frame: Mapping[str, Any]) -> None:
         for kind, value in frame.items():
@@ -256,6 +267,7 @@ class PushStreams:
         while True:
             link = PushLink(self._client._transport, url, self.topic, self._heard, lambda: self._glance(url))
             self.links[url] = link
+            began_s = asyncio.get_running_loop().time()
             error: LsmqError | None = None
             try:
                 await link.run(self._path, self._params, self._router.request_timeout_s)
@@ -267,7 +279,9 @@ class PushStreams:
                     del self.links[url]
                 self._lose(link, link.queues, reset=error is not None and _is_reset(error))
             if link.queues:
-                backoff, deadline = Backoff(), Deadline(self._deadline_ms)
+                deadline = Deadline(self._deadline_ms)
+                if asyncio.get_running_loop().time() - began_s > _SETTLED_S:
+                    backoff.reset()
             if not error.retriable:
                 raise error
             if deadline.passed:
@@ -289,7 +303,7 @@ class PushStreams:
         elif kind == "late":
             self._audience.late([(queue, offset) for queue, offset in value])
         elif kind == "leaders":
-            for shard, epoch, url in value:
+            for shard, epoch, url in [(int(shard), int(epoch), url and str(url)) for shard, epoch, url in value]:
                 self._router.table.learn_leader(shard, url, epoch)
         elif kind == "queues":
             self._attempts.passed((link.url,))

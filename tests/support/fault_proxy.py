@@ -88,7 +88,7 @@ class FaultProxy:
         self._faults[ending].extend([refuse] * times)
 
     def say(self, ending: str, answer: bytes, times: int = 1, *, carried_out: bool = False) -> None:
-        """Send these bytes in the place of a node that has ``carried_out`` the request or not, and end the connection."""
+        """Say these bytes in the place of a node that has ``carried_out`` the request, or not, and hang up."""
 
         async def say(request: web.Request) -> web.StreamResponse:
             await (self._forward(request) if carried_out else request.read())
