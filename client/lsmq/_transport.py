@@ -195,13 +195,7 @@ class Transport:
                 allow_redirects=False,
                 ssl=self._context(url),
             ) as response:
-                if response.content_length is not None and response.content_length > MAX_ANSWER_BYTES:
-                    raise RequestTooLarge(
-                        f"{url} answers with {response.content_length} bytes, over the client's limit of"
-                        f" {MAX_ANSWER_BYTES}; ask for less with max_bytes",
-                        limit_bytes=MAX_ANSWER_BYTES,
-                    )
-                answered = await response.read()
+                answered = await _body_of(response, url)
                 if response.status == 401 and self._credentials.renewed(shown):
                     return await self.request(
                         method,
@@ -279,6 +273,27 @@ class Transport:
         if session is not None:
             await session.close()
             await self._sockets.closed()
+
+
+async def _body_of(response: aiohttp.ClientResponse, url: str) -> bytes:
+    """All of an answer's body. Raises ``RequestTooLarge`` for one that is longer than any may be, as it says or as it
+    comes."""
+    size, pieces = response.content_length or 0, list[bytes]()
+    if size <= MAX_ANSWER_BYTES:
+        size = 0
+        while piece := await response.content.readany():
+            size += len(piece)
+            if size > MAX_ANSWER_BYTES:
+                break
+            pieces.append(piece)
+        else:
+            return b"".join(pieces)
+    response.close()
+    raise RequestTooLarge(
+        f"{url} answers with {size} bytes or more, over the client's limit of {MAX_ANSWER_BYTES}; ask for less with"
+        " max_bytes",
+        limit_bytes=MAX_ANSWER_BYTES,
+    )
 
 
 def _payload(body: bytes | None) -> bytes | io.BytesIO | None:

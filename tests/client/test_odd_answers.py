@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from lsmq import (
     BackupAdmin,
@@ -29,6 +31,7 @@ from lsmq import (
     Unauthenticated,
     UnexpectedAnswer,
     WorkQueue,
+    _transport,
     list_groups,
 )
 from lsmq.producer_groups import ProducerGroup
@@ -233,3 +236,29 @@ async def test_what_does_not_hold_a_pop_is_not_asked_without_end(shared_node: No
         async with WorkQueue(client, topic_name, group=f"w-{topic_name}") as work:
             assert await work.poll(timeout_ms=1_000) == []
         assert proxy.requests["pop"] < 40
+
+
+@pytest.mark.parametrize("coding", ["identity", "gzip"])
+async def test_an_answer_that_goes_on_and_on_ends_where_answers_do(
+    monkeypatch: pytest.MonkeyPatch, coding: str
+) -> None:
+    monkeypatch.setattr(_transport, "MAX_ANSWER_BYTES", 1 << 20)
+    piece, hung_up = bytes(1 << 16), asyncio.Event()
+
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        if coding == "gzip":
+            response.enable_compression(web.ContentCoding.gzip)
+        await response.prepare(request)
+        try:
+            while True:
+                await response.write(piece)
+        finally:
+            hung_up.set()
+
+    application = web.Application()
+    application.router.add_get("/v1/status", endless)
+    async with TestServer(application) as server, Client(str(server.make_url(""))) as client:
+        with pytest.raises(RequestTooLarge, match="over the client's limit"):
+            await client.status()
+        await hung_up.wait()
