@@ -1,4 +1,4 @@
-"""The sockets of a client's connections, so that all of them are closed when the client is.
+"""The sockets of a client's connections, so that all of them are closed when the client is; and which are used again.
 
 aiohttp waits for none that it has let go: over TLS each of these says good-bye and waits for the node's. Where the
 event loop ends before that, Python warns of a transport that nobody closed.
@@ -11,8 +11,24 @@ import socket
 from contextlib import suppress
 from typing import Any
 
+import aiohttp
+
 #: Turns of the loop in which a connection that has come to its end is closed; it takes five.
 _TURNS = 50
+
+
+class CleanConnector(aiohttp.TCPConnector):
+    """Uses no connection again on which something came that nobody has asked for: it is no answer to what is next.
+
+    A proxy that gives up an idle connection says so on it, and one that is broken answers twice.
+    """
+
+    async def _get(self, key: Any, traces: Any) -> Any:
+        while (found := await super()._get(key, traces)) is not None:
+            if found.protocol is None or not found.protocol.should_close:
+                break
+            found.close()
+        return found
 
 
 class ClientSockets:

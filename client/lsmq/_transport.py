@@ -24,7 +24,7 @@ import msgpack
 from lsmq._credentials import Credentials
 from lsmq._rests import Rests
 from lsmq._retries import LEAST_ATTEMPT_S
-from lsmq._sockets import ClientSockets
+from lsmq._sockets import CleanConnector, ClientSockets
 from lsmq._tls import ClientTls, refusal
 from lsmq.errors import (
     ClientClosed,
@@ -132,7 +132,7 @@ class Transport:
             raise ClientClosed("this client is closed; make a new one")
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, socket_factory=self._sockets.make),
+                connector=CleanConnector(limit=0, socket_factory=self._sockets.make),
                 auto_decompress=True,
                 read_bufsize=_READ_BUFFER_BYTES,
                 skip_auto_headers=("Accept-Encoding",),

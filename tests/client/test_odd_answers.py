@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -262,3 +263,26 @@ async def test_an_answer_that_goes_on_and_on_ends_where_answers_do(
         with pytest.raises(RequestTooLarge, match="over the client's limit"):
             await client.status()
         await hung_up.wait()
+
+
+async def test_what_comes_unasked_on_an_idle_connection_is_no_answer_to_the_next_request() -> None:
+    writers: list[asyncio.StreamWriter] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while path := (await reader.readuntil(b"\r\n\r\n")).split()[1]:
+                writer.write(http(200, "application/json", json.dumps({"path": path.decode()}).encode()))
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, Client(url) as client, Client(url) as other:
+        assert await client.ask("GET", "/v1/first") == {"path": "/v1/first"}
+        writers[0].write(http(200, "application/json", b'{"path": "/v1/first"}'))
+        await other.ask("GET", "/v1/other")  # What was written before has come by then.
+        assert await client.ask("GET", "/v1/second") == {"path": "/v1/second"}
+        assert len(writers) == 3
+        assert await client.ask("GET", "/v1/third") == {"path": "/v1/third"}
+        assert len(writers) == 3  # And clean ones are used again.
+        for writer in writers:
+            writer.close()
