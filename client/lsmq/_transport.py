@@ -50,6 +50,9 @@ BATCH = "application/vnd.lsmq.batch"
 BATCHES = "application/vnd.lsmq.batches"
 NAMED_BATCH = "application/vnd.lsmq.named-batch"
 
+#: What nodes answer with: values, batches, pieces of files.
+_OF_NODES = frozenset((JSON, MSGPACK, BATCH, BATCHES, "application/octet-stream"))
+
 MAX_ANSWER_BYTES = 256 << 20
 _READ_BUFFER_BYTES = 1 << 20
 _PIECEWISE_BYTES = 512 << 10
@@ -214,6 +217,12 @@ class Transport:
                     error = error_from_answer(url, response.status, response.content_type, answered)
                     self._rests.heed(_node(url), error)
                     raise error
+                if not _is_a_nodes(response, answered):
+                    raise UnexpectedAnswer(
+                        f"{url} answered {response.status} with {response.content_type}, which no node does:"
+                        f" {answered[:80]!r}; is this URL an LSMQ node?",
+                        url=url,
+                    )
                 self.has_been_answered = True
                 return Response(response.status, response.content_type, response.headers, answered, url)
         except aiohttp.InvalidURL as error:
@@ -273,6 +282,13 @@ class Transport:
         if session is not None:
             await session.close()
             await self._sockets.closed()
+
+
+def _is_a_nodes(response: aiohttp.ClientResponse, body: bytes) -> bool:
+    """Whether a node answers so. What stands between may say 200, with a page or with nothing, of what no node did."""
+    if response.status == 204:
+        return True
+    return response.content_type in _OF_NODES and (bool(body) or response.content_type == BATCHES)
 
 
 async def _body_of(response: aiohttp.ClientResponse, url: str) -> bytes:

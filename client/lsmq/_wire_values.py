@@ -78,8 +78,8 @@ def offset_by_queue(fields: Mapping[str, Any]) -> dict[int, int]:
 
 def bounds_columns(fields: Mapping[str, Any]) -> list[Sequence[int]]:
     """Queues, and the earliest and latest offset of each; and those of a moment, or nothing."""
-    names = ("queues", "earliest", "latest", "at_time")
-    columns = [integers(fields.get(name, ()), "I" if name == "queues" else "q") for name in names]
+    columns = [integers(fields[name], "I" if name == "queues" else "q") for name in ("queues", "earliest", "latest")]
+    columns.append(integers(fields.get("at_time", ()), "q"))
     if any(len(column) != len(columns[0]) for column in (columns[1:] if columns[3] else columns[1:3])):
         raise ValueError("columns of different lengths")
     return columns

@@ -205,14 +205,14 @@ def from_pairs(pairs: Iterable[Sequence[int]]) -> Ranges:
 def assignment_from_dict(fields: Mapping[str, Any]) -> Assignment:
     """The answer to a heartbeat."""
     return Assignment(
-        fields["member"],
-        fields["epoch"],
-        fields["version"],
-        fields["heartbeat_ms"],
+        str(fields["member"]),
+        int(fields["epoch"]),
+        int(fields["version"]),
+        int(fields["heartbeat_ms"]),
         {topic: from_pairs(pairs) for topic, pairs in fields["assigned"].items()},
         {topic: of_known(AssignedTopic, found) for topic, found in fields["topics"].items()},
-        fields["waiting_for"],
-        fields["standby"],
+        int(fields["waiting_for"]),
+        bool(fields["standby"]),
     )
 
 

@@ -14,6 +14,7 @@ from lsmq._paths import topic_path
 from lsmq._retries import Deadline
 from lsmq._transport import BATCH, BATCHES, NAMED_BATCH
 from lsmq.client import Client
+from lsmq.errors import UnexpectedAnswer
 from lsmq.topics import Offsets, Topic
 
 __all__ = ["ShardRequests"]
@@ -100,6 +101,8 @@ class ShardRequests:
             accept=BATCH,
             deadline=Deadline(self._client.deadline_ms),
         )
+        if answer.content_type != BATCH:
+            raise UnexpectedAnswer(f"{answer.url} answered a batch with {answer.content_type}: {answer.body[:80]!r}")
         return "Lsmq-Duplicate" in answer.headers
 
     async def take_producer(self, topic: Topic, shard: int, producer_id: int, epoch: int) -> None:

@@ -36,6 +36,8 @@ from lsmq import (
     list_groups,
 )
 from lsmq.producer_groups import ProducerGroup
+from lsmq.record_batch import Column, encode_batch
+from lsmq.shard_requests import ShardRequests
 from support.fault_proxy import FaultProxy
 from support.node_process import NodeProcess
 from support.waiting import comes_true
@@ -286,3 +288,31 @@ async def test_what_comes_unasked_on_an_idle_connection_is_no_answer_to_the_next
         assert len(writers) == 3  # And clean ones are used again.
         for writer in writers:
             writer.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [http(200, "text/html", b"<html>We are back soon</html>"), b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"],
+)
+async def test_nothing_counts_as_done_that_no_node_has_answered(
+    shared_node: NodeProcess, topic_name: str, answer: bytes
+) -> None:
+    group = f"g-{topic_name}"
+    async with FaultProxy(shared_node.url) as proxy, Client(proxy.url) as client:
+        topic = await client.create_topic(topic_name)
+        async with Producer(client, topic_name) as producer:
+            await producer.send_and_wait("a")
+        batch = encode_batch(1, {Column.QUEUE: [0]}, b"")
+        calls: list[tuple[str, Coroutine[Any, Any, object]]] = [
+            ("offsets", client.commit_offsets(group, topic_name, {0: 1})),
+            ("delete", client.delete_messages(topic_name, [(0, 0)])),
+            ("delete", client.trim_topic(topic_name, {0: 1})),
+            ("work-queue", WorkQueue(client, topic_name, group=group).configure(max_deliveries=3)),
+            ("noon", Schedules(client, topic_name).delete("noon")),
+            ("batches", ShardRequests(client).store(topic, topic.routes[0].shard, batch)),
+            ("offsets", client.offsets(topic_name)),
+        ]
+        for ending, call in calls:
+            proxy.say(ending, answer)
+            with pytest.raises(UnexpectedAnswer, match="which no node does"):
+                await call
