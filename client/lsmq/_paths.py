@@ -8,13 +8,14 @@ from lsmq.errors import InvalidRequest
 
 
 def quoted(name: str) -> str:
-    """Raises ``InvalidRequest`` for a name that is no text, with half a surrogate pair, or means a place in a path."""
+    """As a part of a path. Raises ``InvalidRequest`` for what is no text, or none that UTF-8 has bytes for, and for what
+    means a place in a path."""
     if name in (".", ".."):  # Another path would be asked for, escaped or not.
         raise InvalidRequest(f"{name!r} is no name: it means a place in a path")
     try:
-        return quote(name, safe="")
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{name!r} is no name: UTF-8 has no bytes for it ({error.reason})") from error
+        return quote(name.encode(), safe="")
+    except (AttributeError, UnicodeEncodeError) as error:
+        raise InvalidRequest(f"{name!r:.60} is no name; names are text, without halves of surrogate pairs") from error
 
 
 def topic_path(name: str) -> str:

@@ -75,6 +75,7 @@ class Router:
         self.unfollow = self._refresher.unfollow
         self.glance = self._refresher.glance
         self.close = self._refresher.close
+        self.check_loop = transport.check_loop
         self._current = ""
 
     @property

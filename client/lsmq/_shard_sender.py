@@ -111,6 +111,7 @@ class ShardSender:
         identity: Identity | None = None,
         tracing: Tracing | None = None,
     ) -> None:
+        bundles.router.check_loop()
         self.shard = shard
         #: Of the last message that was added, and of the last one that is stored.
         self.position = self.acknowledged = None if identity is None else identity.position

@@ -125,15 +125,26 @@ class Transport:
         self._connect_timeout_s = connect_timeout_ms / 1000
         self._tls = tls or ClientTls(None, None, None)
         self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the session
         self._sockets = ClientSockets()
         self._closed = False
         self._rests = Rests()
         self.has_been_answered = False  # by any node, with what it was asked for
 
+    def check_loop(self) -> None:
+        """Raises ``InvalidRequest`` in another event loop than that of the requests before."""
+        if self._session is not None and self._loop is not asyncio.get_running_loop():
+            raise InvalidRequest(
+                "this client belongs to the event loop in which it was first used, and this is another one: make a"
+                " client in each, and for each asyncio.run()"
+            )
+
     def _open_session(self) -> aiohttp.ClientSession:
         if self._closed:
             raise ClientClosed("this client is closed; make a new one")
+        self.check_loop()
         if self._session is None:
+            self._loop = asyncio.get_running_loop()
             self._session = aiohttp.ClientSession(
                 connector=CleanConnector(limit=0, socket_factory=self._sockets.make),
                 auto_decompress=True,

@@ -124,7 +124,11 @@ class LoopThread:
             if begun:
                 await asyncio.wait(begun)
 
-        future = self.submit(whole())
+        try:
+            future = self.submit(whole())
+        except ClientClosed:
+            work.close()
+            raise
         try:
             return future.result()
         except BaseException:
