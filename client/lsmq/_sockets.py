@@ -23,8 +23,8 @@ class CleanConnector(aiohttp.TCPConnector):
     A proxy that gives up an idle connection says so on it, and one that is broken answers twice.
     """
 
-    async def _get(self, key: Any, traces: Any) -> Any:
-        while (found := await super()._get(key, traces)) is not None:
+    async def _get(self, *wanted: Any) -> Any:
+        while (found := await super()._get(*wanted)) is not None:
             if found.protocol is None or not found.protocol.should_close:
                 break
             found.close()
