@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from click.testing import CliRunner
 
 from lsmq import Client, InvalidRequest, Producer, Task, Topic, WorkQueue, sync
 from lsmq.cli import root
+from lsmq.work_queue_values import PoppedMessage
 from lsmq_lab.local_cluster import LocalCluster
 from support.node_process import NodeProcess
 from support.waiting import comes_true
@@ -131,9 +131,9 @@ class _Workers(WorkQueue):
         super().__init__(*arguments, **named)
         self._watch = watch
 
-    def _found(self, topic: Topic, fields: Mapping[str, Any], asked_at: float) -> None:
-        self._watch.arrive(bytes(fields["body"]).decode())
-        super()._found(topic, fields, asked_at)
+    def _found(self, topic: Topic, popped: PoppedMessage, asked_at: float) -> None:
+        self._watch.arrive(popped.message.text())
+        super()._found(topic, popped, asked_at)
 
 
 @pytest.mark.slow

@@ -152,7 +152,7 @@ class Packer:
                 key_hash_hint=key_digest,
                 dedupe_hash=dedupe,
             )
-        except UnicodeEncodeError:
+        except InvalidRequest:
             self._explain(index, message)
 
     def _dedupe(self, index: int, message: dict[str, Any]) -> int:
