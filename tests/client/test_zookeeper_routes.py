@@ -324,13 +324,14 @@ def test_closing_leaves_no_thread_whatever_zookeeper_does(
     hosts = "127.0.0.1:9" if state == "away" else ensemble.hosts
     if state == "paused":
         ensemble.pause()
+    before = set(threading.enumerate())
     try:
         with (
             sync.Client(zookeeper=hosts, cluster="absent", cache_dir=tmp_path, deadline_ms=500) as client,
             pytest.raises(Unavailable),
         ):
             client.topics()
-        names = {thread.name for thread in threading.enumerate()}
+        names = {thread.name for thread in set(threading.enumerate()) - before}
         assert not {"lsmq", "lsmq zookeeper"} & names
     finally:
         ensemble.resume()
