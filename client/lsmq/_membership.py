@@ -178,8 +178,7 @@ class Membership:
 
     async def leave(self, *, for_good: bool) -> None:
         """Give up everything in good order. The group is told if it is ``for_good``; else it keeps the place free."""
-        heart, self._heart = self._heart, None
-        thread, self._thread = self._thread, None
+        heart, thread, self._thread = self._heart, self._thread, None
         if heart is None or thread is None:
             return
         try:
@@ -199,6 +198,7 @@ class Membership:
                 if isinstance(failed, BaseException):
                     raise failed
         finally:
+            self._heart = None  # Until here: what is let go of may have to be committed with a newer generation.
             await self._background.end()
             await heart.stop(leave=for_good)
             await thread.release(self._client)
@@ -236,7 +236,7 @@ class Membership:
             self._spawn(self._call(self._options.on_revoked, change.lost))
         for topic, ranges in change.leaving.items():
             self._spawn(self._give_up(topic, ranges))
-        if self._heart is not None:
+        if self._thread is not None:  # Else it is leaving.
             for topic, ranges in change.gained.items():
                 self._spawn(self._take_over(topic, ranges), _TAKING_OVER)
 

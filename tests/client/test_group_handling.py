@@ -14,6 +14,7 @@ from lsmq import (
     Consumer,
     Message,
     Producer,
+    StaleGeneration,
     Topic,
     Unavailable,
 )
@@ -173,6 +174,45 @@ async def test_a_queue_changes_hands_after_its_handler_and_its_commit(
         for queue in range(8):
             assert [m.offset for m in handler.handled if m.queue == queue] == list(range(sent // 8))
         assert await client.committed_offsets(topic_name, topic_name) == dict.fromkeys(range(8), sent // 8)
+
+
+async def test_who_leaves_as_the_group_goes_on_commits_what_was_handled(
+    shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last commit names a generation that is over, as two others have shared anew: it is sent again with theirs."""
+    async with filled(shared_node, topic_name) as client, Client(shared_node.url) as other:
+        first, second, third = (Consumer(each, topic_name, group=topic_name) for each in (client, other, other))
+        commit, handled, release = Client._commit_offsets, list[Message](), asyncio.Event()
+        refused: list[str] = []
+
+        async def handle(message: Message) -> None:
+            handled.append(message)
+            if len(handled) == 40:
+                await release.wait()
+
+        async def late(of: Client, *what: Any, **how: Any) -> None:
+            if of is client and not queues_of(third.assignment):
+                await third.start()
+                await comes_true(lambda: queues_of(third.assignment), "the third has some of the second")
+            try:
+                await commit(of, *what, **how)
+            except StaleGeneration as error:
+                refused.append(error.code)
+                raise
+
+        async with second:
+            running = asyncio.create_task(first.run(handle))
+            await comes_true(lambda: len(handled) == 40, "the last one is in hand")
+            monkeypatch.setattr(Client, "_commit_offsets", late)
+            closing = asyncio.create_task(first.close())
+            await asyncio.sleep(0)
+            release.set()
+            await asyncio.gather(closing, running)
+            own = {message.queue for message in handled}
+            assert refused and len(own) == 4
+            found = await other.committed_offsets(topic_name, topic_name)
+            assert {queue: found[queue] for queue in own} == dict.fromkeys(own, 10)
+            await third.close()
 
 
 async def test_callbacks_come_before_reading_and_before_giving_up(shared_node: NodeProcess, topic_name: str) -> None:
