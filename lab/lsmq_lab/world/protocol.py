@@ -62,7 +62,7 @@ class Protocol:
         self._doubted: dict[ShardReplica, set[int]] = {}
         self._lost: dict[ShardReplica, set[int]] = {}
         self._matched: set[tuple[ShardReplica, str, int, int, int]] = set()
-        #: Whom a control plane that went back takes for members that have everything.
+        #: Who is taken for a member that has everything, by a control plane that went back, or as nobody knows better.
         self._excused: set[ShardReplica] = set()
         #: Told of each action of a shard's replica at a node, before it is done.
         self.on_action: Callable[[SimulatedNode, int, ReplicaAction], None] = lambda node, shard, action: None
@@ -185,7 +185,29 @@ class Protocol:
         if doubted and incarnation in doubted:
             doubted.discard(incarnation)  # It is known for what it was, so it must have everything.
             if any(member == InSyncMember(place[1], incarnation) for member in self._in_sync.get(place[0], ())):
-                self._holds(place, "in-sync-holds-everything", f"{place} came back as {incarnation}")
+                if self._somebody_knows_better(place):
+                    self._holds(place, "in-sync-holds-everything", f"{place} came back as {incarnation}")
+                else:
+                    self._excused.add(place)
+
+    def _somebody_knows_better(self, place: ShardReplica) -> bool:
+        """Whether the agreed state, or a process that runs, knows that more is committed than is in a replica's log.
+
+        Where all that knew have ended before one of them told of it nobody can: see ``docs/replication.md``.
+        """
+        lacks = self._differs(place, 0, len(self._committed.get(place[0], b"")))
+        if lacks is None:
+            return False
+        known = [start.floor_lsn for shard in self._newest_shards() if shard.id == place[0] for start in shard.starts]
+        running = {node.id: node for node in self.cluster.nodes if node.up}
+        for (replica, process), shown in self._shown.items():
+            node = running.get(replica[1])
+            if replica[0] == place[0] and replica != place and node is not None and self._process(node) == process:
+                known.append(shown)
+        for node in running.values():
+            if node.broker is not None and (overseer := node.broker.topology.control._overseer) is not None:  # type: ignore[attr-defined]
+                known.append(overseer._witness._heard.get(place[0], 0))
+        return max(known, default=0) > lacks
 
     def _advances(self, node: SimulatedNode, place: ShardReplica, core: ReplicaCore, lsn: int) -> None:
         process, shard = self._process(node), place[0]
