@@ -199,13 +199,13 @@ class Protocol:
         if lacks is None:
             return False
         known = [start.floor_lsn for shard in self._newest_shards() if shard.id == place[0] for start in shard.starts]
-        running = {node.id: node for node in self.cluster.nodes if node.up}
-        for (replica, process), shown in self._shown.items():
-            node = running.get(replica[1])
-            if replica[0] == place[0] and replica != place and node is not None and self._process(node) == process:
-                known.append(shown)
-        for node in running.values():
-            if node.broker is not None and (overseer := node.broker.topology.control._overseer) is not None:  # type: ignore[attr-defined]
+        known += [
+            replica.high_watermark
+            for node, replica in self.cluster.replicas()
+            if replica.shard == place[0] and node.id != place[1]
+        ]
+        for node in self.cluster.nodes:
+            if node.up and node.broker is not None and (overseer := node.broker.topology.control._overseer) is not None:  # type: ignore[attr-defined]
                 known.append(overseer._witness._heard.get(place[0], 0))
         return max(known, default=0) > lacks
 

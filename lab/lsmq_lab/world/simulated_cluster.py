@@ -150,7 +150,11 @@ class SimulatedNode:
     def lose_tail(self) -> None:
         """Of each shard's log what was synced last and no table has, as if the disk had only said that it was."""
         self.cluster.on_disk_change(self, False)
-        ends = {replica.shard: _log_behind_tables(replica) for node, replica in self.cluster.replicas() if node is self}
+        ends = {
+            replica.shard: _log_behind_tables(replica)
+            for node, replica in self.cluster.replicas()
+            if node is self and replica.is_open
+        }
         self.cut_power()
         size = self.cluster.segment_bytes
         for shard, (flushed, end) in ends.items():
