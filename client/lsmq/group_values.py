@@ -222,9 +222,11 @@ def coordinator_from_dict(fields: Mapping[str, Any]) -> Coordinator:
     return Coordinator(int(fields["shard"]), leader, int(fields["epoch"]))
 
 
-def lag_from_dict(topic: str, fields: Mapping[str, Any]) -> GroupLag:
-    """How far a group is behind at one leader."""
+def lag_from_dict(topic: str, ranges: int, fields: Mapping[str, Any]) -> GroupLag:
+    """How far a group is behind at one leader, in all and in each of so many ranges."""
     age, by_range = fields["last_commit_age_ms"], tuple(int(lag) for lag in fields["by_range"])
+    if len(by_range) != ranges:
+        raise ValueError(f"{len(by_range)} ranges where {ranges} were asked for")
     counts = {name: int(fields[name]) for name in ("queues", "lag", "behind", "uncommitted", "largest")}
     return GroupLag(topic, **counts, by_part=by_range, last_commit_age_ms=None if age is None else int(age))
 

@@ -297,11 +297,11 @@ class Group:
                     params={"topic": known.name, "ranges": text},
                     deadline=self._deadline(None),
                 )
-                said = answer.parsed(lambda fields: lag_from_dict(known.name, fields))
+                said = answer.parsed(partial(lag_from_dict, known.name, len(some)))
                 for name, so_far in columns.items():
                     more: int = getattr(said, name)
                     columns[name] = max(so_far, more) if name == "largest" else so_far + more
-                for (_, _, at), lag in zip(some, said.by_part, strict=False):
+                for (_, _, at), lag in zip(some, said.by_part, strict=True):
                     by_part[at] += lag
                 if said.last_commit_age_ms is not None:
                     ages.append(said.last_commit_age_ms)
