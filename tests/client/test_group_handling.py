@@ -201,13 +201,13 @@ async def test_who_leaves_as_the_group_goes_on_commits_what_was_handled(
                 raise
 
         async with second:
-            running = asyncio.create_task(first.run(handle))
-            await comes_true(lambda: len(handled) == 40, "the last one is in hand")
-            monkeypatch.setattr(Client, "_commit_offsets", late)
-            closing = asyncio.create_task(first.close())
-            await asyncio.sleep(0)
-            release.set()
-            await asyncio.gather(closing, running)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(first.run(handle))
+                await comes_true(lambda: len(handled) == 40, "the last one is in hand")
+                monkeypatch.setattr(Client, "_commit_offsets", late)
+                tasks.create_task(first.close())
+                await comes_true(lambda: first._closed, "it is being closed")
+                release.set()
             own = {message.queue for message in handled}
             assert refused and len(own) == 4
             found = await other.committed_offsets(topic_name, topic_name)
