@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 
 
-def of_known(kind: Callable[..., T], values: Mapping[str, Any]) -> T:
+def of_known(kind: type[T], values: Mapping[str, Any]) -> T:
     """A dataclass of the fields that it has; others are passed over."""
-    known = fields(kind)  # type: ignore[arg-type]  # It is one.
-    return kind(**{each.name: values[each.name] for each in known if each.name in values})
+    return kind(**{each.name: values[each.name] for each in fields(kind) if each.name in values})

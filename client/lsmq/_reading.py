@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from lsmq._paths import quoted
 from lsmq._transport import Response
 from lsmq.errors import UnexpectedAnswer
 
@@ -34,6 +35,22 @@ async def all_pages(
         after = following_page(named, after)
         if after is None:
             return pages
+
+
+async def each_of_pages(client: Client, path: str, name: str, parse: Callable[[Any], T]) -> AsyncGenerator[T, None]:
+    """The items ``name`` of a list as ``parse`` reads them, of one page after another. ``path`` has parameters."""
+
+    def page(fields: Mapping[str, Any]) -> tuple[list[T], Any]:
+        return [parse(each) for each in fields[name]], fields["next"]
+
+    after: str | None = None
+    while True:
+        items, named = await read(client, "GET", path if after is None else f"{path}&after={quoted(after)}", page)
+        for item in items:
+            yield item
+        after = following_page(named, after)
+        if after is None:
+            return
 
 
 def following_page(named: Any, before: str | None) -> str | None:

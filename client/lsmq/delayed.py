@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lsmq._paths import quoted, topic_path
-from lsmq._reading import following_page, read
+from lsmq._reading import each_of_pages, read
 from lsmq._receipts import Sent
 from lsmq._wire_values import (
     content_fields,
@@ -73,20 +73,9 @@ class DelayedMessages:
         self.topic = topic
         self._path = f"{topic_path(topic)}/delayed"
 
-    async def read(self) -> AsyncGenerator[DelayedMessage, None]:
+    def read(self) -> AsyncGenerator[DelayedMessage, None]:
         """All that are pending, those that are due next first. What becomes due meanwhile is passed over."""
-        after: str | None = None
-        while True:
-            path = f"{self._path}?max={_PAGE}" + ("" if after is None else f"&after={quoted(after)}")
-            messages, following = await read(self.client, "GET", path, self._page)
-            for message in messages:
-                yield message
-            after = following_page(following, after)
-            if after is None:
-                return
-
-    def _page(self, fields: Mapping[str, Any]) -> tuple[list[DelayedMessage], str | None]:
-        return [self._info(each) for each in fields["messages"]], fields["next"]
+        return each_of_pages(self.client, f"{self._path}?max={_PAGE}", "messages", self._info)
 
     def _info(self, fields: Mapping[str, Any]) -> DelayedMessage:
         return DelayedMessage.from_dict(fields, self.topic)

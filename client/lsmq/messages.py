@@ -508,7 +508,7 @@ class RecordHeader(NamedTuple):
 
 _NO_HEADER = RecordHeader()
 # One for all, as making it costs more than what it does. It packs text and bytes, without letting another thread in.
-_pack = msgpack.Packer().pack
+_pack: Callable[[Any], bytes] = msgpack.Packer().pack
 # Made once: checking a record's header is a good part of what reading a message costs.
 _KEY_OR_NONE = (str, bytes, NoneType)
 _TEXT_OR_NONE = (str, NoneType)
@@ -530,16 +530,16 @@ def encode_header(
     try:
         if kind is not None:
             flat = [part for pair in headers or () for part in pair] or None
-            return _pack([key, tag, dict(properties) if properties else None, flat, kind])  # type: ignore[no-any-return]
+            return _pack([key, tag, dict(properties) if properties else None, flat, kind])
         if headers:
             flat = [part for pair in headers for part in pair]
-            return _pack([key, tag, dict(properties or {}), flat])  # type: ignore[no-any-return]
+            return _pack([key, tag, dict(properties or {}), flat])
         if properties:
-            return _pack([key, tag, dict(properties)])  # type: ignore[no-any-return]
+            return _pack([key, tag, dict(properties)])
         if tag is not None:
-            return _pack([key, tag])  # type: ignore[no-any-return]
+            return _pack([key, tag])
         if key is not None:
-            return _pack([key])  # type: ignore[no-any-return]
+            return _pack([key])
     except UnicodeEncodeError as error:
         raise InvalidRequest(
             f"key, tag, a property or a header's name is text that UTF-8 has no bytes for ({error.reason}): "

@@ -14,7 +14,7 @@ from typing import Any, Unpack
 
 from lsmq._message_parts import Body
 from lsmq._paths import quoted, topic_path
-from lsmq._reading import following_page, read
+from lsmq._reading import each_of_pages, read
 from lsmq._transaction import message_fields
 from lsmq._wire_values import (
     content_fields,
@@ -118,20 +118,9 @@ class Schedules:
         """Raises ``UnknownSchedule``."""
         return await read(self.client, "GET", self._one(name), self._info)
 
-    async def read(self) -> AsyncGenerator[ScheduleInfo, None]:
+    def read(self) -> AsyncGenerator[ScheduleInfo, None]:
         """All there are, by name."""
-        after: str | None = None
-        while True:
-            path = f"{self._path}?max={_PAGE}" + ("" if after is None else f"&after={quoted(after)}")
-            schedules, following = await read(self.client, "GET", path, self._page)
-            for schedule in schedules:
-                yield schedule
-            after = following_page(following, after)
-            if after is None:
-                return
-
-    def _page(self, fields: Mapping[str, Any]) -> tuple[list[ScheduleInfo], str | None]:
-        return [self._info(each) for each in fields["schedules"]], fields["next"]
+        return each_of_pages(self.client, f"{self._path}?max={_PAGE}", "schedules", self._info)
 
     def _info(self, fields: Mapping[str, Any]) -> ScheduleInfo:
         return ScheduleInfo.from_dict(fields, self.topic)

@@ -45,7 +45,7 @@ class Task:
         message: what was sent.
         deliveries: which delivery of it this is, from 1. Those that were under way when its shard changed its leader
             are not counted.
-        receipt: names this popped.
+        receipt: names this delivery.
         visibility_ms: how long it is hidden, from its delivery or from when it was extended last.
         settled: whether it was acknowledged or given back here.
     """

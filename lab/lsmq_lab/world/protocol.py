@@ -205,8 +205,10 @@ class Protocol:
             if replica.shard == place[0] and node.id != place[1]
         ]
         for node in self.cluster.nodes:
-            if node.up and node.broker is not None and (overseer := node.broker.topology.control._overseer) is not None:  # type: ignore[attr-defined]
-                known.append(overseer._witness._heard.get(place[0], 0))
+            if node.up and node.broker is not None:
+                member: Any = node.broker.topology
+                overseer = member.control._overseer
+                known.append(0 if overseer is None else overseer._witness._heard.get(place[0], 0))
         return max(known, default=0) > lacks
 
     def _advances(self, node: SimulatedNode, place: ShardReplica, core: ReplicaCore, lsn: int) -> None:
