@@ -185,10 +185,15 @@ class FetchLoop:
             self.own((range(topic.queues),))
         self._restart.clear()
         owners = self.positions.slots_by_leader(topic)
+        seen = topic
 
         def notice() -> None:
+            nonlocal seen
             fresh = router.table.topic(topic.name)
-            if fresh is not None and (
+            if fresh is None or fresh is seen:
+                return
+            seen = fresh
+            if (
                 not fresh.is_same(topic)
                 or self.positions.slots_by_leader(fresh) != owners
                 or (self._whole and fresh.queues > topic.queues)

@@ -46,16 +46,20 @@ class Outages:
         self.on_outage = on_outage
         self.warn = warn
         self._since: dict[Hashable, float] = {}  # by what fails
+        self._first_s = 0.0  # of all that failed since nothing did
         self._next_word_s = 0.0
         self._silence_s = FIRST_WORD_S
         self._told: Outage | None = None
 
     def failed(self, parts: Collection[Hashable], what: str, error: LsmqError, *, began_s: float | None = None) -> None:
         now = runtime.monotonic()
+        since_s = now if began_s is None else began_s
         if not self._since:
             self._told, self._silence_s, self._next_word_s = None, FIRST_WORD_S, now
+            self._first_s = since_s
+        self._first_s = min(self._first_s, since_s)
         for part in parts:
-            self._since.setdefault(part, now if began_s is None else began_s)
+            self._since.setdefault(part, since_s)
         longest_s = now - min(self._since[part] for part in parts)
         if longest_s >= FIRST_WORD_S and now >= self._next_word_s:
             self._next_word_s = now + self._silence_s
@@ -63,11 +67,10 @@ class Outages:
             self._say(Outage(what, int(longest_s * 1000), error))
 
     def passed(self, parts: Collection[Hashable]) -> None:
-        began_s = min(self._since.values())
         self.forget(parts)
         if not self._since and self._told is not None:
             told, self._told = self._told, None
-            self._say(Outage(told.what, int((runtime.monotonic() - began_s) * 1000), told.error, over=True))
+            self._say(Outage(told.what, int((runtime.monotonic() - self._first_s) * 1000), told.error, over=True))
 
     def forget(self, parts: Collection[Hashable]) -> None:
         for part in parts:

@@ -34,12 +34,12 @@ class RouteRefresher:
     def __init__(
         self, transport: Transport, seeds: Sequence[str], *, refresh_s: float, source: RouteSource | None
     ) -> None:
-        self.table = RouteTable()
+        self._followed: Counter[str] = Counter()
+        self.table = RouteTable(self._followed)
         self._transport = transport
         self._seeds = list(seeds)
         self._refresh_s = refresh_s
         self._source = source
-        self._followed: Counter[str] = Counter()
         self._asking: set[tuple[str, str]] = set()
         self._background = BackgroundTasks(self._broke)
         self._refreshing: asyncio.Task[None] | None = None
@@ -89,17 +89,16 @@ class RouteRefresher:
     def follow(self, name: str) -> None:
         """Keep the routes of this topic fresh, until :meth:`unfollow` was called as often."""
         self._followed[name] += 1
-        self._tell_source()
+        if self._source is not None and self._followed[name] == 1:
+            self._source.follow(name)
 
     def unfollow(self, name: str) -> None:
         self._followed[name] -= 1
-        if self._followed[name] <= 0:
-            del self._followed[name]
-        self._tell_source()
-
-    def _tell_source(self) -> None:
+        if self._followed[name] > 0:
+            return
+        del self._followed[name]
         if self._source is not None:
-            self._source.follow(frozenset(self._followed))
+            self._source.unfollow(name)
 
     def _heard_documents(self, documents: RouteDocuments) -> None:
         if not self._closed:

@@ -53,7 +53,7 @@ class ZooKeeperRoutes:
         self._root = f"/lsmq/{cluster}"
         self._refresh_s = refresh_s
         self._copy = copy
-        self._followed: frozenset[str] = frozenset()
+        self._followed: set[str] = set()  # Changed by the event loop alone; the thread takes copies.
         self._wake = threading.Event()
         self._asked = False
         self._stopping = False
@@ -85,10 +85,12 @@ class ZooKeeperRoutes:
         self._ended = asyncio.Event()
         self._thread.start()
 
-    def follow(self, names: frozenset[str]) -> None:
-        known, self._followed = self._followed, names
-        if not names <= known:
-            self.look()  # Last: the thread that wakes by it asks for what is followed then.
+    def follow(self, name: str) -> None:
+        self._followed.add(name)
+        self.look()  # Last: the thread that wakes by it asks for what is followed then.
+
+    def unfollow(self, name: str) -> None:
+        self._followed.discard(name)
 
     def look(self) -> None:
         self._asked = True
@@ -174,7 +176,7 @@ class ZooKeeperRoutes:
             # The server that answers may lag behind those that were written to.
             self._client.sync_async(path).get(timeout=_CALL_TIMEOUT_S)
         cluster = json.loads(self._client.get_async(path).get(timeout=_CALL_TIMEOUT_S)[0])
-        pending = {name: self._client.get_async(f"{self._root}/topics/{name}") for name in self._followed}
+        pending = {name: self._client.get_async(f"{self._root}/topics/{name}") for name in self._followed.copy()}
         topics: dict[str, dict[str, Any]] = {}
         for name, answer in pending.items():
             with contextlib.suppress(NoNodeError):

@@ -170,7 +170,7 @@ class Producer:
                 self._partitioner = _no_queue
             self._take(topic)
             self._client._router.follow(topic.name)
-            self._client._router.table.listen(self._notice)
+            self._client._router.table.listen_to_topic(self._name, self._notice)
             self._max_message_bytes = self._max_message_bytes or topic.max_message_bytes
             self._next_queue = runtime.random.randrange(topic.queues)
 
@@ -258,7 +258,7 @@ class Producer:
     def _stop_accepting(self) -> None:
         if not self._closed and self._topic is not None:
             self._client._router.unfollow(self._topic.name)
-            self._client._router.table.unlisten(self._notice)
+            self._client._router.table.unlisten_to_topic(self._name, self._notice)
         self._closed = True
         self._space.set()
 

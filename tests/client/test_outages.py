@@ -49,6 +49,27 @@ def test_a_long_outage_is_said_after_a_second_and_then_ever_more_rarely(monkeypa
     assert said[-1].lasted_ms == 300_000, "a failure that passes within a second is no outage"
 
 
+def test_an_outage_has_lasted_since_its_first_failure_whichever_part_of_it_passed_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 100.0
+    monkeypatch.setattr(runtime, "monotonic", lambda: now_s)
+    said: list[Outage] = []
+    attempts = Attempts(Outages(said.append), "reading")
+    error = ConnectionFailed("no connection")
+    for late in range(10):
+        attempts.failed(error, (0, late))
+        now_s += 1
+    for part in range(10):
+        attempts.passed((part,))
+    assert said[-1] == Outage("reading", 10_000, error, over=True)
+    attempts.failed(error)
+    now_s += 2
+    attempts.failed(error)
+    attempts.passed()
+    assert said[-1] == Outage("reading", 2_000, error, over=True)
+
+
 def test_what_is_tried_no_more_is_forgotten() -> None:
     said: list[Outage] = []
     outages = Outages(said.append)

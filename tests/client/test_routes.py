@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq._route_documents import ClusterDocument, DiskCopy, RouteDocuments, TopicDocument, default_cache_directory
-from lsmq._route_table import RouteTable
+from lsmq._route_table import FORMER_NODES, UNFOLLOWED_TOPICS, RouteTable
 from lsmq.topics import Topic
 
 URLS = {"n1": "http://n1:1", "n2": "http://n2:1", "n3": "http://n3:1"}
@@ -131,6 +131,63 @@ def test_a_topic_that_grew_does_not_shrink_by_late_news() -> None:
     table.learn_topic(topic(("http://a:1", 1), ("http://b:1", 1), queues=60))
     assert table.learn_topic(topic(("http://a:1", 2), ("http://b:1", 1), queues=30)).queues == 60
     assert leaders(table)[0] == ("http://a:1", 2)
+
+
+def test_of_addresses_that_nobody_names_any_more_the_last_few_are_kept() -> None:
+    """A client that lives for years beside nodes that come back elsewhere each day."""
+    table = RouteTable()
+    table.learn_topic(topic(("http://a:1", 1), ("http://b:1", 1), ("http://c:1", 1)))
+    for day in range(3000):
+        table.learn_leader(day % 3, f"http://day-{day}:1", day + 2)
+        assert {table.leadership(shard).url for shard in range(3)} <= set(table.urls)
+        assert len(table.urls) <= 3 + 3 * FORMER_NODES
+    assert [leader for leader, _ in leaders(table)] == [f"http://day-{day}:1" for day in (2997, 2998, 2999)]
+    table.learn_documents(documents(cluster(1, s0=("n1", 9000), s1=("n2", 9000), s2=("n3", 9000))))
+    for day in range(3000):
+        table.learn_leader(0, f"http://later-{day}:1", 9001 + day)
+    assert set(URLS.values()) <= set(table.urls) and len(table.urls) <= 4 + 2 * FORMER_NODES
+
+
+def test_of_topics_that_nobody_follows_the_last_ones_are_kept() -> None:
+    followed = {f"t{id}" for id in range(0, 20_000, 100)}
+    table = RouteTable(followed)
+    for id in range(20_000):
+        assert table.learn_topic(topic(("http://a:1", 1), id=id, name=f"t{id}")).id == id
+    assert all(table.topic(name) is not None for name in followed)
+    assert all(table.topic(f"t{id}") is not None for id in range(20_000 - UNFOLLOWED_TOPICS, 20_000))
+    known = [id for id in range(20_000) if table.topic(f"t{id}") is not None]
+    assert len(known) <= len(followed) + 2 * UNFOLLOWED_TOPICS
+    assert known == [id for id in range(20_000) if table.topic_by_id(id) is not None]
+
+
+def test_whoever_listens_to_a_topic_hears_of_its_own_changes_alone() -> None:
+    table = RouteTable()
+    heard: list[str] = []
+    listeners = {name: (lambda name=name: heard.append(name)) for name in ("t", "u")}  # type: ignore[misc]
+    for name, listener in listeners.items():
+        table.learn_topic(topic(("http://a:1", 1), name=name, id=ord(name)))
+        table.listen_to_topic(name, listener)
+    table.learn_leader(0, "http://b:1", 2)
+    table.learn_topic(topic(("http://b:1", 2), name="u", id=ord("u")))
+    assert heard == []
+    table.learn_topic(topic(("http://c:1", 3), name="u", id=ord("u"), queues=60))
+    assert heard == ["u"]
+    table.unlisten_to_topic("u", listeners["u"])
+    table.learn_topic(topic(("http://c:1", 3), name="u", id=ord("u"), queues=90))
+    table.learn_topic(topic(("http://c:1", 3), id=ord("t") + 1, created_ms=2))
+    assert heard == ["u", "t"]
+
+
+def test_a_topic_is_the_same_object_until_something_of_it_changes() -> None:
+    table = RouteTable()
+    first = table.learn_topic(topic(("http://a:1", 1)))
+    table.learn_topic(topic(("http://a:1", 1), name="other", id=2))
+    table.learn_leader(7, "http://b:1", 5)
+    assert table.topic("t") is first
+    table.learn_leader(0, "http://b:1", 2)
+    moved = table.topic("t")
+    assert moved is not first and leaders(table) == [("http://b:1", 2)]
+    assert table.topic("t") is moved
 
 
 def test_documents_join_topics_with_leaders_and_older_ones_are_passed_over() -> None:

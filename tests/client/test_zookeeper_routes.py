@@ -299,10 +299,11 @@ def test_the_thread_that_is_woken_for_a_topic_knows_which(monkeypatch: pytest.Mo
     """Whoever wakes it may not come to say so for a while."""
     tls, woken = ClientTls(None, None, None), []
     routes = ZooKeeperRoutes("127.0.0.1:1", "c", refresh_s=NEVER_S, copy=None, tls=tls.context)
-    monkeypatch.setattr(routes._wake, "set", lambda: woken.append(routes._followed))
-    for names in (frozenset({"a"}), frozenset({"a", "b"}), frozenset({"b"})):
-        routes.follow(names)
-    assert woken == [frozenset({"a"}), frozenset({"a", "b"})]
+    monkeypatch.setattr(routes._wake, "set", lambda: woken.append(routes._followed.copy()))
+    routes.follow("a")
+    routes.follow("b")
+    routes.unfollow("a")
+    assert woken == [{"a"}, {"a", "b"}] and routes._followed == {"b"}
 
 
 def test_hosts_that_are_none_are_refused() -> None:
