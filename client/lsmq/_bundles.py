@@ -159,7 +159,15 @@ class Bundles:
                     each.outcome.set_result(outcome)
 
     async def _ask(self, way: _Way, bundle: Sequence[_Setting]) -> list[AnsweredBatch | LsmqError]:
-        parts = [{"topic": each.topic.name, "topic_id": each.topic.id, "batch": each.batch} for each in bundle]
+        parts = [
+            {
+                "topic": each.topic.name,
+                "topic_id": each.topic.id,
+                "topic_created_ms": each.topic.created_ms,
+                "batch": each.batch,
+            }
+            for each in bundle
+        ]
         topics = cycle(each.topic.name for each in bundle)  # Some may be gone: of these nobody says who leads.
         answer = await self.router.attempt(
             None,

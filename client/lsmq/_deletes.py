@@ -55,9 +55,7 @@ class DeleteRequests:
             self._router.table.forget_topic(name)
             # By its id: whoever asks twice deletes no other one that was made under its name in between.
             gone = UnknownTopic, TopicReplaced
-            await self._router.ask_any(
-                "DELETE", topic_path(name), deadline=deadline, accept_repeated=gone, topic_id=meant.id
-            )
+            await self._router.ask_any("DELETE", topic_path(name), deadline=deadline, accept_repeated=gone, topic=meant)
 
     async def trim_topic(
         self,
@@ -110,7 +108,7 @@ class DeleteRequests:
         path, after = f"{topic_path(name)}/{operation}", None
         while True:
             value, deadline = how if after is None else {**how, "after": after}, self._deadline()
-            answer, _ = await self._router.ask_any("POST", path, value=value, deadline=deadline, topic_id=topic.id)
+            answer, _ = await self._router.ask_any("POST", path, value=value, deadline=deadline, topic=topic)
             trimmed, following = answer.parsed(lambda fields: (int(fields["messages"]), fields["next"]))
             messages += trimmed
             after = following_page(following, after)

@@ -277,7 +277,7 @@ class Router:
         self._refresher.start()
         if topic is not None:
             look = look or partial(self._refresher.glance, topic.name, beside=url)
-            request.setdefault("topic_id", topic.id)
+            request.setdefault("topic", topic)
         assert look is not None
         try:
             async with LeaderWatch(self.table, partial(self._moved, shards, url), look, silence_s):
@@ -298,7 +298,7 @@ class Router:
         """One request to a node that follows. Raises ``TimedOut`` when nothing comes for ``stall_s`` as well."""
         self._refresher.start()
         return await self._transport.request(
-            method, url + path, timeout_s=timeout_s, stall_s=stall_s, topic_id=topic.id, **request
+            method, url + path, timeout_s=timeout_s, stall_s=stall_s, topic=topic, **request
         )
 
     def _moved(self, shards: Sequence[int], url: str | None) -> bool:

@@ -40,7 +40,7 @@ from lsmq.errors import (
     UnexpectedAnswer,
     from_dict,
 )
-from lsmq.topics import FORWARD_HEADER, TOPIC_ID_HEADER
+from lsmq.topics import FORWARD_HEADER, Topic
 
 T = TypeVar("T")
 
@@ -170,14 +170,14 @@ class Transport:
         body: bytes | None = None,
         content_type: str = MSGPACK,
         accept: str = MSGPACK,
-        topic_id: int | None = None,
+        topic: Topic | None = None,
         stall_s: float | None = None,
         also: Container[int] = (),
         trace: Mapping[str, str] | None = None,
     ) -> Response:
         """Send one request. ``value`` is packed as msgpack; ``body`` goes out as it is.
 
-        ``topic_id`` is that of the topic in the path or in ``value``. ``stall_s`` bounds the time without any bytes.
+        ``topic`` is the one in the path or in ``value``. ``stall_s`` bounds the time without any bytes.
         Answers with a status in ``also`` count as such, and not as errors. ``trace`` are headers that say of which
         trace it is.
 
@@ -190,8 +190,8 @@ class Transport:
         headers = {"Accept": accept, FORWARD_HEADER: "refuse", **shown}
         if trace is not None:
             headers.update(trace)
-        if topic_id is not None:
-            headers[TOPIC_ID_HEADER] = str(topic_id)
+        if topic is not None:
+            headers.update(topic.identity)
         if value is not None:
             body = _packed(value)
         if body is not None:
@@ -219,7 +219,7 @@ class Transport:
                         body=body,
                         content_type=content_type,
                         accept=accept,
-                        topic_id=topic_id,
+                        topic=topic,
                         stall_s=stall_s,
                         also=also,
                         trace=trace,
@@ -257,7 +257,7 @@ class Transport:
         return url.startswith("http:") and not self.has_been_answered and ended
 
     async def websocket(
-        self, url: str, *, params: Mapping[str, str], protocol: str, timeout_s: float, topic_id: int
+        self, url: str, *, params: Mapping[str, str], protocol: str, timeout_s: float, topic: Topic
     ) -> aiohttp.ClientWebSocketResponse:
         """A WebSocket, whose pings are the caller's to answer.
 
@@ -270,7 +270,7 @@ class Transport:
                     url,
                     params=params,
                     protocols=(protocol,),
-                    headers={TOPIC_ID_HEADER: str(topic_id), **shown},
+                    headers={**topic.identity, **shown},
                     autoping=False,
                     max_msg_size=MAX_ANSWER_BYTES,
                     ssl=self._context(url),

@@ -70,7 +70,7 @@ class PushLink:
     async def run(self, path: str, params: Mapping[str, str], timeout_s: float) -> None:
         """Until :meth:`close`. Raises why it ended otherwise."""
         socket = self._socket = await self._transport.websocket(
-            self.url + path, params=params, protocol=PROTOCOL, timeout_s=timeout_s, topic_id=self._topic.id
+            self.url + path, params=params, protocol=PROTOCOL, timeout_s=timeout_s, topic=self._topic
         )
         if self._closing:  # Whoever closes it found no socket.
             await socket.close()

@@ -59,7 +59,7 @@ class ShardRequests:
             params=_from(read_from),
             value=value,
             accept=BATCHES,
-            topic_id=topic.id,
+            topic=topic,
             timeout_s=self._timeout_s,
         )
         return answer.body

@@ -59,6 +59,8 @@ class QueueChanges(TypedDict, total=False):
 
 # The id of the topic that a request means by its name. A node that knows another one under that name refuses.
 TOPIC_ID_HEADER = "Lsmq-Topic-Id"
+# And when it was created, in milliseconds: topics of two clusters may have the same id.
+TOPIC_CREATED_HEADER = "Lsmq-Topic-Created"
 #: In an answer to a fetch: what the next request goes on with.
 FETCH_SESSION_HEADER = "Lsmq-Fetch-Session"
 #: What is to become of a request for a shard that the node does not lead: ``pass``, ``redirect`` or ``refuse``.
@@ -190,6 +192,11 @@ class Topic:
     def is_same(self, other: Topic) -> bool:
         """Whether it is the topic itself, and not one that was made anew under its name."""
         return self.id == other.id and self.created_ms == other.created_ms
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """Headers of a request that means this topic, and no other one of its name, wherever it comes to."""
+        return {TOPIC_ID_HEADER: str(self.id), TOPIC_CREATED_HEADER: str(self.created_ms)}
 
     def with_routes(self, routes: tuple[Route, ...]) -> Topic:
         """The topic with other routes."""

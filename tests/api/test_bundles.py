@@ -79,6 +79,33 @@ def test_a_topic_that_was_made_anew_is_another_one(api: Api, topic_name: str) ->
     assert api.bodies(topic_name, 0) == ["x", "x"]
 
 
+def test_a_topic_of_another_cluster_is_not_the_one_that_is_meant(api: Api, topic_name: str) -> None:
+    created_ms = api.create(topic_name, 1)["created_ms"]
+    parts = [
+        {"topic": topic_name, "topic_created_ms": given, "batch": pack((0, b"x"))}
+        for given in (created_ms - 1, created_ms, created_ms + 1, None)
+    ]
+    results = ask(api, {"batches": parts}).msgpack()["results"]
+    assert [("error" in each) and code(each) for each in results] == ["unavailable", False, "unavailable", False]
+    assert "another cluster" in results[0]["error"]["message"]
+    assert api.bodies(topic_name, 0) == ["x", "x"]
+
+
+def test_a_request_says_by_headers_which_topic_it_means(api: Api, topic_name: str) -> None:
+    made = api.create(topic_name, 1)
+    path = f"/v1/topics/{topic_name}"
+
+    def asked(status: int, id: object, created_ms: object) -> Answer:
+        headers = {"Lsmq-Topic-Id": str(id), "Lsmq-Topic-Created": str(created_ms)}
+        return api.call("GET", f"{path}/queues/0/messages", headers=headers, status=status)
+
+    asked(200, made["id"], made["created_ms"])
+    assert asked(503, made["id"], made["created_ms"] + 1).code == "unavailable"
+    assert asked(503, made["id"] + 1, made["created_ms"]).code == "unavailable"
+    assert asked(409, made["id"] - 1, made["created_ms"]).code == "topic_replaced"
+    assert asked(400, made["id"], "yesterday").error["field"] == "Lsmq-Topic-Created"
+
+
 @pytest.mark.parametrize("codec", Codec)
 def test_batches_may_be_compressed(api: Api, topic_name: str, codec: Codec) -> None:
     api.create(topic_name, 1)

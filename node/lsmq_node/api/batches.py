@@ -7,7 +7,7 @@ are written, whole table blocks leave by sendfile without passing through this p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -159,21 +159,21 @@ async def _outcomes(call: Call, batches: Sequence[dict[str, Any]]) -> list[dict[
     tasks = []
     async with asyncio.TaskGroup() as work:
         for number, each in enumerate(batches, 1):
-            tasks.append(work.create_task(_outcome(call, each["topic"], each.get("topic_id"), each["batch"])))
+            tasks.append(work.create_task(_outcome(call, each)))
             if number % _AT_ONCE == 0:
                 await asyncio.sleep(0)  # Others have turns in between.
     return [task.result() for task in tasks]
 
 
-async def _outcome(call: Call, name: str, topic_id: int | None, batch: str | bytes) -> dict[str, Any] | LsmqError:
+async def _outcome(call: Call, part: Mapping[str, Any]) -> dict[str, Any] | LsmqError:
     try:
-        topic = await call.topic(name, topic_id)
+        topic = await call.topic(part["topic"], part.get("topic_id"), part.get("topic_created_ms"))
         with call.broker.budget.hold(call.hold.client) as hold:
-            stored, duplicate = await _store(call, topic, _packed(batch), hold)
+            stored, duplicate = await _store(call, topic, _packed(part["batch"]), hold)
     except LsmqError as error:
         return error
     except Exception as error:  # It takes no other with it.
-        _log.error("batch_failed", topic=name, exc_info=error)
+        _log.error("batch_failed", topic=part["topic"], exc_info=error)
         return internal_error(error)
     return {"batch": stored, "duplicate": duplicate}
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from lsmq.errors import InvalidQueueName, InvalidRequest, LsmqError
 from lsmq.queue_names import check_queue_name
-from lsmq.topics import FORWARD_HEADER, TOPIC_ID_HEADER
+from lsmq.topics import FORWARD_HEADER, TOPIC_CREATED_HEADER, TOPIC_ID_HEADER
 from lsmq_coordinator.auth import VERIFIED, Verified
 from lsmq_node.broker import Ack, Hold, ReadFrom
 from lsmq_node.broker.stages import stage
@@ -249,17 +249,26 @@ class Call:
             case _:
                 assert_never(kind)
 
-    async def topic(self, name: str | None = None, meant: int | None = None) -> StoredTopic:
-        """The topic of this name, or of the path's, and no other that is meant, by its id; see :meth:`Broker.topic`.
+    async def topic(
+        self, name: str | None = None, meant: int | None = None, created_ms: int | None = None
+    ) -> StoredTopic:
+        """The topic of this name, or of the path's, and no other that is meant, by headers or as said here; see
+        :meth:`Broker.topic`.
 
         Raises ``Forbidden`` first.
         """
         self.asker.check_named(ResourceKind.TOPIC, self.request.match_info["topic"] if name is None else name)
-        given = self.request.headers.get(TOPIC_ID_HEADER)
-        if given is not None and not _INTEGER.fullmatch(given):
-            raise InvalidRequest(f"{TOPIC_ID_HEADER} is {given!r}; it must be a topic's id", field=TOPIC_ID_HEADER)
-        meant = meant if given is None else int(given)
-        return await self.broker.topic(self.request.match_info["topic"] if name is None else name, meant)
+        meant = self._integer_of(TOPIC_ID_HEADER, "a topic's id", meant)
+        created_ms = self._integer_of(TOPIC_CREATED_HEADER, "the created_ms of a topic", created_ms)
+        return await self.broker.topic(self.request.match_info["topic"] if name is None else name, meant, created_ms)
+
+    def _integer_of(self, header: str, what: str, default: int | None) -> int | None:
+        given = self.request.headers.get(header)
+        if given is None:
+            return default
+        if not _INTEGER.fullmatch(given):
+            raise InvalidRequest(f"{header} is {given!r}; it must be {what}", field=header)
+        return int(given)
 
     def queue(self, topic: StoredTopic) -> int | str:
         """The queue of the path: its number, or its name where queues are named.

@@ -447,6 +447,9 @@ SEND_BATCHES: Schema = object_of(
                 {
                     "topic": text("Name of the topic."),
                     "topic_id": integer(0, null=True, description="Its id: no other topic of the name is meant."),
+                    "topic_created_ms": integer(
+                        0, null=True, description="When it was created: no topic of another cluster is meant."
+                    ),
                     "batch": text("msgpack bin: a batch as it is sent to the topic alone.", or_bin=True),
                 },
                 required=("topic", "batch"),

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq import runtime
-from lsmq.errors import InvalidRequest, LsmqError, OffsetOutOfRange, TopicReplaced, Unavailable
+from lsmq.errors import InvalidRequest, LsmqError, OffsetOutOfRange
 from lsmq.queue_names import check_queue_name
 from lsmq.record_batch import HEADER, Codec, Column, RecordBatch
 from lsmq_coordinator.parts import Parts
@@ -45,6 +45,7 @@ from .fetched import Fetched
 from .forwarding import Forwarder
 from .letter_targets import check_moving
 from .loop_work import in_turns, to_its_end
+from .meant_topic import check_meant
 from .name_admission import NameAdmission
 from .own_options import OwnOptions
 from .pacing import LimitPace
@@ -141,23 +142,14 @@ class Broker:
         """All there are, in any order."""
         return await self.topology.topics.newest()
 
-    async def topic(self, name: str, meant: int | None = None) -> StoredTopic:
-        """The topic of this name, and no other that the caller may have meant by it, who knows the id ``meant``.
+    async def topic(self, name: str, meant: int | None = None, created_ms: int | None = None) -> StoredTopic:
+        """The topic of this name, and no other that the caller may have meant by it: see :func:`check_meant`.
 
-        Raises ``UnknownTopic``; ``TopicReplaced`` where it was made anew since; ``Unavailable`` where the caller knows
-        a later one than this node does.
+        Raises ``UnknownTopic``, ``TopicReplaced``, ``Unavailable``.
         """
         topic = await self.topology.topics.by_name(name)
-        if meant is None or meant == topic.id:
-            return topic
-        if meant > topic.id:
-            raise Unavailable(f"this node does not know topic {name!r} with the id {meant} yet", sent=False)
-        raise TopicReplaced(
-            f"topic {name!r} was deleted and made anew: its id was {meant}, now it is {topic.id}",
-            topic=name,
-            expected_id=meant,
-            id=topic.id,
-        )
+        check_meant(topic, meant, created_ms)
+        return topic
 
     async def topic_by_id(self, topic_id: int) -> StoredTopic:
         """Raises ``UnknownTopic``."""
