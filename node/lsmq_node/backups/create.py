@@ -14,7 +14,6 @@ from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
 from typing import Any, ParamSpec, TypeVar
@@ -84,7 +83,7 @@ class _Creation:
 
     async def run(self, keep: int | None, begin: Callable[[int], Callable[[int], None]]) -> BackupMade:
         repository, made_ms = self._repository, runtime.wall_ms()
-        id = f"{datetime.fromtimestamp(made_ms / 1000, UTC):%Y%m%dT%H%M%S}.{made_ms % 1000:03}Z"
+        id = await _in_thread(repository.new_id, made_ms)
         cluster, numbers, home_shards = await self._snapshots.shards()
         if not self._full:
             for known in await _in_thread(repository.known):

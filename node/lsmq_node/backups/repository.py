@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import crc32c
@@ -37,6 +38,7 @@ from .places import BACKUPS, FILES, INCOMING, BackupPlace, open_place
 
 _PART = "PART"
 _ID = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{3}Z")
+_MILLISECOND = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,17 @@ class Repository:
     def path(self, file: StoredFile) -> str:
         """What people call it."""
         return self.place.path(FILES, file.sha256)
+
+    def new_id(self, made_ms: int) -> str:
+        """Of a backup that is begun now: the moment, but after all that are here, whose maker's clock may have been
+        ahead. So the newest one is the last one that was made."""
+        begun = datetime.fromtimestamp(made_ms // 1000, UTC) + made_ms % 1000 * _MILLISECOND
+        with self._telling():
+            ids = self._ids()
+        for id in ids:
+            with suppress(ValueError):  # It looks like one, and is no moment.
+                begun = max(begun, datetime.strptime(id, "%Y%m%dT%H%M%S.%fZ").replace(tzinfo=UTC) + _MILLISECOND)
+        return f"{begun:%Y%m%dT%H%M%S}.{begun.microsecond // 1000:03}Z"
 
     def has(self, file: StoredFile) -> bool:
         return self.place.size(FILES, file.sha256) is not None
