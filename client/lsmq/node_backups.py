@@ -29,7 +29,8 @@ class BackupProgress:
 @dataclass(frozen=True, slots=True)
 class BackupEnd:
     """What came of a backup: its ``id``, or why there is none in ``error``. Of ``size_bytes`` no earlier backup had
-    ``fetched_bytes``; ``removed`` are ids of those that were removed then."""
+    ``fetched_bytes``; ``removed`` are ids of those that were removed then, ``unread`` of those that cannot be read:
+    while these are there, no file is removed."""
 
     began_ms: int
     ended_ms: int
@@ -38,6 +39,7 @@ class BackupEnd:
     fetched_bytes: int | None
     removed: tuple[str, ...]
     error: str | None
+    unread: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,15 @@ class NodeBackupState:
             fields["place"],
             fields["keep"],
             None if running is None else of_known(BackupProgress, running),
-            None if last is None else of_known(BackupEnd, {**last, "removed": tuple(last["removed"])}),
+            None if last is None else _end(last),
             tuple(fields["backups"]),
             fields["problem"],
         )
+
+
+def _end(fields: Mapping[str, Any]) -> BackupEnd:
+    lists = {name: tuple(fields.get(name, ())) for name in ("removed", "unread")}
+    return of_known(BackupEnd, {**fields, **lists})
 
 
 class BackupAdmin:

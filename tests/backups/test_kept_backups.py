@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from api.calls import Api
+from lsmq.errors import CorruptFile
+from lsmq_node.backups.manifest import BackupManifest
 from lsmq_node.backups.repository import Repository
 from support.node_process import NodeProcess
 
@@ -30,6 +33,14 @@ def made(node: NodeProcess, backups: Path, *more: str) -> str:
     return str(found["id"])
 
 
+def whole(backups: Path) -> list[BackupManifest]:
+    repository, found = Repository.at(str(backups)), []
+    for id in repository.ids():
+        with suppress(CorruptFile):
+            found.append(repository.load(id))
+    return found
+
+
 def rewritten(backups: Path, made: str, **fields: Any) -> None:
     """As if another maker had made it."""
     found = replace(Repository.at(str(backups)).load(made), **fields)
@@ -44,3 +55,24 @@ def test_the_newest_backup_is_the_last_one_though_a_clock_was_ahead(node: NodePr
     assert latest == "21000101T000000.000Z"
     assert [found["id"] for found in lsmq("", "backup", "list", backups, "--json")] == [latest]
     assert latest in lsmq("", "backup", "restore", backups, "--data", tmp_path / "new")
+
+
+def test_a_damaged_backup_counts_for_none_and_it_is_said_that_its_files_stay(node: NodeProcess, tmp_path: Path) -> None:
+    backups = tmp_path / "backups"
+    first, second = made(node, backups), made(node, backups)
+    damaged = backups / "backups" / second
+    damaged.write_bytes(damaged.read_bytes()[:-5])
+    (backups / "files" / ("0" * 64)).touch()
+
+    said = lsmq("", "backup", "prune", backups, "--keep", "1")
+    assert "0 backups removed" in said and f"no space is freed: {second} cannot be read" in said
+    assert [found.id for found in whole(backups)] == [first]
+    assert (backups / "files" / ("0" * 64)).exists()
+
+    third = lsmq(node.url, "backup", "create", "--to", backups, "--keep", "2", "--json")
+    assert third["removed"] == [] and third["unread"] == [second]
+    # It goes when it is older than those that are kept, and what was its own with it.
+    fourth = lsmq(node.url, "backup", "create", "--to", backups, "--keep", "2", "--json")
+    assert fourth["removed"] == [first, second] and fourth["unread"] == []
+    assert not (backups / "files" / ("0" * 64)).exists()
+    assert "nothing is damaged" in lsmq("", "verify", backups)

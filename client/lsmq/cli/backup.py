@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import datetime
@@ -77,7 +77,8 @@ async def create(client: Client, place: str, keep: int | None, full: bool, as_js
         )
     found = made.backup
     if as_json:
-        print_json({**_fields(found), "fetched_bytes": made.fetched_bytes, "removed": made.removed})
+        came = {"fetched_bytes": made.fetched_bytes, "removed": made.removed, "unread": made.unread}
+        print_json({**_fields(found), **came})
         return
     click.echo(
         f"backup {found.id}: {counted(len(found.shards), 'shard')}, {counted(len(found.topics), 'topic')}, "
@@ -85,6 +86,17 @@ async def create(client: Client, place: str, keep: int | None, full: bool, as_js
     )
     if made.removed:
         click.echo(f"removed: {', '.join(made.removed)}")
+    _tell_unread(place, made.unread)
+
+
+def _tell_unread(place: str, ids: Sequence[str]) -> None:
+    if ids:
+        click.echo(
+            f"warning: no file was removed, and no space is freed: {', '.join(ids)} cannot be read, so that nobody "
+            f"knows which files are theirs. `lsmq backup list {place}` says why; remove what is damaged from "
+            f"{place}/backups",
+            err=True,
+        )
 
 
 def _fields(found: Any) -> dict[str, Any]:
@@ -121,6 +133,7 @@ async def start(client: Client, wait: bool, as_json: bool) -> None:
         click.echo(f"a backup is being made in {state.place}", err=True)
     elif state.last is not None:
         click.echo(_told(state.last))
+        _tell_unread(str(state.place), state.last.unread)
     if not state.running and state.last is not None and state.last.error is not None:
         raise click.exceptions.Exit(1)
 
@@ -167,6 +180,7 @@ async def status(client: Client, as_json: bool) -> None:
         click.echo(f"under way since {time_text(state.running.began_ms)}: {size_text(state.running.done_bytes)}{of}")
     if state.last is not None:
         click.echo(f"the last one, over at {time_text(state.last.ended_ms)}: {_told(state.last)}")
+        _tell_unread(state.place, state.last.unread)
     if state.problem is not None:
         click.echo(f"what is there is not known: {state.problem}")
     for id in state.backups:
@@ -228,8 +242,9 @@ def prune(place: str, keep: int) -> None:
     repository = _repository(place)
     repository.ids()  # Where there are none nothing is made.
     with private_files(), repository.changing():
-        gone = repository.prune(keep)
-    click.echo(f"{counted(len(gone), 'backup')} removed", err=True)
+        pruned = repository.prune(keep)
+    click.echo(f"{counted(len(pruned.removed), 'backup')} removed", err=True)
+    _tell_unread(place, pruned.unread)
 
 
 @backup.command()

@@ -36,6 +36,9 @@ _LAST = {
             "size_bytes": integer(0, null=True),
             "fetched_bytes": integer(0, description="Of these, what no earlier backup had.", null=True),
             "removed": list_of(text(), "Ids of those that were removed then."),
+            "unread": list_of(
+                text(), "Ids of those there that cannot be read: while they are there no file of the place is removed."
+            ),
             "error": text("Why there is none.", null=True),
         }
     ),
@@ -71,6 +74,7 @@ def _last(found: EndedBackup | None) -> dict[str, Any] | None:
         "size_bytes": None if made is None else made.backup.size_bytes,
         "fetched_bytes": None if made is None else made.fetched_bytes,
         "removed": [] if made is None else made.removed,
+        "unread": [] if made is None else made.unread,
         "error": found.error,
     }
 

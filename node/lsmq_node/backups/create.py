@@ -42,11 +42,13 @@ Given = ParamSpec("Given")
 
 @dataclass(slots=True)
 class BackupMade:
-    """What a backup came to: ``fetched_bytes`` of its files were sent, the others were here."""
+    """What a backup came to: ``fetched_bytes`` of its files were sent, the others were here. ``removed`` and ``unread``
+    are of :class:`.Pruned`."""
 
     backup: BackupManifest
     fetched_bytes: int
     removed: list[str]
+    unread: list[str]
 
 
 async def create_backup(
@@ -117,7 +119,8 @@ class _Creation:
             home_shards if home_shards < len(numbers) else None,
         )
         await _in_thread(repository.add, backup)
-        return BackupMade(backup, self._fetched_bytes, await _in_thread(repository.prune, keep))
+        pruned = await _in_thread(repository.prune, keep)
+        return BackupMade(backup, self._fetched_bytes, pruned.removed, pruned.unread)
 
     def _check_space(self) -> None:
         wanted = sum(

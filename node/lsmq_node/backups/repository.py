@@ -49,6 +49,15 @@ class KnownFile:
     file: StoredFile
 
 
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """Ids of backups: those that were ``removed``, and those that stay and cannot be read. Because of these no file was
+    removed: nobody knows which are theirs."""
+
+    removed: list[str]
+    unread: list[str]
+
+
 class Repository:
     """Read by anybody at any time; changed by one process at a time, inside :meth:`changing`."""
 
@@ -236,21 +245,21 @@ class Repository:
             assert not missing, "a backup is told of when all its files are there"
             self.place.write(BACKUPS, backup.id, backup.encode())
 
-    def prune(self, keep: int | None) -> list[str]:
-        """Remove all but the newest ``keep`` backups, and files that none has; the ids of those that went."""
+    def prune(self, keep: int | None) -> Pruned:
+        """Remove all but the newest ``keep`` backups that can be read, and what is older, and files that none has."""
         with self._telling():
-            ids = self.ids()
-            gone = ids[:-keep] if keep else []
+            ids, whole = self.ids(), dict[str, BackupManifest]()
+            for id in ids:
+                with suppress(LsmqError):
+                    whole[id] = self.load(id)
+            gone = [id for id in ids if id < list(whole)[-keep]] if keep and len(whole) >= keep else []
             self.place.remove(BACKUPS, gone)
-            used: set[str] = set()
-            try:
-                for id in ids[len(gone) :]:
-                    used.update(file.sha256 for file in self.load(id).files())
-            except LsmqError:  # Nobody knows which files a damaged backup has.
-                return gone
-            self.place.remove(FILES, [name for name in self.place.sizes(FILES) if name not in used])
-            self.place.remove(INCOMING, list(self.place.sizes(INCOMING)))
-            return gone
+            unread = [id for id in ids if id not in whole and id not in gone]
+            if not unread:  # Nobody knows which files one has that cannot be read.
+                used = {file.sha256 for id, backup in whole.items() if id not in gone for file in backup.files()}
+                self.place.remove(FILES, [name for name in self.place.sizes(FILES) if name not in used])
+                self.place.remove(INCOMING, list(self.place.sizes(INCOMING)))
+            return Pruned(gone, unread)
 
 
 class IncomingFile:

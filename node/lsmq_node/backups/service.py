@@ -163,6 +163,8 @@ class NodeBackups:
                 _log.error("backup_failed", place=self.place, reason=error)
             else:
                 _log.info("backup_made", place=self.place, id=made.backup.id, fetched_bytes=made.fetched_bytes)
+                if made.unread:
+                    _log.warning("backups_unreadable", place=self.place, ids=made.unread, costs="no file is removed")
 
     async def _made(self, repository: Repository, running: RunningBackup) -> BackupMade:
         def advance(size: int) -> None:

@@ -41,7 +41,8 @@ function ended(last) {
   const at = [" (", when(last.ended_ms), " UTC)"];
   if (last.error !== null) return [el("p", { class: "bad" }, "The last one was not made: ", last.error, ...at)];
   return [el("p", { class: "good" }, `Made: ${last.id}, ${bytes(last.size_bytes)}, of which ${bytes(last.fetched_bytes)} were new`, ...at),
-    last.removed.length ? el("p", { class: "soft" }, `Removed: ${last.removed.join(", ")}`) : ""];
+    last.removed.length ? el("p", { class: "soft" }, `Removed: ${last.removed.join(", ")}`) : "",
+    last.unread.length ? el("p", { class: "bad" }, `No space is freed: ${last.unread.join(", ")} cannot be read, so that nobody knows which files are theirs`) : ""];
 }
 
 const list = (ids) => (ids.length ? el("ul", {}, ids.map((id) => el("li", {}, el("code", {}, id), ` made at ${made(id)} (UTC)`))) : el("p", { class: "soft" }, "None yet."));
