@@ -78,11 +78,17 @@ def unpack(content: bytes) -> Document | None:
     """A published document, or None when it is none: then it may be replaced."""
     try:
         document = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(document, dict) or not isinstance(document.get("version"), int):
         return None
-    return document
+    return document if _has_epochs(document.get("shards", {})) else None
+
+
+def _has_epochs(shards: Any) -> bool:
+    """Whether each shard of a document says in which epoch it is led."""
+    entries = shards.values() if isinstance(shards, dict) else (None,)
+    return all(isinstance(entry, dict) and isinstance(entry.get("epoch"), int) for entry in entries)
 
 
 def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -94,9 +100,8 @@ def supersedes(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
     """Whether ``new`` may replace ``old``: made from a later state, and no shard's epoch goes back."""
     if new["version"] <= old["version"]:
         return False
-    former = old.get("shards")
-    if not isinstance(former, dict):
-        return True
     return all(
-        new["shards"][shard]["epoch"] >= entry["epoch"] for shard, entry in former.items() if shard in new["shards"]
+        new["shards"][shard]["epoch"] >= entry["epoch"]
+        for shard, entry in old.get("shards", {}).items()
+        if shard in new["shards"]
     )

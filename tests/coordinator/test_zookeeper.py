@@ -160,6 +160,17 @@ def test_routes_that_the_cluster_never_wrote_are_replaced_at_once(client: Any, m
     assert registry.status.forgeries_replaced == 1
 
 
+@pytest.mark.parametrize("shards", [{"0": {}}, {"0": 5}, {"0": {"epoch": "x"}}, [0]])
+def test_what_is_no_document_of_a_cluster_is_replaced(client: Any, make: Any, shards: Any) -> None:
+    state = elected(with_topic(founded()))
+    registry = make("n1", refresh_s=600.0)
+    registry.publish(state)
+    until(lambda: version(client) == state.version)
+    client.set(f"{ROOT}/cluster", json.dumps({"version": 0, "shards": shards}).encode())
+    until(lambda: read(client, "cluster") == cluster_document(state))
+    assert registry.status.last_error is None
+
+
 @pytest.mark.parametrize("newest", [None, 1_000])
 def test_who_cannot_tell_that_routes_are_forged_leaves_them(client: Any, make: Any, newest: int | None) -> None:
     """It may have fallen behind itself: what is newer in ZooKeeper is then the truth."""
