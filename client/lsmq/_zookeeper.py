@@ -178,11 +178,13 @@ class ZooKeeperRoutes:
         cluster = json.loads(self._client.get_async(path).get(timeout=_CALL_TIMEOUT_S)[0])
         pending = {name: self._client.get_async(f"{self._root}/topics/{name}") for name in self._followed.copy()}
         topics: dict[str, dict[str, Any]] = {}
+        parsed = []
         for name, answer in pending.items():
-            with contextlib.suppress(NoNodeError):
-                topics[name] = json.loads(answer.get(timeout=_CALL_TIMEOUT_S)[0])
-        parsed = tuple(TopicDocument.from_dict(topic) for topic in topics.values())
-        self._tell(RouteDocuments(ClusterDocument.from_dict(cluster), parsed))
+            with contextlib.suppress(NoNodeError, ValueError, RecursionError):  # One that is none is not there.
+                document = json.loads(answer.get(timeout=_CALL_TIMEOUT_S)[0])
+                parsed.append(TopicDocument.from_dict(document))
+                topics[name] = document
+        self._tell(RouteDocuments(ClusterDocument.from_dict(cluster), tuple(parsed)))
         if self._copy is None:
             return
         try:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from lsmq import Client, Consumer, InvalidRequest, Producer, Unavailable, ZooKeeperNotInstalled, sync
+from lsmq._route_documents import RouteDocuments
 from lsmq._tls import ClientTls
 from lsmq._zookeeper import ZooKeeperRoutes
 from lsmq_coordinator.commands import apply
@@ -23,7 +24,7 @@ from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
 from support.node_process import NodeProcess
 from support.played_cluster import PlayedCluster
 from support.python_process import run_python
-from support.waiting import eventually
+from support.waiting import comes_true, eventually
 from support.zookeeper_server import ZooKeeperEnsemble
 
 TOPIC = "flights"
@@ -336,3 +337,27 @@ def test_closing_leaves_no_thread_whatever_zookeeper_does(
         assert not {"lsmq", "lsmq zookeeper"} & names
     finally:
         ensemble.resume()
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"name": 1}'])
+async def test_a_topic_s_document_that_is_none_hides_no_others(
+    ensemble: ZooKeeperEnsemble, node: NodeProcess, published: Publish, content: bytes
+) -> None:
+    """What a client goes by of the cluster and other topics is followed on."""
+    heard: list[RouteDocuments] = []
+    async with PlayedCluster(node.url) as cluster:
+        agreed = await published(cluster)
+        agreed.registry.stop()
+        writer = ensemble.client()
+        writer.create(f"/lsmq/{agreed.name}/topics/other", content)
+        writer.stop()
+        writer.close()
+        tls = ClientTls(None, None, None).context
+        routes = ZooKeeperRoutes(agreed.hosts, agreed.name, refresh_s=NEVER_S, copy=None, tls=tls)
+        routes.start(heard.append)
+        try:
+            routes.follow(frozenset({TOPIC, "other"}))
+            await comes_true(lambda: any(found.topics for found in heard), "the topic that is whole is heard of")
+        finally:
+            await routes.stop()
+    assert [topic.name for topic in heard[-1].topics] == [TOPIC]
