@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,11 +10,16 @@ from typing import Any, cast
 
 import pytest
 
+from lsmq import runtime
 from lsmq.errors import Unauthenticated
 from lsmq_node.broker import Allowances, Broker
+from lsmq_node.cluster.rights import LocalRights
 from lsmq_node.config import Auth, NodeConfig
-from lsmq_node.rights import ShownCredentials
+from lsmq_node.rights import Binding, ShownCredentials
 from lsmq_node.rights.service import RightsService
+from lsmq_node.storage import ShardStore, StoreOptions
+
+_HOUR_MS = 3_600_000
 
 
 class Documents:
@@ -46,3 +52,22 @@ async def test_others_are_asked_about_what_may_be_a_token_and_nothing_else() -> 
     with pytest.raises(Unauthenticated):
         await rights.authenticated(ShownCredentials("Bearer lsmq_" + "0" * 64))
     assert documents.asked == 1
+
+
+async def test_of_two_tokens_the_one_that_was_made_last_goes_on_though_clocks_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node that made the one before had a clock that was ahead."""
+    config = NodeConfig(data=Path("unused"), auth=Auth.TOKEN)
+    with ShardStore.open(tmp_path / "shard", StoreOptions()) as store:
+        broker: Any = SimpleNamespace(
+            topology=SimpleNamespace(rights=LocalRights(store)), config=config, allowances=Allowances(config)
+        )
+        rights = RightsService(cast("Broker", broker))
+        with monkeypatch.context() as ahead:
+            ahead.setattr(runtime, "wall_ms", lambda: time.time_ns() // 1_000_000 + _HOUR_MS)
+            await rights.create_token("shop", None, (Binding("admin"),), "admin")
+        _, second = await rights.rotate_token("shop", None, _HOUR_MS, "admin")
+        _, third = await rights.rotate_token("shop", None, _HOUR_MS, "admin")
+        for secret in (second, third):
+            assert (await rights.authenticated(ShownCredentials(f"Bearer {secret}"))).principal == "shop"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -265,11 +266,14 @@ class RightsService:
         token = _token(name, secret, now_ms, ttl_ms, by)
 
         def changes(book: RightsBook) -> Changes:
+            nonlocal token
             former = [each for each in book.tokens_of(name) if each.is_good(now_ms)]
             if not former:
                 raise UnknownPrincipal(f"{name} has no token; 'lsmq token create {name}' makes one", principal=name)
-            found = {**over(book, now_ms), **{each.key: None for each in former}, token.key: token.pack()}
             last = former[-1]
+            # By the clock of another node that one may be of a later time: it is not the newest for that.
+            token = replace(token, created_ms=max(now_ms, last.created_ms + 1))
+            found = {**over(book, now_ms), **{each.key: None for each in former}, token.key: token.pack()}
             if overlap_ms:
                 until_ms = min(now_ms + overlap_ms, last.expires_ms or now_ms + overlap_ms)
                 kept_on = Token(name, last.id, last.digest, last.created_ms, until_ms, last.by)
