@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,10 +13,13 @@ import pytest
 
 from lsmq import runtime
 from lsmq.errors import Unauthenticated
+from lsmq_node.api.access import Access
+from lsmq_node.api.asker import Asker
 from lsmq_node.broker import Allowances, Broker
 from lsmq_node.cluster.rights import LocalRights
 from lsmq_node.config import Auth, NodeConfig
 from lsmq_node.rights import Binding, ShownCredentials
+from lsmq_node.rights.book import Token, digest_of
 from lsmq_node.rights.service import RightsService
 from lsmq_node.storage import ShardStore, StoreOptions
 
@@ -71,3 +75,27 @@ async def test_of_two_tokens_the_one_that_was_made_last_goes_on_though_clocks_di
         _, third = await rights.rotate_token("shop", None, _HOUR_MS, "admin")
         for secret in (second, third):
             assert (await rights.authenticated(ShownCredentials(f"Bearer {secret}"))).principal == "shop"
+
+
+@pytest.mark.virtual_time
+async def test_who_is_held_is_barred_soon_after_a_clock_that_was_behind_is_set_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Or after the machine slept: what is left of a token's time is not known beforehand."""
+    documents, config = Documents(), NodeConfig(data=Path("unused"), auth=Auth.TOKEN)
+    secret, now_ms = "lsmq_" + "1" * 64, runtime.wall_ms()
+    token = Token("shop", "0" * 8, digest_of(secret), now_ms, now_ms + 24 * _HOUR_MS, "admin")
+    monkeypatch.setattr(documents, "known", lambda: (1, {token.key: token.pack()}))
+    broker: Any = SimpleNamespace(
+        topology=SimpleNamespace(rights=documents), config=config, allowances=Allowances(config)
+    )
+    rights = RightsService(cast("Broker", broker))
+    await rights.newest()
+    asker = Asker(rights, Access(), ShownCredentials(f"Bearer {secret}"))
+    await asker.identify()
+    held = asyncio.create_task(asker.barred())
+    await asyncio.sleep(10)
+    assert not held.done()
+    monkeypatch.setattr(runtime, "wall_ms", lambda: now_ms + 25 * _HOUR_MS)
+    with pytest.raises(Unauthenticated):
+        await asyncio.wait_for(held, 600)

@@ -10,6 +10,9 @@ from lsmq_node.rights import Action, Proven, ResourceKind, RightsHolder, RightsS
 
 from .access import ADMINISTERING, Access
 
+#: The clock may be set while somebody is held, or the machine may sleep.
+_LOOK_AGAIN_S = 60.0
+
 
 class Asker:
     """Of one request. Where the node asks nobody who he is, everything is allowed."""
@@ -105,7 +108,7 @@ class Asker:
             self.check_again()  # It may be so already.
             left_s = None
             if self.expires_ms is not None:
-                left_s = max(0.0, (self.expires_ms - runtime.wall_ms()) / 1000)
+                left_s = min(max(0.0, (self.expires_ms - runtime.wall_ms()) / 1000), _LOOK_AGAIN_S)
             try:
                 async with asyncio.timeout(left_s):
                     await self._rights.changed()
