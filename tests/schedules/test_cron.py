@@ -127,3 +127,11 @@ def test_what_is_no_expression_is_refused_by_what_is_wrong(text: str, said: str)
 def test_a_zone_that_nobody_knows_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match="time zone"):
         zone_of(name)
+
+
+@pytest.mark.parametrize("weekday", ["*/6", "*/4"])
+@pytest.mark.parametrize("year", [2026, 2033, 2076, 2097])
+def test_a_leap_day_that_must_be_some_day_of_the_week_comes_however_far_away_it_is(weekday: str, year: int) -> None:
+    cron = Cron.parse(f"0 0 29 2 {weekday}")
+    found = datetime.fromtimestamp(cron.next_ms(ms(f"{year}-03-01T00:00+00:00"), ZoneInfo("UTC")) / 1000, UTC)
+    assert (found.month, found.day) == (2, 29) and found.isoweekday() % 7 in cron.weekdays

@@ -49,8 +49,8 @@ _FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
     ("month", 1, 12, _MONTHS),
     ("day of week", 0, 7, _DAYS),
 )
-#: The 29th of February is away eight years at most.
-_FURTHEST = timedelta(days=8 * 366)
+#: The 29th of February is away eight years at most, and forty where it must be on one day of the week.
+_FURTHEST = timedelta(days=41 * 366)
 #: Where the date line was moved, clocks skipped a day.
 _LONGEST_SKIP = timedelta(days=1)
 
