@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lsmq import runtime
 from lsmq.plain_files import plain_stat
@@ -23,6 +23,9 @@ from lsmq.plain_files import plain_stat
 from .errors import TlsUnusable
 from .parts import UNSEEN, Part
 from .private_files import too_open
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
 
 #: How often it is looked whether the files have changed.
 LOOK_EVERY_S = 1.0
@@ -108,11 +111,25 @@ class _ServerContext(ssl.SSLContext):
 
 
 @dataclass(frozen=True, slots=True)
+class _Validity:
+    """From when until when something is good, in Unix time."""
+
+    begins_s: float
+    expires_s: float
+
+    def is_good(self, now_s: float) -> bool:
+        return self.begins_s <= now_s < self.expires_s
+
+    def ends_soon(self, now_s: float) -> bool:
+        return self.expires_s - now_s < min(_WARN_S, (self.expires_s - self.begins_s) / 5)
+
+
+@dataclass(frozen=True, slots=True)
 class _Loaded:
     server: _ServerContext
     client: ssl.SSLContext
-    begins_s: float
-    expires_s: float
+    own: _Validity
+    authority: _Validity | None
 
 
 class Certificates:
@@ -146,16 +163,18 @@ class Certificates:
     @property
     def expires_s(self) -> float:
         """When the certificate in use expires, in Unix time."""
-        return self._loaded.expires_s
+        return self._loaded.own.expires_s
 
     def look(self) -> bool:
         """Read the files again if they have changed; whether what is used has. Blocks for the disk."""
         try:
             found = _state(self.files)
             if found != self._state:  # Again each time: what made them of no use may be gone though they are the same.
-                loaded = _load(self.files)
-                if loaded.expires_s <= runtime.wall_time() < self._loaded.expires_s:
-                    raise TlsUnusable(f"{self.files.cert} has expired already", file=str(self.files.cert))
+                loaded, now_s = _load(self.files), runtime.wall_time()
+                if self._loaded.own.is_good(now_s) and not loaded.own.is_good(now_s):
+                    early = f"is not good before {_day(loaded.own.begins_s)} by this machine's clock"
+                    why = "has expired already" if loaded.own.expires_s <= now_s else early
+                    raise TlsUnusable(f"{self.files.cert} {why}", file=str(self.files.cert))
                 self._loaded = loaded
         except TlsUnusable as error:
             self._failure = error.message
@@ -172,11 +191,22 @@ class Certificates:
         loaded, now_s = self._loaded, runtime.wall_time() if now_s is None else now_s
         if self._failure is not None:
             return f"the files have changed and cannot be used; the certificate before is: {self._failure}"
-        day = datetime.fromtimestamp(loaded.expires_s, UTC).isoformat()
-        if now_s >= loaded.expires_s:
+        own, authority, day = loaded.own, loaded.authority, _day(loaded.own.expires_s)
+        if now_s >= own.expires_s:
             return f"{self.files.cert} has expired ({day}), and is refused; replace it, which needs no restart"
-        if loaded.expires_s - now_s < min(_WARN_S, (loaded.expires_s - loaded.begins_s) / 5):
+        if now_s < own.begins_s:
+            return (
+                f"{self.files.cert} is not good before {_day(own.begins_s)}, and is refused until then: see to this "
+                "machine's clock, or to that of its authority"
+            )
+        if own.ends_soon(now_s):
             return f"{self.files.cert} expires soon ({day}); replace it, which needs no restart"
+        if authority is not None and authority.ends_soon(now_s):
+            when = "has expired" if now_s >= authority.expires_s else "expires soon"
+            return (
+                f"the authority in {self.files.ca} {when} ({_day(authority.expires_s)}), and nothing that it issued is "
+                "believed from then on; make another one, and give both in this file while certificates are replaced"
+            )
         return None
 
     async def watch(self, part: Part = UNSEEN, changed: Callable[[], None] = lambda: None) -> None:
@@ -225,7 +255,7 @@ def _state(files: TlsFiles) -> tuple[tuple[int, int, int], ...]:
 
 def _load(files: TlsFiles) -> _Loaded:
     _check_private(files.key)
-    begins_s, expires_s = _validity(files.cert)
+    own, chain = _validity(files.cert)
     server, client = _ServerContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for context in (server, client):
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -239,7 +269,7 @@ def _load(files: TlsFiles) -> _Loaded:
         ClientAuth.OPTIONAL: ssl.CERT_OPTIONAL,
         ClientAuth.REQUIRED: ssl.CERT_REQUIRED,
     }[files.client_auth]
-    return _Loaded(server, client, begins_s, expires_s)
+    return _Loaded(server, client, own, None if files.ca is None else _authority(files.ca, chain))
 
 
 def _load_chain(context: ssl.SSLContext, files: TlsFiles) -> None:
@@ -286,8 +316,33 @@ def _check_private(key: Path) -> None:
         )
 
 
-def _validity(cert: Path) -> tuple[float, float]:
-    """From when until when the first certificate in the file is good, in Unix time.
+def _day(moment_s: float) -> str:
+    return datetime.fromtimestamp(moment_s, UTC).isoformat()
+
+
+def _authority(path: Path, chain: Sequence[Certificate]) -> _Validity | None:
+    """Of the authority in the file that issued the last of the chain; where none did, of the one that is good longest.
+    None where what OpenSSL could read cannot be read here."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+
+    def issued(authority: Certificate) -> bool:
+        try:
+            chain[-1].verify_directly_issued_by(authority)
+        except (InvalidSignature, TypeError, ValueError):
+            return False
+        return True
+
+    try:
+        found = x509.load_pem_x509_certificates(path.read_bytes())
+        last = max(list(filter(issued, found)) or found, key=lambda each: each.not_valid_after_utc)
+        return _Validity(last.not_valid_before_utc.timestamp(), last.not_valid_after_utc.timestamp())
+    except (OSError, ValueError, x509.InvalidVersion):
+        return None
+
+
+def _validity(cert: Path) -> tuple[_Validity, Sequence[Certificate]]:
+    """From when until when the first certificate in the file is good, and all that are there.
 
     Raises ``TlsUnusable``, also for one that is good for clients alone: nobody would believe whoever shows it.
     """
@@ -296,8 +351,9 @@ def _validity(cert: Path) -> tuple[float, float]:
 
     uses: set[x509.ObjectIdentifier] = set()
     try:
-        found = x509.load_pem_x509_certificates(cert.read_bytes())[0]
-        begins_s, expires_s = found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp()
+        chain = x509.load_pem_x509_certificates(cert.read_bytes())
+        found = chain[0]
+        own = _Validity(found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp())
         with suppress(x509.ExtensionNotFound):
             uses = set(found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
     except OSError as error:
@@ -310,4 +366,4 @@ def _validity(cert: Path) -> tuple[float, float]:
             "reached by (lsmq tls issue DIR NAME --host HOST)",
             file=str(cert),
         )
-    return begins_s, expires_s
+    return own, chain

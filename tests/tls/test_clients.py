@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import http.client
 import json
 import os
@@ -30,6 +31,7 @@ from lsmq._tls import ClientTls
 from lsmq._transport import Transport
 from lsmq.cli._root import root
 from lsmq.client import Client
+from lsmq_coordinator import authority as authority_module
 from lsmq_coordinator.authority import Authority
 from lsmq_coordinator.errors import TlsUnusable
 from lsmq_coordinator.tls import Certificates, ClientAuth, TlsFiles
@@ -287,6 +289,25 @@ def test_a_certificate_that_expires_soon_is_a_warning_and_the_node_stays_ready(
     assert "has expired" in (late.problem(late.expires_s + 1) or "")
 
 
+def test_an_authority_that_expires_soon_is_a_warning_until_another_one_is_there(tmp_path: Path) -> None:
+    """Everything that it issued is refused with it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(authority_module, "AUTHORITY_DAYS", 1)
+        old = Authority.create(tmp_path / "old")
+    files = TlsFiles(*old.issue("n1", HOSTS, days=100), old.cert)
+    used, soon_s = Certificates(files), time.time() + 86_400 - 600
+    assert used.problem() is None
+    assert f"the authority in {old.cert} expires soon" in (used.problem(soon_s) or "")
+    assert f"the authority in {old.cert} has expired" in (used.problem(soon_s + 3_600) or "")
+    new = Authority.create(tmp_path / "new")
+    with old.cert.open("ab") as bundle:
+        bundle.write(new.cert.read_bytes())
+    assert used.look() and "expires soon" in (used.problem(soon_s) or ""), "the certificate is still of the old one"
+    for file, own in zip(new.issue("n1", HOSTS, days=100), (files.cert, files.key), strict=True):
+        shutil.copy(file, own)
+    assert used.look() and used.problem(soon_s) is None
+
+
 def test_files_that_cannot_be_used_are_refused_by_name(
     make_node: Callable[..., NodeProcess], authority: Authority, tmp_path: Path
 ) -> None:
@@ -373,15 +394,23 @@ def names(cert: Path) -> list[str]:
 def test_a_certificate_that_nobody_would_believe_does_not_take_the_place_of_one_in_use(authority: Authority) -> None:
     cert, key = authority.issue("used", HOSTS)
     used = Certificates(TlsFiles(cert, key))
-    for name, words, expired in (("client", "is good for clients alone", False), ("over", "has expired already", True)):
-        other, other_key = authority.issue(name, HOSTS if expired else (), days=1)
+    for name, words, days in (
+        ("client", "is good for clients alone", 0),
+        ("over", "has expired already", 2),
+        ("early", "is not good before", -2),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            if days < 0:  # The clock of the authority's machine is ahead.
+                patch.setattr(authority_module, "_EARLIER", datetime.timedelta(days=days))
+            other, other_key = authority.issue(name, HOSTS if days else (), days=4 if days < 0 else 1)
         shutil.copy(other_key, key)
         shutil.copy(other, cert)
         with pytest.MonkeyPatch.context() as patch:
-            if expired:
+            if days > 0:
                 patch.setattr("lsmq.runtime.wall_time", lambda: time.time() + 2 * 86_400)
             assert not used.look()
             assert words in (used.problem() or "")
+    assert "is not good before" in (Certificates(TlsFiles(cert, key)).problem() or ""), "nor where there is no other"
     assert used.reloads == 0
     authority.issue("used", HOSTS)
     assert used.look() and used.problem() is None
