@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from api.calls import Api
-from lsmq.errors import CorruptFile
+from lsmq.errors import CorruptFile, InvalidRequest
+from lsmq_node.backups.check import verify_repository
 from lsmq_node.backups.manifest import BackupManifest
 from lsmq_node.backups.repository import Repository
 from support.node_process import NodeProcess
@@ -76,3 +77,40 @@ def test_a_damaged_backup_counts_for_none_and_it_is_said_that_its_files_stay(nod
     assert fourth["removed"] == [first, second] and fourth["unread"] == []
     assert not (backups / "files" / ("0" * 64)).exists()
     assert "nothing is damaged" in lsmq("", "verify", backups)
+
+
+def test_what_somebody_else_put_there_stays_and_stops_nothing(node: NodeProcess, tmp_path: Path) -> None:
+    """A file server's own directories, say."""
+    backups = tmp_path / "backups"
+    first = made(node, backups)
+    foreign = [backups / folder / ".snapshot" for folder in ("files", "incoming", "backups")]
+    for each in foreign:
+        each.mkdir()
+    (backups / "files" / "README").touch()
+    left = [backups / "backups" / f"{AHEAD}.tmp", backups / "files" / ("0" * 64), backups / "incoming" / "PART-1-2"]
+    for each in left:
+        each.touch()
+    second = made(node, backups, "--keep", "1")
+    assert [found.id for found in whole(backups)] == [second] != [first]
+    assert all(each.exists() for each in (*foreign, backups / "files" / "README"))
+    assert not any(each.exists() for each in left)
+
+
+def test_who_reads_a_place_beside_one_that_removes_finds_no_damage(
+    node: NodeProcess, make_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    backups = tmp_path / "backups"
+    Api(node.url).send("t", {"body": "x", "queue": 0})
+    first, second = made(node, backups), made(make_node(shards=1).start(), backups)
+    found: list[Any] = []
+
+    def begin(total: int) -> Any:
+        """What is there is known, and not read yet."""
+        lsmq("", "backup", "prune", backups, "--keep", "1")
+        return lambda size: None
+
+    summary = verify_repository(Repository.at(str(backups)), tell=found.append, begin=begin)
+    assert not summary.damaged, found
+    assert [backup.id for backup in whole(backups)] == [second] != [first]
+    with pytest.raises(InvalidRequest, match="does not hold"):
+        Repository.at(str(backups)).load(first)

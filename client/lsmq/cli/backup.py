@@ -210,6 +210,9 @@ def list_backups(context: click.Context, place: str, as_json: bool) -> None:
             backups.append(repository.load(id))
         except (CorruptFile, UnsupportedFormat) as error:
             unread.append(error)
+        except InvalidRequest:  # Somebody removes it just now.
+            if id in repository.ids():
+                raise
     if as_json:
         print_json([_fields(found) for found in backups])
     else:

@@ -79,19 +79,22 @@ def verify_repository(
                         verifier.verify(path, file.name)
                 except (CorruptFile, UnsupportedFormat) as error:
                     there = repository.has(file)
-                    users = ", ".join(
-                        each.id for each in backups if any(one.sha256 == file.sha256 for one in each.files())
-                    )
-                    book.damage(
-                        Path(FILES) / file.sha256,
-                        int(error.details.get("position", 0)),
-                        file.size_bytes,
-                        "damaged" if there else "missing",
-                        f"{file.name} of shard {shard.shard}: {error.message}",
-                        f"the backups {users} cannot be restored whole",
-                    )
+                    users = [
+                        each.id
+                        for each in _left(repository, backups)
+                        if any(one.sha256 == file.sha256 for one in each.files())
+                    ]
+                    if users:
+                        book.damage(
+                            Path(FILES) / file.sha256,
+                            int(error.details.get("position", 0)),
+                            file.size_bytes,
+                            "damaged" if there else "missing",
+                            f"{file.name} of shard {shard.shard}: {error.message}",
+                            f"the backups {', '.join(users)} cannot be restored whole",
+                        )
                 advance(file.size_bytes)
-    for found in backups:
+    for found in _left(repository, backups):
         book.add(Remark(_described(found)))
     return summary
 
@@ -103,7 +106,16 @@ def _load(repository: Repository, ids: list[str], book: FindingsBook) -> list[Ba
             found.append(repository.load(id))
         except CorruptFile as error:
             _unusable(repository, id, error, book)
+        except InvalidRequest:  # It is removed just now, where it is not what was asked for.
+            if id in repository.ids() or len(ids) == 1:
+                raise
     return found
+
+
+def _left(repository: Repository, backups: list[BackupManifest]) -> list[BackupManifest]:
+    """Those that nobody has removed since they were looked at."""
+    ids = repository.ids()
+    return [each for each in backups if each.id in ids]
 
 
 def _unusable(repository: Repository, id: str, error: CorruptFile, book: FindingsBook) -> None:

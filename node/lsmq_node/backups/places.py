@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -103,7 +103,11 @@ class DirectoryPlace:
         return str(self._directory / folder / name)
 
     def sizes(self, folder: str) -> dict[str, int]:
-        return {child.name: child.stat().st_size for child in (self._directory / folder).iterdir()}
+        found = {}
+        for child in (self._directory / folder).iterdir():
+            with suppress(FileNotFoundError):  # Somebody removes it just now.
+                found[child.name] = child.stat().st_size
+        return found
 
     def size(self, folder: str, name: str) -> int | None:
         try:

@@ -21,7 +21,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -39,6 +39,11 @@ from .places import BACKUPS, FILES, INCOMING, BackupPlace, open_place
 _PART = "PART"
 _ID = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{3}Z")
 _MILLISECOND = timedelta(milliseconds=1)
+#: What backups put into ``backups``, ``files`` and ``incoming`` beside manifests: ``.tmp`` is what a crash left, and a
+#: ``JOURNAL`` a release before.
+_HALF_ID = re.compile(_ID.pattern + r"\.tmp")
+_FILE = re.compile("[0-9a-f]{64}")
+_INCOMING = re.compile(rf"[0-9a-f]{{64}}(\.tmp)?|{_PART}-.*|JOURNAL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,8 @@ class Repository:
         path = self.place.path(BACKUPS, name)
         try:
             content = self.place.read(BACKUPS, name)
+        except FileNotFoundError:
+            raise InvalidRequest(f"{self.place} does not hold the backup {name!r} any more") from None
         except OSError as error:
             raise damaged(path, f"cannot be read: {error.strerror}") from error
         found = BackupManifest.decode(content, path)
@@ -216,7 +223,7 @@ class Repository:
         with self._telling():
             for name in self.place.sizes(INCOMING):
                 with suppress(ValueError, KeyError, TypeError, FileNotFoundError):  # a file that is not complete
-                    if not name.startswith(_PART):
+                    if _FILE.fullmatch(name):
                         fields = json.loads(self.place.read(INCOMING, name))
                         found.append(KnownFile(fields.pop("shard"), StoredFile(**fields)))
             there = self.place.sizes(FILES)
@@ -257,9 +264,15 @@ class Repository:
             unread = [id for id in ids if id not in whole and id not in gone]
             if not unread:  # Nobody knows which files one has that cannot be read.
                 used = {file.sha256 for id, backup in whole.items() if id not in gone for file in backup.files()}
-                self.place.remove(FILES, [name for name in self.place.sizes(FILES) if name not in used])
-                self.place.remove(INCOMING, list(self.place.sizes(INCOMING)))
+                self._remove_ours(FILES, _FILE, used)
+                self._remove_ours(INCOMING, _INCOMING)
+                self._remove_ours(BACKUPS, _HALF_ID)
             return Pruned(gone, unread)
+
+    def _remove_ours(self, folder: str, ours: re.Pattern[str], used: Container[str] = ()) -> None:
+        """What backups left there that is not used. Whatever somebody else put there stays."""
+        names = [name for name in self.place.sizes(folder) if ours.fullmatch(name) and name not in used]
+        self.place.remove(folder, names)
 
 
 class IncomingFile:
