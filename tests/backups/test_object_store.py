@@ -20,7 +20,7 @@ from api.calls import Api
 from lsmq.errors import DataDirectoryLocked, DataDirectoryUnusable, InvalidRequest
 from lsmq_node.backups import objects
 from lsmq_node.backups.objects import ObjectPlace
-from lsmq_node.backups.places import FILES, open_place
+from lsmq_node.backups.places import BACKUPS, FILES, open_place
 from lsmq_node.backups.repository import Repository
 from support.node_process import NodeProcess
 from support.ports import free_ports
@@ -193,6 +193,19 @@ def test_who_lost_the_lock_changes_nothing_any_more(place: str, bucket: Any, mon
         with pytest.raises(OSError, match="another process"):
             repository.place.remove(FILES, ["before"])
     assert "files/before" in keys(bucket) and "LOCK" in keys(bucket), "what is another's stays"
+
+
+def test_who_was_suspended_adds_and_removes_nothing_before_it_knows(place: str, bucket: Any) -> None:
+    """A machine that slept does not know that its lock was taken over meanwhile: the clock that counts stood still."""
+    repository = Repository.at(place)
+    with repository.changing():
+        repository.place.write(BACKUPS, "before", b"x")
+        bucket.put_object(Bucket=BUCKET, Key="of/lsmq/LOCK", Body=json.dumps({"who": "somebody else"}).encode())
+        with pytest.raises(OSError, match="another process"):
+            repository.place.write(BACKUPS, "after", b"x")
+        with pytest.raises(OSError, match="another process"):
+            repository.place.remove(BACKUPS, ["before"])
+    assert {"backups/before", "LOCK"} == set(keys(bucket))
 
 
 def test_a_change_that_cannot_begin_holds_nothing(

@@ -10,7 +10,8 @@ read again for the next backup, and damage of it is found by ``lsmq verify``.
 
 Nobody keeps a lock for who has died. ``LOCK`` is written anew every ``_RENEW_S`` while it is held, by writes that only
 count where nobody else wrote meanwhile; whoever finds it watches it, and takes it over when nothing happens for
-``_DEAD_S``. Who was stopped for so long finds out before the next thing that it writes or removes.
+``_DEAD_S``. Who was stopped for so long finds out before the next thing that it writes or removes; and before it adds a
+backup, or removes anything, it writes the lock again: a machine that was suspended has not counted the time.
 
 Not supported: credentials in files of the AWS command line. They come by the environment, or from the machine.
 """
@@ -152,20 +153,23 @@ class ObjectPlace:
         path.unlink()
 
     def write(self, folder: str, name: str, content: bytes) -> None:
-        self._check_held()
+        self._check_held(surely=folder == BACKUPS)
         with _telling(self.path(folder, name)):
             self._api.put(self._store, f"{folder}/{name}", content, use_multipart=False)
 
     def remove(self, folder: str, names: Sequence[str]) -> None:
-        self._check_held()
+        if not names:
+            return
+        self._check_held(surely=True)
         with _telling(f"{self._url}/{folder}"):
-            if names:
-                self._api.delete(self._store, [f"{folder}/{name}" for name in names])
+            self._api.delete(self._store, [f"{folder}/{name}" for name in names])
         if folder == FILES:
             self.remove(_SUMS, names)
 
-    def _check_held(self) -> None:
+    def _check_held(self, *, surely: bool) -> None:
         assert self._held is not None, "it is changed by who said so"
+        if surely:
+            self._held.confirm()
         self._held.check()
 
     # -- what the lock is made of -------------------------------------------------------------------------
@@ -260,16 +264,30 @@ class _Lock:
     def _renew(self) -> None:
         while not self._ended.wait(_RENEW_S):
             try:
-                if not self._write(self._tag):
-                    found = self._place.lock_now()  # An attempt whose answer was lost may have been ours.
-                    is_ours = found is not None and json.loads(found[1]).get("who") == self._who
-                    with self._guard:
-                        if found is None or not is_ours:
-                            self._written_s = float("-inf")
-                            return
-                        self._tag = found[0]
+                if not self._renewed():
+                    return
             except (OSError, ValueError) as error:
                 _log.warning("the lock of %s could not be renewed: %s", self._place, error)
+
+    def _renewed(self) -> bool:
+        """Whether it is still held. Raises ``OSError``, ``ValueError`` where nobody knows."""
+        if not self._write(self._tag):
+            found = self._place.lock_now()  # An attempt whose answer was lost may have been ours.
+            is_ours = found is not None and json.loads(found[1]).get("who") == self._who
+            with self._guard:
+                if found is None or not is_ours:
+                    self._written_s = float("-inf")
+                    return False
+                self._tag = found[0]
+        return True
+
+    def confirm(self) -> None:
+        """Have the place say that it is held: a machine that was suspended has not counted the time. Raises ``OSError``
+        where the place does not answer."""
+        try:
+            self._renewed()
+        except ValueError as error:
+            raise OSError(None, "its lock says nothing that was written by a backup; begin again") from error
 
     def check(self) -> None:
         """Raises ``OSError`` where it may be somebody else's by now."""
