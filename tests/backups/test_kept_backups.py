@@ -114,3 +114,14 @@ def test_who_reads_a_place_beside_one_that_removes_finds_no_damage(
     assert [backup.id for backup in whole(backups)] == [second] != [first]
     with pytest.raises(InvalidRequest, match="does not hold"):
         Repository.at(str(backups)).load(first)
+
+
+def test_backups_of_another_cluster_are_not_counted_nor_removed_by_its_own(node: NodeProcess, tmp_path: Path) -> None:
+    backups = tmp_path / "backups"
+    other = made(node, backups)
+    rewritten(backups, other, cluster="other")
+    first = made(node, backups)
+    second = made(node, backups, "--keep", "1")
+    assert [(found.id, found.cluster) for found in whole(backups)] == [(other, "other"), (second, None)]
+    assert first != second and "nothing is damaged" in lsmq("", "verify", backups)
+    assert "1 backup removed" in lsmq("", "backup", "prune", backups, "--keep", "1"), "who asks for that counts all"

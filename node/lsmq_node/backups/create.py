@@ -62,7 +62,7 @@ async def create_backup(
     """Back up all that the nodes have whose ``snapshots`` are read, inside :meth:`Repository.changing`.
 
     Args:
-        keep: of the backups that are here then, remove all but so many.
+        keep: of the backups that are here then, remove all but so many; those of other clusters stay.
         full: fetch every file, also those that are here.
         begin: called with the bytes there are; what it returns is told how many have been seen to.
 
@@ -119,7 +119,7 @@ class _Creation:
             home_shards if home_shards < len(numbers) else None,
         )
         await _in_thread(repository.add, backup)
-        pruned = await _in_thread(repository.prune, keep)
+        pruned = await _in_thread(repository.prune, keep, backup)
         return BackupMade(backup, self._fetched_bytes, pruned.removed, pruned.unread)
 
     def _check_space(self) -> None:

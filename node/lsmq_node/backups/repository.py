@@ -252,14 +252,21 @@ class Repository:
             assert not missing, "a backup is told of when all its files are there"
             self.place.write(BACKUPS, backup.id, backup.encode())
 
-    def prune(self, keep: int | None) -> Pruned:
-        """Remove all but the newest ``keep`` backups that can be read, and what is older, and files that none has."""
+    def prune(self, keep: int | None, like: BackupManifest | None = None) -> Pruned:
+        """Remove all but the newest ``keep`` backups that can be read, and what is older, and files that none has.
+
+        With ``like`` those of other clusters than its own are not counted, and stay.
+        """
         with self._telling():
             ids, whole = self.ids(), dict[str, BackupManifest]()
             for id in ids:
                 with suppress(LsmqError):
                     whole[id] = self.load(id)
-            gone = [id for id in ids if id < list(whole)[-keep]] if keep and len(whole) >= keep else []
+            others = {id for id, each in whole.items() if like is not None and each.cluster != like.cluster}
+            own = [id for id in whole if id not in others]
+            gone = [id for id in ids if id < own[-keep] and id not in others] if keep and len(own) >= keep else []
+            if others:  # Nobody knows whose one is that cannot be read.
+                gone = [id for id in gone if id in whole]
             self.place.remove(BACKUPS, gone)
             unread = [id for id in ids if id not in whole and id not in gone]
             if not unread:  # Nobody knows which files one has that cannot be read.
