@@ -25,7 +25,8 @@ a session shows both, makes nodes under the first, and changes what is under eit
 what is under the second under the first, at each refresh. (Were it everybody, nodes of before and after the exchange of
 both would take it from each other.) A cluster document that no state can be, since
 it is newer than the newest or differs from it, was not written by the cluster: the node that is ``eager`` replaces it
-at once, after it has had the control plane confirm that its own state is the newest.
+at once, after it has had the control plane confirm that its own state is the newest. Where that comes again and again,
+another cluster has the same name: it is told of, and replaced ``MAX_REPLACED`` times a minute at most.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import logging
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -62,6 +64,8 @@ from .state import EMPTY, ClusterState, TopicRecord
 from .tls import reason
 
 _TRANSACTION_SIZE = 50
+#: So often within so long a time what the cluster did not write is replaced: who writes it may do so as well.
+MAX_REPLACED, _REPLACED_S = 10, 60.0
 #: Of `/lsmq`: any cluster may begin there.
 _SHARED = make_acl("world", "anyone", read=True, create=True)
 
@@ -113,6 +117,10 @@ class _NotOurs(_Stale):
     """It cannot be protected: it is under a password that this node does not have."""
 
 
+class _Disputed(_Stale):
+    """Somebody else writes the cluster's documents, again and again."""
+
+
 class ZooKeeperRegistry:
     """Keeps this node registered and the routes published. Start it after any fork."""
 
@@ -152,6 +160,7 @@ class ZooKeeperRegistry:
         self._known_session: int | None = None
         #: The topics that ``_children`` are of; None where those were read, and may be of any.
         self._published: NamedPieces[TopicRecord] | None = None
+        self._replaced_s: deque[float] = deque(maxlen=MAX_REPLACED)
         self._refresh_at = 0.0
         self._began = time.monotonic()
 
@@ -265,7 +274,7 @@ class ZooKeeperRegistry:
             self._cluster = None
             self._children.clear()
             self._note(last_error=str(stale))
-            if isinstance(stale, _NotOurs):
+            if isinstance(stale, _NotOurs | _Disputed):
                 self._part.retrying(str(stale))
             return self.config.retry_s
         except (KazooException, KazooTimeoutError, OSError, RuntimeError) as error:
@@ -436,8 +445,17 @@ class ZooKeeperRegistry:
 
         It was read before this asks what is the newest state. Where that is ``state``, nothing newer was ever agreed.
         """
-        if not self._eager() or self._newest() != state.version:
+        if not self._eager():
             return False
+        now_s = time.monotonic()
+        if len(self._replaced_s) == MAX_REPLACED and now_s - self._replaced_s[0] < _REPLACED_S:
+            raise _Disputed(
+                f"somebody else writes {self._root}, again and again: another cluster has this name, and the same "
+                "secret or none. Give one of the two another cluster.name, or a path of its own in ZooKeeper"
+            )
+        if self._newest() != state.version:
+            return False
+        self._replaced_s.append(now_s)
         logging.getLogger(__name__).error("ZooKeeper held cluster routes that this cluster never wrote; replaced")
         self._note(forgeries_replaced=self.status.forgeries_replaced + 1)
         return True

@@ -21,7 +21,7 @@ from lsmq_coordinator.commands import apply
 from lsmq_coordinator.parts import UNSEEN, Part, Parts
 from lsmq_coordinator.routes import cluster_document, resolve, routes, unpack
 from lsmq_coordinator.state import ClusterState
-from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
+from lsmq_coordinator.zookeeper import MAX_REPLACED, ZooKeeperConfig, ZooKeeperRegistry
 from support.ports import free_ports
 from support.waiting import eventually
 from support.zookeeper_server import ZooKeeperEnsemble
@@ -158,6 +158,24 @@ def test_routes_that_the_cluster_never_wrote_are_replaced_at_once(client: Any, m
     client.set(f"{ROOT}/cluster", forged(state, state.version + ahead, 1_000))
     until(lambda: read(client, "cluster") == cluster_document(state))
     assert registry.status.forgeries_replaced == 1
+
+
+def test_two_clusters_under_one_name_do_not_overwrite_each_other_without_end_and_say_so(make: Any) -> None:
+    """Which have the same secret: each finds what the other writes forged, and hears of it at once."""
+    parts = Parts()
+    states = [elected(with_topic(founded())), with_topic(founded())]
+    both = [
+        make(node, newest=lambda state=state: state.version, refresh_s=600.0, part=parts.part(node, essential=False))
+        for node, state in zip(("n1", "n2"), states, strict=True)
+    ]
+    for registry, state in zip(both, states, strict=True):
+        registry.publish(state)
+
+    def told() -> bool:
+        return any("another cluster" in problem for problem in parts.problems(essential=False))
+
+    until(told)
+    assert max(registry.status.forgeries_replaced for registry in both) == MAX_REPLACED
 
 
 @pytest.mark.parametrize("shards", [{"0": {}}, {"0": 5}, {"0": {"epoch": "x"}}, [0]])
