@@ -147,7 +147,10 @@ class ZooKeeperRegistry:
         self._newest = newest
         self._acls = [_acl(config.cluster, password) for password in config.passwords]
         self._cluster_changed = False
-        self._root = f"/lsmq/{config.cluster}"
+        # kazoo has paths below hosts, but makes no more of one than its last part.
+        self._hosts, _, below = config.hosts.removeprefix(TLS_SCHEME).partition("/")
+        self._shared = "/".join(("", *filter(None, below.split("/")), "lsmq"))
+        self._root = f"{self._shared}/{config.cluster}"
         self._started_ms = time.time_ns() // 1_000_000
         self._state = EMPTY
         self._wake = threading.Event()
@@ -209,7 +212,7 @@ class ZooKeeperRegistry:
         config = self.config
         self._handler = KazooHandler(config.tls)
         client = KazooClient(
-            config.hosts.removeprefix(TLS_SCHEME),
+            self._hosts,
             handler=self._handler,
             timeout=config.session_timeout_s,
             connection_retry={"max_tries": -1, "delay": 0.05, "max_delay": 0.5},
@@ -310,7 +313,7 @@ class ZooKeeperRegistry:
         if not self._acls:
             return
         with contextlib.suppress(NodeExistsError):  # Other clusters, with passwords of their own, lie beside.
-            self._ask(self._client.create_async("/lsmq", acl=[_SHARED, *self._acls[0]]))
+            self._ask(self._client.create_async(self._shared, acl=[_SHARED, *self._acls[0]], makepath=True))
         topics, eager = f"{self._root}/topics", self._eager()
         if eager and len(self._acls) > 1:
             self._take_over_shared()
@@ -343,13 +346,13 @@ class ZooKeeperRegistry:
         return changed
 
     def _take_over_shared(self) -> None:
-        """Of `/lsmq` as well, which others share, the second password opens nothing any more."""
+        """Of ``lsmq`` as well, which others share, the second password opens nothing any more."""
         own, *others = [acl[-1] for acl in self._acls]
         with contextlib.suppress(NoAuthError):  # Somebody else made it, and keeps to himself who may write there.
-            found, stat = self._ask(self._client.get_acls_async("/lsmq"))
+            found, stat = self._ask(self._client.get_acls_async(self._shared))
             if any(entry in others for entry in found):
                 kept = [own if entry in others else entry for entry in found]
-                self._ask(self._client.set_acls_async("/lsmq", kept, stat.aversion))
+                self._ask(self._client.set_acls_async(self._shared, kept, stat.aversion))
 
     # Registration
 

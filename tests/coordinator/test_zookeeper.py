@@ -186,7 +186,7 @@ def test_what_is_no_document_of_a_cluster_is_replaced(client: Any, make: Any, sh
     until(lambda: version(client) == state.version)
     client.set(f"{ROOT}/cluster", json.dumps({"version": 0, "shards": shards}).encode())
     until(lambda: read(client, "cluster") == cluster_document(state))
-    assert registry.status.last_error is None
+    until(lambda: registry.status.last_error is None)
 
 
 @pytest.mark.parametrize("newest", [None, 1_000])
@@ -228,6 +228,20 @@ def test_with_a_password_everybody_reads_and_only_those_who_have_it_write(zookee
     for each in (stranger, owner):
         each.stop()
         each.close()
+
+
+@pytest.mark.parametrize("passwords", [(), ("secret",)])
+def test_a_path_in_zookeeper_that_is_not_there_is_made_for_any_cluster(
+    zookeeper: Any, make: Any, passwords: tuple[str, ...]
+) -> None:
+    path = f"/deep/in{len(passwords)}"
+    registry = make(hosts=zookeeper.hosts + path, passwords=passwords)
+    state = with_topic(founded())
+    registry.publish(state)
+    until(lambda: registry.status.published_version == state.version)
+    other = make(hosts=zookeeper.hosts + path, cluster="other", passwords=("another",))
+    other.publish(state)
+    until(lambda: other.status.published_version == state.version)
 
 
 def test_what_belongs_to_somebody_else_is_left_and_told_of(zookeeper: Any, make: Any) -> None:
