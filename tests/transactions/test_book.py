@@ -25,8 +25,6 @@ from lsmq_node.transactions.book import TransactionBook
 from lsmq_node.transactions.lanes import last_numbers, producer_of
 from lsmq_node.transactions.records import BookChange, split_key
 
-MINUTE_MS = 60_000
-
 
 class Played:
     """A book whose plans are all durable at once."""
@@ -200,6 +198,7 @@ def test_nobody_is_asked_who_cannot_tell(played: Played) -> None:
     played.now = 1_000
     assert played.asked() == {} and played.state(id) == "open"
     played.wall_ms += limits.MAX_OPEN_MS + 1
+    played.now += limits.BELIEVED_S
     played.asked()
     assert played.state(id) == "rolled_back", "it does not wait for ever"
 
@@ -216,8 +215,8 @@ def test_a_session_ends_in_silence(played: Played) -> None:
 
 def test_a_number_begins_once(played: Played) -> None:
     played.decide(played.begin(number=3), TransactionState.ROLLED_BACK)
-    played.wall_ms += limits.REMEMBER_MS
-    played.put(played.book.forget(played.wall_ms))
+    played.now += limits.REMEMBER_S
+    played.put(played.book.forget(played.now))
     with pytest.raises(UnknownTransaction):
         played.begin(number=3)
     played.begin(number=2)
@@ -232,12 +231,12 @@ def test_finished_ones_are_forgotten_in_time(played: Played) -> None:
     ids = [played.begin(number=number) for number in range(1, 5)]
     for id in ids[:3]:
         played.decide(id, TransactionState.ROLLED_BACK)
-        played.wall_ms += MINUTE_MS
-    assert not played.book.forget(played.wall_ms)
-    played.put(played.book.forget(played.wall_ms + limits.REMEMBER_MS - 2 * MINUTE_MS))
+        played.now += 60
+    assert not played.book.forget(played.now)
+    played.put(played.book.forget(played.now + limits.REMEMBER_S - 2 * 60))
     assert {id for _, id in played.book.transactions} == {ids[2], ids[3]}
     played.book.max_remembered = 0
-    played.put(played.book.forget(played.wall_ms))
+    played.put(played.book.forget(played.now))
     assert [id for _, id in played.book.transactions] == [ids[3]]
 
 
@@ -297,3 +296,12 @@ def test_numbers_go_on_beyond_what_an_epoch_holds() -> None:
     producers = dict([producer_of(1, number)])
     last, behind = last_numbers([("transaction-lane/1", b"%d" % (number - 7))], 3, producers.get)
     assert last == {1: number} and behind == {"transaction-lane/1": b"%d" % number}
+
+
+def test_a_clock_that_jumps_rolls_nothing_back_and_forgets_nothing(played: Played) -> None:
+    """Its member is asked, as ever; and whose answer to a decision was lost gets the same one again."""
+    done, open_ = played.begin(number=1), played.begin(number=2)
+    played.decide(done, TransactionState.ROLLED_BACK)
+    played.now, played.wall_ms = 31.0, played.wall_ms + 2 * limits.MAX_OPEN_MS
+    assert played.asked() == {"m": [open_]} and played.state(open_) == "open"
+    assert not played.book.forget(played.now)

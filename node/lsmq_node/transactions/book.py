@@ -46,8 +46,10 @@ MAX_PARTS = 1_000  # a transaction
 MAX_MESSAGES = 10_000  # a transaction
 MAX_BYTES = 4 << 20  # a transaction, packed
 MAX_OPEN_MS = 24 * 3_600_000
+#: The wall clock is believed of a transaction that has been known here for so long, by the clock that counts.
+BELIEVED_S = 3_600.0
 #: A finished transaction is remembered for so long, for requests that come again; and at most so many of a shard.
-REMEMBER_MS = 600_000
+REMEMBER_S = 600.0
 MAX_REMEMBERED = 30_000
 
 #: A member may have so many beginnings under way that overtake one another.
@@ -230,7 +232,7 @@ class TransactionBook(Memory):
     def _unknown(self, key: RecordKey) -> UnknownTransaction:
         return UnknownTransaction(
             f"producer group {key[0]!r} has no transaction {key[1]!r}: it was never begun, or ended more than "
-            f"{REMEMBER_MS // 60_000} minutes ago",
+            f"{REMEMBER_S / 60:.0f} minutes ago",
             group=key[0],
             transaction=key[1],
         )
@@ -266,7 +268,8 @@ class TransactionBook(Memory):
         plan = BookChange()
         for key in [key for key, at in self._due.items() if at <= now]:
             transaction = self.transactions[key]
-            if transaction.checks >= transaction.max_checks or wall_ms - transaction.begun_ms > MAX_OPEN_MS:
+            old = wall_ms - transaction.begun_ms > MAX_OPEN_MS and now - self._open_since[key] >= BELIEVED_S
+            if old or transaction.checks >= transaction.max_checks:
                 decided = self.decide(key, TransactionState.ROLLED_BACK, BROKER, wall_ms)
                 plan.transactions |= decided.transactions
                 plan.parts |= decided.parts
@@ -372,12 +375,12 @@ class TransactionBook(Memory):
         plan.lanes[shard] = number
         return plan
 
-    def forget(self, wall_ms: int) -> BookChange:
+    def forget(self, now: float) -> BookChange:
         """Finished transactions that nobody will ask for any more."""
         old: list[RecordKey] = []
         surplus = len(self._finished) - self.max_remembered
-        for key in self._finished:
-            if len(old) >= surplus and wall_ms - self.transactions[key].decided_ms < REMEMBER_MS:
+        for key, since in self._finished.items():
+            if len(old) >= surplus and now - since < REMEMBER_S:
                 break
             old.append(key)
         return BookChange(transactions=dict.fromkeys(old))

@@ -249,7 +249,7 @@ class ShardTransactions(ShardMachine):
         now, wall_ms = self.now, _wall_ms()
         if gone := self.book.expire(now):
             yield self._step(gone, partial(self._expired, list(gone.members)))
-        if forgotten := self.book.forget(wall_ms):
+        if forgotten := self.book.forget(now):
             yield self._step(forgotten)
         if checks := self.book.checks(now, wall_ms):
             yield self._step(checks, partial(self._checked, checks))

@@ -48,9 +48,10 @@ class Memory:
         self._unfinished_of: dict[str, set[str]] = {}
         self._sequences_of: dict[str, int] = {}
         self.held_bytes = 0  # of messages that are kept here, since their transactions are not finished
-        self._finished: dict[RecordKey, None] = {}  # in the order in which they ended
+        self._finished: dict[RecordKey, float] = {}  # in the order in which they ended: since when it is known here
         self._seen: dict[RecordKey, float] = {}
         self._due: dict[RecordKey, float] = {}  # by open transaction: when to ask about it
+        self._open_since: dict[RecordKey, float] = {}  # known here
         #: By member: transactions it is to be asked about, until it was told.
         self.asked: dict[RecordKey, dict[str, None]] = {}
 
@@ -132,6 +133,7 @@ class Memory:
         if transaction is None:
             self.transactions.pop(key, None)
             self._finished.pop(key, None)
+            self._open_since.pop(key, None)
             return
         self.transactions[key] = transaction
         unfinished = self._unfinished_of.setdefault(key[0], set())
@@ -139,13 +141,15 @@ class Memory:
             unfinished.discard(key[1])
             if not unfinished:
                 del self._unfinished_of[key[0]]
-            self._finished[key] = None
+            self._finished.setdefault(key, now)
         else:
             unfinished.add(key[1])
         if not transaction.is_open:
             self._due.pop(key, None)
+            self._open_since.pop(key, None)
         elif former is None or former.parts != transaction.parts:
             self._due[key] = now + transaction.check_after_ms / 1000
+            self._open_since.setdefault(key, now)
         for shard, first in transaction.waiting.items():
             self.lanes.setdefault(shard, DeliveryLane()).waiting[first] = key
 
