@@ -17,11 +17,12 @@ import boto3
 import pytest
 
 from api.calls import Api
-from lsmq.errors import DataDirectoryLocked, DataDirectoryUnusable, InvalidRequest
+from lsmq.errors import DataDirectoryLocked, DataDirectoryUnusable, DiskFull, InvalidRequest
 from lsmq_node.backups import objects
 from lsmq_node.backups.objects import ObjectPlace
 from lsmq_node.backups.places import BACKUPS, FILES, open_place
 from lsmq_node.backups.repository import Repository
+from support.mounts import tmpfs
 from support.node_process import NodeProcess
 from support.ports import free_ports
 from support.waiting import eventually
@@ -206,6 +207,21 @@ def test_who_was_suspended_adds_and_removes_nothing_before_it_knows(place: str, 
         with pytest.raises(OSError, match="another process"):
             repository.place.remove(BACKUPS, ["before"])
     assert {"backups/before", "LOCK"} == set(keys(bucket))
+
+
+def test_a_directory_for_temporary_files_that_is_full_is_named_and_not_the_store(
+    place: str, bucket: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (small := tmp_path / "small").mkdir()
+    with tmpfs(small, "size=1m"):
+        monkeypatch.setattr(tempfile, "tempdir", str(small))
+        repository = Repository.at(place)
+        with repository.changing():
+            incoming = repository.receive()
+            with pytest.raises(DiskFull, match=rf"{small}, .*\(TMPDIR\)") as refused:
+                incoming.write(bytes(2 << 20))
+            incoming.discard()
+    assert "--keep" not in refused.value.message, "fewer backups help nothing"
 
 
 def test_a_change_that_cannot_begin_holds_nothing(

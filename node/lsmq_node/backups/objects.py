@@ -143,6 +143,9 @@ class ObjectPlace:
         assert self._staging is not None, "files come to be while it is changed"
         return self._staging
 
+    def spool(self) -> Path | None:
+        return Path(tempfile.gettempdir())
+
     def free_bytes(self) -> int | None:
         return None
 

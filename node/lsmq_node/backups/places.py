@@ -57,6 +57,9 @@ class BackupPlace(Protocol):
     def staging(self) -> Path:
         """A directory for files that come to be, before they are taken."""
 
+    def spool(self) -> Path | None:
+        """The directory of this machine that files pass through; None where they lie on it themselves."""
+
     def free_bytes(self) -> int | None:
         """None where nobody knows."""
 
@@ -133,6 +136,9 @@ class DirectoryPlace:
 
     def staging(self) -> Path:
         return self._directory / INCOMING
+
+    def spool(self) -> Path | None:
+        return None
 
     def free_bytes(self) -> int | None:
         return self._disk.free_bytes(self._directory)

@@ -204,6 +204,12 @@ class Repository:
             raise self.failed(error) from error
 
     def failed(self, error: OSError) -> LsmqError:
+        if error.errno in FULL and (spool := self.place.spool()) is not None:
+            return DiskFull(
+                f"no space is left in {spool}, where files are on their way to or from {self.place}: free some, or "
+                "have another directory be it for temporary files (TMPDIR)",
+                path=str(spool),
+            )
         if error.errno in FULL:
             return DiskFull(
                 f"no space is left in {self.place}; what was fetched is kept, and the next backup goes on from there. "
