@@ -143,7 +143,9 @@ class ClientPortConfig(DataConfig):
         None, "URL of the issuer's keys (JWKS). Left out: what `/.well-known/openid-configuration` of the issuer says."
     )
     oidc_ca: Path | None = setting(
-        None, "PEM file with the authorities by which the issuer's server is believed. Left out: the system's."
+        None,
+        "PEM file with the authorities by which the issuer's server is believed. Left out: the system's. Read for each "
+        "connection.",
     )
     oidc_principal_claim: str = setting(
         "sub",

@@ -7,6 +7,8 @@ import base64
 import hashlib
 import hmac
 import json
+import shutil
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +22,7 @@ from jwt.warnings import InsecureKeyLengthWarning
 
 from lsmq.client import Client
 from lsmq.rights import Rights
+from lsmq_coordinator.authority import Authority
 from lsmq_node.config import Auth, NodeConfig
 from lsmq_node.settings import InvalidConfig
 from support.issuer import AUDIENCE, Issuer
@@ -187,6 +190,29 @@ def test_keys_stay_while_the_issuer_is_away_and_a_node_starts_without_it(
     for _ in range(5):
         assert asked.get("/v1/whoami").json()["name"] == "carol"
         assert Asking(node.url, issuer.token("other")).get("/v1/whoami").json()["name"] == "other"
+
+
+def test_another_authority_of_the_issuer_s_server_is_believed_without_a_restart(
+    make_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    issuer, believed = Issuer(), tmp_path / "ca.crt"
+
+    def served_by(name: str) -> Authority:
+        authority = Authority.create(tmp_path / name)
+        issuer.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        issuer.tls.load_cert_chain(*authority.issue("issuer", ("127.0.0.1",)))
+        return authority
+
+    shutil.copy(served_by("old").cert, believed)
+    with issuer:
+        node = make_node(auth="token", oidc_ca=believed, **issuer.settings).start()
+        anna = issuer.token("anna")
+        eventually(lambda: Asking(node.url, anna).get("/v1/whoami", None).status == 200, "its keys are known")
+    issuer.add("later")
+    shutil.copy(served_by("new").cert, believed)
+    with issuer:
+        later = issuer.token("anna", key="later")
+        eventually(lambda: Asking(node.url, later).get("/v1/whoami", None).status == 200, "its new key is known")
 
 
 def test_a_held_stream_ends_with_the_token(realm: Realm, issuer: Issuer) -> None:

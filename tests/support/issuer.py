@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
 import time
 from collections.abc import Mapping
@@ -24,13 +25,14 @@ class Issuer:
         self.keys: dict[str, Any] = {}
         self.asked = 0
         self.port = 0
+        self.tls: ssl.SSLContext | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self.add("first")
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self.tls is None else 'https'}://127.0.0.1:{self.port}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -103,7 +105,7 @@ class Issuer:
         app.router.add_get("/keys", self._keys)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", self.port)
+        site = web.TCPSite(runner, "127.0.0.1", self.port, ssl_context=self.tls)
         await site.start()
         assert site._server is not None
         self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]

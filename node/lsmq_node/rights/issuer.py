@@ -165,16 +165,12 @@ class Issuer:
 
     async def keep_keys(self, part: Part) -> None:
         """Have the issuer's keys, until cancelled. The part says why they cannot be had."""
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=_context(self._config)),
-            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
-        ) as session:
-            while True:
-                await self._ask(session, part)
-                asked, self._asked = self._asked, asyncio.Event()
-                self._wanted.clear()
-                asked.set()
-                await self._wait()
+        while True:
+            await self._ask(part)
+            asked, self._asked = self._asked, asyncio.Event()
+            self._wanted.clear()
+            asked.set()
+            await self._wait()
 
     async def _wait(self) -> None:
         """Until the keys are asked for again: in time, or since they are wanted and that is not too often."""
@@ -187,9 +183,13 @@ class Issuer:
             return
         await asyncio.sleep(max(0.0, self._asked_s + config.oidc_retry_ms / 1000 - runtime.monotonic()))
 
-    async def _ask(self, session: aiohttp.ClientSession, part: Part) -> None:
+    async def _ask(self, part: Part) -> None:
         try:
-            keys = await self._fetched(session)
+            context = await asyncio.to_thread(_context, self._config)  # Each time: the file may have changed.
+            async with aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=context), timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)
+            ) as session:
+                keys = await self._fetched(session)
         except (aiohttp.ClientError, OSError, ValueError, IssuerUnusable, RecursionError) as error:
             why = error.message if isinstance(error, IssuerUnusable) else str(error) or type(error).__name__
             self._is_reached = False
