@@ -43,6 +43,8 @@ from .simulated_cluster import SimulatedCluster, SimulatedNode
 #: So much of what is cut is compared.
 _LOOK_BYTES = 32
 _TAIL_BYTES = 4096
+#: From a heartbeat that tells of what is committed to the confirmation of a start that was registered by it.
+_REGISTERING_S = 0.25
 #: A replica of a shard, at a node.
 ShardReplica = tuple[int, str]
 
@@ -61,6 +63,8 @@ class Protocol:
         #: Incarnations that a disk has lost, or may have: nothing is asked of them until they act again.
         self._doubted: dict[ShardReplica, set[int]] = {}
         self._lost: dict[ShardReplica, set[int]] = {}
+        #: Of a shard: up to where it was committed from when on.
+        self._grown: dict[int, list[tuple[float, int]]] = {}
         self._matched: set[tuple[ShardReplica, str, int, int, int]] = set()
         #: Who is taken for a member that has everything, by a control plane that went back, or as nobody knows better.
         self._excused: set[ShardReplica] = set()
@@ -209,7 +213,13 @@ class Protocol:
                 member: Any = node.broker.topology
                 overseer = member.control._overseer
                 known.append(0 if overseer is None else overseer._witness._heard.get(place[0], 0))
-        return max(known, default=0) > lacks
+        # What was committed while a start was registered is told by the shard's leader, when the two are connected.
+        registered = self._committed_before(place[0], self.cluster.world.scheduler.now - _REGISTERING_S)
+        return min(max(known, default=0), registered) > lacks
+
+    def _committed_before(self, shard: int, moment_s: float) -> int:
+        """What was committed then."""
+        return max((lsn for at_s, lsn in self._grown.get(shard, ()) if at_s <= moment_s), default=0)
 
     def _advances(self, node: SimulatedNode, place: ShardReplica, core: ReplicaCore, lsn: int) -> None:
         process, shard = self._process(node), place[0]
@@ -225,6 +235,7 @@ class Protocol:
                 if not content.strip(b"\0"):
                     self._fail("acknowledged-survives", f"{place} shows up to {lsn} what is not on its disk")
                 committed += content.ljust(lsn - begin, b"\0")
+                self._grown.setdefault(shard, []).append((self.cluster.world.scheduler.now, lsn))
                 self._durable_in_sync(shard, begin, lsn)
                 view, members = core.view, len(self._in_sync.get(shard, ()))
                 if view is not None and members < view.min_in_sync:
