@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from lsmq.topics import Topic, parse_ranges
@@ -187,7 +188,9 @@ def chosen_queues(topic: Topic, options: ReadOptions) -> Mask | None:
 def admit(start: I64, end: I64, limit: int) -> I64:
     """The end of a batch of at most ``limit`` messages: each queue gives its share of the backlog.
 
-    What rounding leaves over goes to the first queues that have more, so a batch is always as large as it may be.
+    What rounding leaves over goes to queues that have more, so a batch is always as large as it may be: to those first
+    whose share was rounded to nothing, and where these are too many, to others of them in each batch. So no queue waits
+    for as long as some have a backlog that never ends.
     """
     backlog = np.maximum(end - start, 0)
     total = int(backlog.sum())
@@ -196,7 +199,12 @@ def admit(start: I64, end: I64, limit: int) -> I64:
     share: I64 = np.floor(backlog * (limit / total)).astype(np.int64)
     left = limit - int(share.sum())
     if left > 0:
-        share[np.flatnonzero(share < backlog)[:left]] += 1
+        without = np.flatnonzero((share == 0) & (backlog > 0))
+        if len(without) > left:
+            turn = xxhash.xxh3_64_intdigest(start.tobytes() + end.tobytes()) % len(without)
+            without = np.roll(without, -turn)[:left]
+        share[without] += 1
+        share[np.flatnonzero(share < backlog)[: left - len(without)]] += 1
     share += start
     return share
 

@@ -332,6 +332,16 @@ def test_admission_lets_in_as_much_as_it_may_and_never_more(pairs: list[tuple[in
     assert int((admitted - start).sum()) == min(limit, int((end - start).sum()))
 
 
+@pytest.mark.parametrize("small", [1, 5, 40])
+def test_no_queue_waits_for_good_beside_one_whose_backlog_never_ends(small: int) -> None:
+    start = np.zeros(1 + small, np.int64)
+    end = np.full(1 + small, 1, np.int64)
+    for _ in range(1_000):
+        end[0] = start[0] + 100_000
+        start = admit(start, end, 4)
+    assert (start[1:] == 1).all() and start[0] == 4 * 1_000 - small
+
+
 # Splits
 
 
