@@ -36,7 +36,7 @@ from lsmq_pipeline.named_stream import NamedStream
 from lsmq_pipeline.offsets import TopicOffsets, to_document
 from lsmq_pipeline.options import ReadOptions
 from lsmq_pipeline.reading import PlannedSplit, edges_of, fetch_plan, planned_splits, read_split
-from lsmq_pipeline.resolve import admit, check_loss, chosen_queues, same_topic
+from lsmq_pipeline.resolve import Mask, admit, check_loss, chosen_queues, same_topic
 from lsmq_pipeline.splits import Portion
 from lsmq_pipeline.triggers import TriggerGate
 
@@ -150,7 +150,9 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             elif isinstance(until, NamedOffsets):
                 portions.append(self._named.portion(topic, _begin_named(before.get(name), until), until))
             else:
-                portions.append(self._portion(topic, _begin(before.get(name), until), until))
+                begin = _begin(before.get(name), until)
+                _tell_moved(topic, before.get(name), begin)
+                portions.append(self._portion(topic, begin, until))
         return planned_splits(portions, self._fetch, options)
 
     def stop(self) -> None:
@@ -258,17 +260,31 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             places = self._named.beginning(topic, bounds) if former is None else former.places
             begun = places if former is None or former.is_unread else None
             return NamedOffsets(topic.name, topic.id, self._named.end(topic, places, bounds), begun)
+        chosen = chosen_queues(topic, self.options)
         begin = bounds.earliest.copy()
         begins = True
         if same and isinstance(known, TopicOffsets):
             begin[: len(known.offsets)] = known.offsets
-            begins = known.is_unread or len(known.offsets) < len(begin)
-        # Never back: a leader that lost messages it had not replicated is found out where they are read.
+            begin, moved = self._where_it_is(topic, begin, bounds, chosen)
+            begins = moved or known.is_unread or len(known.offsets) < len(begin)
         end = np.maximum(bounds.latest, begin)
-        chosen = chosen_queues(topic, self.options)
         if chosen is not None:
             end = np.where(chosen, end, begin)
         return TopicOffsets(topic.name, topic.id, end, begin if begins else None)
+
+    def _where_it_is(self, topic: Topic, begin: I64, bounds: Bounds, chosen: Mask | None) -> tuple[I64, bool]:
+        """Where reading goes on, and whether that is elsewhere, since what is there begins later or ends before.
+
+        Raises ``DataLoss`` of a queue that ends before, where its next messages would pass for read ones; of what is
+        gone :meth:`_portion` does, where the batch is read. With either allowed a batch begins with what there is.
+        """
+        asked = np.True_ if chosen is None else chosen
+        fail = self.options.fail_on_data_loss
+        if fail:
+            check_loss(topic, asked & (begin > bounds.latest), begin, "latest", bounds.latest, fail)
+            return begin, False
+        inside = np.where(asked, np.clip(begin, bounds.earliest, bounds.latest), begin)
+        return inside, not np.array_equal(inside, begin)
 
     def _portion(self, topic: Topic, begin: I64, until: TopicOffsets) -> Portion:
         options = self.options
@@ -358,6 +374,23 @@ def _begin(before: StreamPlaces | None, until: TopicOffsets) -> I64:
     if not isinstance(before, TopicOffsets) or before.topic_id != until.topic_id:
         return np.zeros(len(until.offsets), np.int64)
     return before.offsets
+
+
+def _tell_moved(topic: Topic, before: StreamPlaces | None, begin: I64) -> None:
+    """Warns of queues that the batch does not read from where the one before ended.
+
+    Where none was read before, a later place may be what the latest is by now, and not where the query began.
+    """
+    if not isinstance(before, TopicOffsets) or before.topic_id != topic.id:
+        return
+    begin = begin[: len(before.offsets)]
+    moved = np.flatnonzero(begin > before.offsets if before.is_unread else begin != before.offsets)
+    if len(moved):
+        _log.warning(
+            "%d queues of topic %r do not have the offsets asked for: queue %d was to be read at %d; going on at %d, "
+            "with what is there",
+            *(len(moved), topic.name, moved[0], before.offsets[moved[0]], begin[moved[0]]),
+        )
 
 
 def _begin_named(before: StreamPlaces | None, until: NamedOffsets) -> Mapping[int, ShardPlace]:

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 
 from lsmq.errors import UnknownTopic
 from lsmq.sync import Client, Producer
-from lsmq_pipeline.errors import InvalidOption
+from lsmq_pipeline.errors import DataLoss, InvalidOption
 from lsmq_pipeline.options import read_options
 from lsmq_pipeline.schema import message_schema
 from lsmq_pipeline.stream_reader import LsmqStreamReader
@@ -141,3 +141,40 @@ def test_what_is_assigned_must_be_there(shared_node: NodeProcess, client: Client
         found.initialOffset()
     send(client, topic_name, 1, 1)
     refused(shared_node, "has queues 0 to 1, not 2", assign=json.dumps({topic_name: [2]}))
+
+
+def test_a_batch_has_what_is_there_where_much_of_the_backlog_is_gone(
+    shared_node: NodeProcess, client: Client, topic_name: str
+) -> None:
+    send(client, topic_name, 100, 0)
+    options = {"topic": topic_name, "startingOffsets": "earliest", "failOnDataLoss": "false"}
+    with reader(shared_node, **options) as found:
+        start = found.latestOffset(found.initialOffset(), ReadMaxRows(10))
+        assert taken(found, found.initialOffset(), start) == [(0, 10)]
+        client.trim_topic(topic_name, {0: 80})
+        end = found.latestOffset(start, ReadMaxRows(10))
+        assert ends(end, topic_name) == "0:90,1:0" and taken(found, start, end) == [(0, 10)]
+    with reader(shared_node, topic=topic_name, startingOffsets="earliest") as found:
+        end = found.latestOffset(start, ReadMaxRows(10))
+        with pytest.raises(DataLoss, match="was to be read at 10, its earliest is 80"):
+            found.partitions(start, end)
+
+
+def test_a_queue_that_ends_before_what_the_stream_has_read_is_told(
+    shared_node: NodeProcess, client: Client, topic_name: str
+) -> None:
+    """As after a cluster was made again of a backup: what comes next would be passed over as read."""
+    send(client, topic_name, 3, 3)
+    with reader(shared_node, topic=topic_name, startingOffsets="earliest") as found:
+        start = found.latestOffset(found.initialOffset(), ReadAllAvailable())
+        start["topics"][topic_name] |= {"offsets": "0:3,1:7"}
+        with pytest.raises(DataLoss, match="queue 1 was to be read at 7, its latest is 3"):
+            found.latestOffset(start, ReadAllAvailable())
+    with reader(shared_node, topic=topic_name, queues="0") as found:
+        assert found.latestOffset(start, ReadAllAvailable()) is start, "of a queue that is not asked for"
+    with reader(shared_node, topic=topic_name, failOnDataLoss="false") as found:
+        again = found.latestOffset(start, ReadAllAvailable())
+        assert ends(again, topic_name) == "0-1:3" and taken(found, start, again) == []
+        send(client, topic_name, 1, 5)
+        end = found.latestOffset(again, ReadAllAvailable())
+        assert taken(found, again, end) == [(0, 1), (1, 5)]
