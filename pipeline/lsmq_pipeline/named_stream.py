@@ -96,7 +96,10 @@ class NamedStream:
             return end
         until = begin.until or end
         window = self._window(topic, shard, begin, until)
-        total = np.cumsum(np.maximum(window.ends - window.starts, 0))
+        starts = window.starts
+        if not self._options.fail_on_data_loss:  # What is gone takes nothing of a batch.
+            starts = np.maximum(starts, np.minimum(window.earliest, window.ends))
+        total = np.cumsum(np.maximum(window.ends - starts, 0))
         if not len(total) or int(total[-1]) <= limit:
             # Of these two moments that is the rest; what comes between the later one and the end is for the next batch.
             return until if len(total) else self.cut(topic, shard, until, end, limit)
@@ -110,7 +113,7 @@ class NamedStream:
             until.time_ms,
             until.messages,
             int(window.queues[at]),
-            int(window.starts[at]) + limit - before,
+            int(starts[at]) + limit - before,
         )
         rest = self._connected().arrivals(topic, shard, place, until, {}, pages=1).result()
         return replace(place, messages=until.messages - rest.messages)

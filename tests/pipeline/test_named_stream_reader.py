@@ -175,6 +175,22 @@ def test_a_stream_goes_on_over_restarts_of_the_node_and_notices_what_has_gone(
         query.reader.stop()
 
 
+def test_a_batch_has_what_is_there_where_much_of_the_backlog_is_gone(
+    shared_node: NodeProcess, client: Client, sender: NamedSender
+) -> None:
+    options = {"failOnDataLoss": "false", "maxMessagesPerTrigger": 10}
+    query = PlayedQuery(shared_node.url, topic=sender.topic, startingOffsets="earliest", **options)
+    sender.send(["a"] * 100 + ["b"] * 5)
+    first = query.batch(ReadMaxRows(10))
+    assert first is not None and len(first) == 10
+    client.trim_queue(sender.topic, "a", 80)
+    batches = []
+    while (found := query.batch(ReadMaxRows(10))) is not None:
+        batches.append(found)
+    assert [len(found) for found in batches[:2]] == [10, 10]
+    assert sorted(row for found in batches for row in found) == sorted(set(sender.sent[80:]) - set(first))
+
+
 def test_a_shard_that_has_less_than_the_stream_has_seen_is_told(shared_node: NodeProcess, sender: NamedSender) -> None:
     """As after a shard was revived from a replica that was behind."""
     query = PlayedQuery(shared_node.url, topic=sender.topic, startingOffsets="earliest")
