@@ -136,10 +136,11 @@ class TopicWriter:
             self._choose_queues(topic, rows)
         firsts = np.array([route.first for route in topic.routes], np.int64)
         owners = np.searchsorted(firsts, rows.queues, side="right") - 1
-        for place in np.unique(owners).tolist():
-            chosen = np.flatnonzero(owners == place)
+        # By shards, not by routes, of which several may be of one: rows of a lane stay in the order in which they came.
+        shards = np.array([route.shard for route in topic.routes], np.int64)[owners]
+        for shard in np.unique(shards).tolist():
+            chosen = np.flatnonzero(shards == shard)
             part = rows if len(chosen) == len(rows) else rows.take(chosen)
-            shard = topic.routes[place].shard
             lane = self._lanes.setdefault((topic.name, shard), _Lane(topic, shard))
             lane.waiting.append(part)
             lane.waiting_count += len(part)
@@ -189,7 +190,9 @@ class TopicWriter:
                 return
             rows = joined(lane.waiting)
             ends = np.cumsum(_sizes(rows)[:most_messages])
-            count = max(1, int(np.searchsorted(ends, most_bytes, side="right")))
+            # Up to the row that makes it full to the byte: whether empty ones follow may not be known yet.
+            full = int(np.searchsorted(ends, most_bytes))
+            count = max(1, full + (full < len(ends) and int(ends[full]) == most_bytes))
             head, rest = (rows, None) if count == len(rows) else (rows.slice(0, count), rows.slice(count, len(rows)))
             lane.waiting = [] if rest is None else [rest]
             lane.waiting_count -= len(head)

@@ -96,6 +96,29 @@ def test_a_repeat_goes_where_the_first_attempt_went_though_the_topic_has_grown_s
         assert sum(after) == 200 and sum(high > low for low, high in zip(before, after, strict=True)) > 2
 
 
+def test_record_batches_are_the_same_however_the_rows_arrive(make_node: Callable[..., NodeProcess]) -> None:
+    node = make_node(shards=2).start()
+    columns = {
+        "body": pa.array([b"0123456789"[: (number + 1) % 2 * 10] for number in range(1_200)], pa.binary()),
+        "queue": pa.array([number // 2 % 6 for number in range(1_200)], pa.int32()),
+    }
+    with Client(node.url) as client:
+        client.create_topic("grows", queues=2)
+        for more in (4, 6):
+            client.grow_topic("grows", more)
+        assert len(client.topic("grows").routes) > 2, "several stretches of queues lie on a shard"
+        options = write_options({"url": node.url, "topic": "grows", "batchMessages": "100", "batchBytes": "50"})
+        for step in (1_200, 400, 7):
+            with PipelineClient(options.connection) as cluster:
+                writer = TopicWriter(cluster, options, WriterName("query", 0, 0))
+                rows = pa.record_batch(columns)
+                for first in range(0, len(rows), step):
+                    writer.write(rows.slice(first, step))
+                written = writer.finish()
+            assert written.repeats == (0 if step == 1_200 else written.batches)
+        assert sum(client.offsets("grows").latest) == 1_200
+
+
 def test_no_batch_is_larger_than_the_nodes_take(make_node: Callable[..., NodeProcess]) -> None:
     node = make_node(memtable_bytes=256 * KIB, segment_bytes=256 * KIB, max_message_bytes=64 * KIB).start()
     bodies = [bytes([number]) * 50 * KIB for number in range(10)]
