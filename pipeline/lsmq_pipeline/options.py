@@ -219,8 +219,9 @@ def _connection(given: Given) -> ConnectionOptions:
 
 
 def _topics(given: Given) -> tuple[tuple[str, ...], str | None, dict[str, tuple[range, ...]] | None]:
-    """Names of topics, or a pattern, or queues by topic."""
-    topics = tuple(name.strip() for name in (given.text("topic") or "").split(",") if name.strip())
+    """Names of topics, each once, or a pattern, or queues by topic."""
+    names = [name.strip() for name in (given.text("topic") or "").split(",")]
+    topics = tuple(dict.fromkeys(name for name in names if name))
     pattern = given.parsed("topicPattern", parse_pattern, "a regular expression") or None
     assigned = given.parsed("assign", parse_queues_by_topic, QUEUES_BY_TOPIC)
     if bool(topics) + (pattern is not None) + (assigned is not None) != 1:

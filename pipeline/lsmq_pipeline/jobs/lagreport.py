@@ -35,7 +35,7 @@ def lagreport(
     options = read_options(reader_options(connection, topicPattern=".*"))
     rows: list[tuple[Any, ...]] = []
     with PipelineClient(options.connection) as cluster:
-        found = cluster.topics(topics, None) if topics else cluster.topics((), ".*")
+        found = cluster.topics(list(dict.fromkeys(topics)), None) if topics else cluster.topics((), ".*")
         groups = cluster.groups()
         for topic in found:
             bounds = None if topic.named else cluster.bounds(topic)
