@@ -7,6 +7,7 @@ those that would count for nothing beside others, or for a stream, or for a batc
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -208,10 +209,16 @@ def _condition(given: Given) -> str | None:
 
 
 def _connection(given: Given) -> ConnectionOptions:
+    """Where nothing says how to find the cluster, the driver's environment does: tasks have another one."""
+    url, zookeeper, cluster = (given.text(name) or "" for name in ("url", "zookeeper", "cluster"))
+    if not url and not zookeeper:
+        url, zookeeper = (os.environ.get(name, "") for name in ("LSMQ_URL", "LSMQ_ZOOKEEPER"))
+    if zookeeper and not cluster:
+        cluster = os.environ.get("LSMQ_CLUSTER", "")
     return ConnectionOptions(
-        url=given.text("url") or "",
-        zookeeper=given.text("zookeeper") or "",
-        cluster=given.text("cluster") or None,
+        url=url,
+        zookeeper=zookeeper,
+        cluster=cluster or None,
         deadline_ms=given.number("deadlineMs", 60_000),
         request_timeout_ms=given.number("requestTimeoutMs", 20_000),
         token_file=given.text("tokenFile") or None,
