@@ -74,6 +74,7 @@ def whole_schema() -> StructType:
 
 def check_read_schema(schema: StructType) -> None:
     """A user may ask for some of the columns by a schema of his own. Raises :class:`SchemaMismatch`."""
+    _check_once(schema)
     for field in schema.fields:
         kinds = _READABLE.get(field.name)
         if kinds is None:
@@ -118,6 +119,7 @@ _PASSED_OVER = frozenset({"offset", "id", "stored_time", "expires_time"})
 
 def check_write_schema(schema: StructType, *, topic: str | None) -> None:
     """Whether rows of this schema can be written. Raises :class:`SchemaMismatch` naming the column."""
+    _check_once(schema)
     names = [field.name for field in schema.fields]
     for field in schema.fields:
         if field.name in _PASSED_OVER:
@@ -139,3 +141,10 @@ def check_write_schema(schema: StructType, *, topic: str | None) -> None:
         )
     if topic is None and "topic" not in names:
         raise SchemaMismatch("say where to write: option topic, or a column 'topic'", column="topic")
+
+
+def _check_once(schema: StructType) -> None:
+    """Raises :class:`SchemaMismatch` for a name that two columns have, as after a join: one would count for nothing."""
+    for name in schema.names:
+        if schema.names.count(name) > 1:
+            raise SchemaMismatch(f"column {name!r} is there twice; drop one, or rename it", column=name)

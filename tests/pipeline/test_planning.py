@@ -119,6 +119,22 @@ def test_what_a_stream_cannot_obey_is_refused_by_name(options: dict[str, str], n
         read_options({"topic": "a", **options}, streaming=True)
 
 
+def test_a_topic_that_is_named_twice_is_read_once() -> None:
+    assert read_options({"topic": "orders, returns,orders"}).topics == ("orders", "returns")
+
+
+def test_where_the_driver_s_environment_finds_the_cluster_tasks_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LSMQ_URL", "http://driver:7600")
+    found = read_options({"topic": "orders"}), write_options({"topic": "orders"})
+    assert [each.connection.url for each in found] == ["http://driver:7600"] * 2
+    assert write_options({"topic": "orders", "zookeeper": "zoo:2181"}).connection.url == ""
+    monkeypatch.setenv("LSMQ_ZOOKEEPER", "zoo:2181")
+    monkeypatch.setenv("LSMQ_CLUSTER", "east")
+    connection = read_options({"topic": "orders"}).connection
+    assert (connection.url, connection.zookeeper, connection.cluster) == ("http://driver:7600", "zoo:2181", "east")
+    assert read_options({"topic": "orders", "url": "http://here:7600"}).connection.zookeeper == ""
+
+
 def test_a_write_takes_no_options_of_reading() -> None:
     with pytest.raises(InvalidOption, match="startingoffsets"):
         write_options({"topic": "a", "startingOffsets": "earliest"})
@@ -146,6 +162,14 @@ def test_a_delay_has_spark_s_units(text: str, found: int) -> None:
 def test_a_schema_that_does_not_fit_is_refused_by_column(columns: dict[str, str], named: str) -> None:
     with pytest.raises(SchemaMismatch, match=named):
         check_write_schema(schema_of(**columns), topic="orders")
+
+
+def test_a_column_that_is_there_twice_is_refused() -> None:
+    twice = StructType().add("body", "binary").add("key", "string").add("body", "binary")
+    with pytest.raises(SchemaMismatch, match="'body' is there twice"):
+        check_write_schema(twice, topic="orders")
+    with pytest.raises(SchemaMismatch, match="'body' is there twice"):
+        check_read_schema(twice)
 
 
 def test_a_write_says_where_to_and_a_read_takes_columns_as_they_are() -> None:
