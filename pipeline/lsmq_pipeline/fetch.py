@@ -3,7 +3,8 @@
 A split is read in *windows*: a queue with many messages alone, and else as many queues as make up about one answer.
 The broker answers in whatever order suits it; a window of several queues is therefore collected and put in order of
 queue and offset. So a task that is tried again yields the same rows in the same order, which is what idempotent
-writing rests on.
+writing rests on. Where a window's messages turn out to be so large that it would be too much to collect, it is begun
+anew with fewer queues: however a split is cut into windows, the order of its rows is the same.
 """
 
 from __future__ import annotations
@@ -52,10 +53,12 @@ class FetchPlan:
 
 
 class _Window:
-    """Queues read together, and how far."""
+    """Queues read together, and how far; ``first`` is the place of the first of them in the split."""
 
-    def __init__(self, queues: NDArray[Any], starts: I64, ends: I64) -> None:
+    def __init__(self, first: int, queues: NDArray[Any], starts: I64, ends: I64) -> None:
+        self.first = first
         self.queues = queues
+        self.starts = starts
         self.ends = ends
         self.asked = starts.copy()
 
@@ -88,20 +91,39 @@ class _Window:
         return None
 
 
-def windows(split: Split) -> Iterator[_Window]:
-    """The split's queues in windows, which depend on nothing but the split."""
-    limit = WINDOW_MESSAGES
-    if split.mean_bytes:
-        limit = max(1, min(limit, WINDOW_BYTES // split.mean_bytes))
-    counts = split.ends - split.starts
-    first = 0
-    while first < len(counts):
+class Windows:
+    """A split's queues in windows, of as many messages as make up ``WINDOW_BYTES`` by what is known of their size."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+        self._mean_bytes = split.mean_bytes
+        self._first = 0
+
+    def __iter__(self) -> Iterator[_Window]:
+        return self
+
+    def __next__(self) -> _Window:
+        split, first, limit = self._split, self._first, WINDOW_MESSAGES
+        if first >= len(split.queues):
+            raise StopIteration
+        if self._mean_bytes:
+            limit = max(1, min(limit, WINDOW_BYTES // self._mean_bytes))
         # Queues up to the one that would go beyond the limit, and one at least.
-        total = np.cumsum(counts[first : first + limit])
-        stop = first + max(1, int(np.searchsorted(total, limit, side="right")))
-        chosen = slice(first, stop)
-        yield _Window(split.queues[chosen], split.starts[chosen], split.ends[chosen])
-        first = stop
+        total = np.cumsum(split.ends[first : first + limit] - split.starts[first : first + limit])
+        self._first = first + max(1, int(np.searchsorted(total, limit, side="right")))
+        chosen = slice(first, self._first)
+        return _Window(first, split.queues[chosen], split.starts[chosen], split.ends[chosen])
+
+    def learn(self, window: _Window, size_bytes: int) -> None:
+        """So much came of a window: those after it go by that, or by half of what was known if that is more."""
+        moved = int((window.asked - window.starts).sum())
+        if moved:
+            self._mean_bytes = max(-(-size_bytes // moved), self._mean_bytes // 2)
+
+    def again(self, window: _Window) -> _Window:
+        """The queues of a window once more, and fewer of them, by what was learnt of it."""
+        self._first = window.first
+        return next(self)
 
 
 class SplitReader:
@@ -136,10 +158,11 @@ class SplitReader:
 
     def records(self) -> Iterator[Records]:
         """The messages as columns, by windows: within one they may be out of order."""
-        upcoming = windows(self._split)
+        upcoming = Windows(self._split)
         window = next(upcoming, None)
         future = None if window is None else self._begin(window)
         collected: list[tuple[list[RecordBatch], Span]] = []
+        size_bytes = 0
         stalled_s: float | None = None
         while window is not None and future is not None:
             current = window
@@ -150,8 +173,14 @@ class SplitReader:
                 self._stalled(current, stalled_s)
             else:
                 stalled_s = None
+                size_bytes += sum(len(batch.payload) for batch in answer)
             if current.done:
-                window = next(upcoming, None)
+                upcoming.learn(current, size_bytes)
+                window, size_bytes = next(upcoming, None), 0
+            elif size_bytes > WINDOW_BYTES and not current.streams:
+                upcoming.learn(current, size_bytes)
+                window, size_bytes = upcoming.again(current), 0
+                span, collected = None, []
             # The next answer is on its way while this one is decoded.
             future = None if window is None else self._begin(window, STALL_WAIT_MS if stalled_s else 0)
             if span is not None:

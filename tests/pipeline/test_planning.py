@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from lsmq.topics import Route, Topic
 from lsmq_pipeline.client import Bounds
 from lsmq_pipeline.errors import DataLoss, InvalidOption, SchemaMismatch
-from lsmq_pipeline.fetch import WINDOW_MESSAGES, windows
+from lsmq_pipeline.fetch import WINDOW_MESSAGES, Windows
 from lsmq_pipeline.offsets import TopicOffsets, from_document, pack, to_document, unpack
 from lsmq_pipeline.options import Edge, read_options, write_options
 from lsmq_pipeline.resolve import admit, chosen_queues, explicit_offsets, place, times_of
@@ -405,13 +405,13 @@ def test_a_million_queues_make_a_sensible_number_of_tasks() -> None:
     splits = plan([portion], min_splits=1, max_messages=1_000_000, max_bytes=64 << 20, whole_queues=True)
     assert len(splits) == 8
     assert max(len(pickle.dumps(split)) for split in splits) < 500_000
-    assert sum(1 for _ in windows(splits[0])) == -(-splits[0].message_count // WINDOW_MESSAGES)
+    assert sum(1 for _ in Windows(splits[0])) == -(-splits[0].message_count // WINDOW_MESSAGES)
 
 
 def test_windows_depend_on_the_split_alone_and_leave_nothing_out() -> None:
     queues = np.arange(4, dtype=np.uint32)
     split = Split(TOPIC.to_dict(), 0, queues, offsets_of(0, 0, 0, 5), offsets_of(6_000, 6_000, 50_000, 6))
-    found = [(window.queues.tolist(), window.streams) for window in windows(split)]
+    found = [(window.queues.tolist(), window.streams) for window in Windows(split)]
     assert found == [([0], True), ([1], True), ([2], True), ([3], True)]
     small = Split(TOPIC.to_dict(), 0, queues, offsets_of(0, 0, 0, 5), offsets_of(4_000, 4_000, 50_000, 6))
-    assert [window.queues.tolist() for window in windows(small)] == [[0, 1], [2], [3]]
+    assert [window.queues.tolist() for window in Windows(small)] == [[0, 1], [2], [3]]
