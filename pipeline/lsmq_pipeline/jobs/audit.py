@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lsmq.admin import ClusterInfo
+from lsmq.topics import parse_ranges
 from lsmq_pipeline.client import Bounds, PipelineClient
 from lsmq_pipeline.jobs.archives import as_offsets
 from lsmq_pipeline.jobs.report import JobProgress, JobReport, Quiet, Sheet, reader_options
@@ -70,9 +71,8 @@ def audit(
             rows.append((replica.name, *_totals(found)))
         problems += _check(found, topic, bounds, replica)
         sums[replica.name] = found
-    leader = sums[replicas[0].name]
-    for name, found in list(sums.items())[1:]:
-        problems += _compare(leader, found, name)
+    for replica in replicas[1:]:
+        problems += _compare(sums[replicas[0].name], sums[replica.name], replica)
     for found in sums.values():
         found.unpersist()
     expected = int((bounds.latest - bounds.earliest).sum())
@@ -160,10 +160,12 @@ def _check(found: DataFrame, topic: Topic, bounds: Bounds, replica: _Replica) ->
     return problems
 
 
-def _compare(leader: DataFrame, other: DataFrame, name: str) -> list[str]:
-    both = leader.alias("a").join(other.alias("b"), "queue")
-    different = both.where("a.checksum != b.checksum or a.messages != b.messages")
+def _compare(leader: DataFrame, other: DataFrame, replica: _Replica) -> list[str]:
+    """Queues that are not the same, of those that the replica holds: also where one of the two has none of a queue."""
+    held = " or ".join(f"queue between {part.start} and {part.stop - 1}" for part in parse_ranges(replica.queues))
+    both = leader.where(held).alias("a").join(other.alias("b"), "queue", "full")
+    same = "a.checksum <=> b.checksum and a.messages <=> b.messages"
     return [
-        f"{name}: queue {row.queue} differs from its leader's"
-        for row in different.select("queue").orderBy("queue").limit(20).collect()
+        f"{replica.name}: queue {row.queue} differs from its leader's"
+        for row in both.where(f"not ({same})").select("queue").orderBy("queue").limit(20).collect()
     ]
