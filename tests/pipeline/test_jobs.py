@@ -243,8 +243,9 @@ def test_an_audit_proves_a_topic_and_finds_what_is_wrong_with_one(
     from lsmq_pipeline.jobs import audit as room
 
     frame = room._whole(spark, {**connection, "topic": topic_name})
-    damaged = frame.where("not (queue = 1 and offset = 3)").unionByName(frame.where("queue = 2 and offset = 5"))
-    replica = room._Replica("n1", None, "")
+    lacks = "not (queue = 1 and offset = 3) and queue <> 3"
+    damaged = frame.where(lacks).unionByName(frame.where("queue = 2 and offset = 5"))
+    replica = room._Replica("n1", None, "0-3")
     from lsmq_pipeline.client import PipelineClient
     from lsmq_pipeline.options import read_options
 
@@ -255,7 +256,11 @@ def test_an_audit_proves_a_topic_and_finds_what_is_wrong_with_one(
     problems = room._check(found, topic, bounds, replica)
     assert any("queue 1 lacks 1 offsets" in problem for problem in problems)
     assert any("queue 2 has 1 offsets twice" in problem for problem in problems)
-    assert {problem.split()[2] for problem in room._compare(room._sums(frame), found, "n1")} == {"1", "2"}
+    sums = room._sums(frame)
+    assert {problem.split()[2] for problem in room._compare(sums, found, replica)} == {"1", "2", "3"}
+    part = room._Replica("n2", None, "0,2")
+    assert room._compare(sums, sums.where("queue in (0, 2)"), part) == [], "what a node does not hold"
+    assert {problem.split()[2] for problem in room._compare(sums.where("queue = 0"), sums, replica)} == {"1", "2", "3"}
 
 
 def test_thinning_keeps_the_first_of_what_is_alike_and_the_last_of_each_key(
@@ -299,6 +304,17 @@ def test_usage_counts_by_tenant_and_hour_and_measures_latency(
     others = [row for row in found if row["tenant"] != "anna"]
     assert {row["tenant"] for row in others} == {topic_name} and all(row["latency_ms_p99"] is None for row in others)
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_usage_counts_messages_that_say_that_their_keys_are_gone(
+    spark: SparkSession, client: Client, connection: dict[str, Any], topic_name: str
+) -> None:
+    client.create_topic(topic_name, queues=1)
+    with Producer(client, topic_name) as producer:
+        producer.send(b"", key="gone", delete=True)
+    report = usage(spark, connection, [topic_name])
+    assert (report.facts["messages"], report.facts["bytes"]) == (1, 0)
+    assert report.sheet is not None and [row[3:5] for row in report.sheet.rows] == [(1, 0)]
 
 
 def test_lag_is_what_groups_have_not_read(

@@ -81,7 +81,7 @@ def usage_by_hour(frame: DataFrame, tenant_property: str, sent_property: str) ->
     names = [f"latency_ms_p{round(100 * share)}" for share in PERCENTILES]
     grouped = measured.groupBy("topic", "tenant", "hour").agg(
         F.count("*").alias("messages"),
-        F.sum("size").alias("bytes"),
+        F.coalesce(F.sum("size"), F.lit(0)).alias("bytes"),  # A body that is null has no size.
         *(F.percentile_approx("latency", share).alias(name) for share, name in zip(PERCENTILES, names, strict=True)),
     )
     return grouped.orderBy("topic", "tenant", "hour")
