@@ -34,7 +34,10 @@ def test_a_split_of_many_queues_is_not_held_as_a_whole_where_messages_are_large(
         bounds = cluster.bounds(topic)
         splits = plan(
             [Portion(topic, bounds.earliest, bounds.latest)],
-            **{"min_splits": 1, "max_messages": 1 << 20, "max_bytes": 1 << 30, "whole_queues": True},
+            min_splits=1,
+            max_messages=1 << 20,
+            max_bytes=1 << 30,
+            whole_queues=True,
         )
         for split in splits:
             found, largest = [], 0
