@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,10 +11,12 @@ from numpy.typing import NDArray
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
+from lsmq.errors import LsmqError, TopicReplaced, UnknownTopic
 from lsmq.record_batch import split_batches
 from lsmq.topics import Topic
 from lsmq_pipeline.client import PipelineClient, Want
 from lsmq_pipeline.decode import positions
+from lsmq_pipeline.errors import DataLoss
 from lsmq_pipeline.fetch import FetchPlan, SplitReader
 from lsmq_pipeline.options import Edge, ReadOptions
 from lsmq_pipeline.resolve import Mask, chosen_queues, explicit_offsets, place, times_of
@@ -22,7 +25,10 @@ from lsmq_pipeline.splits import Portion, Split, plan
 from lsmq_pipeline.wanted import WantedKeys
 
 I64 = NDArray[np.int64]
+_log = logging.getLogger("lsmq")
 
+#: What is raised of a topic that was deleted, and perhaps made anew.
+GONE = (UnknownTopic, TopicReplaced)
 SAMPLE_QUEUES = 64
 SAMPLE_MESSAGES = 256
 SAMPLE_BYTES = 256 << 10
@@ -125,7 +131,7 @@ def sampled_bytes(
 
 
 def read_split(options: ReadOptions, planned: PlannedSplit, schema: StructType) -> Iterator[Any]:
-    """One task's work: connect, read, disconnect."""
+    """One task's work: connect, read, disconnect. Raises ``DataLoss``."""
     wanted, asked = wanted_of(options), arrow_schema(schema)
     extra = wanted.columns - set(asked.names)
     made = asked
@@ -140,4 +146,15 @@ def read_split(options: ReadOptions, planned: PlannedSplit, schema: StructType) 
 
     with PipelineClient(options.connection) as cluster:
         reader = SplitReader(cluster, planned.split, planned.fetch)
-        yield from reader.arrow(made, wanted.narrow, exact) if wanted.columns else reader.arrow(made)
+        try:
+            yield from reader.arrow(made, wanted.narrow, exact) if wanted.columns else reader.arrow(made)
+        except GONE as error:
+            tell_deleted(reader.topic.name, error, fail_on_data_loss=options.fail_on_data_loss)
+
+
+def tell_deleted(name: str, cause: LsmqError | None = None, *, fail_on_data_loss: bool) -> None:
+    """Raises ``DataLoss`` of a topic that was deleted with messages that were to be read, or warns."""
+    message = f"topic {name!r} was deleted before all of it was read"
+    if fail_on_data_loss:
+        raise DataLoss(f"{message}; set failOnDataLoss to false to go on without", topic=name) from cause
+    _log.warning("%s; going on without", message)

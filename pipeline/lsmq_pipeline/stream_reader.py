@@ -9,7 +9,8 @@ carries the start as well, and a repeat of it reads from there, or says what is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +36,7 @@ from lsmq_pipeline.named_offsets import NamedOffsets, ShardPlace, StreamPlaces, 
 from lsmq_pipeline.named_stream import NamedStream
 from lsmq_pipeline.offsets import TopicOffsets, to_document
 from lsmq_pipeline.options import ReadOptions
-from lsmq_pipeline.reading import PlannedSplit, edges_of, fetch_plan, planned_splits, read_split
+from lsmq_pipeline.reading import GONE, PlannedSplit, edges_of, fetch_plan, planned_splits, read_split, tell_deleted
 from lsmq_pipeline.resolve import Mask, admit, check_loss, chosen_queues, same_topic
 from lsmq_pipeline.splits import Portion
 from lsmq_pipeline.triggers import TriggerGate
@@ -129,8 +130,8 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def reportLatestOffset(self) -> StreamOffsets | None:
         # Where queues have names, the moment that was noted last will do.
-        seen = [_Seen(topic, self._named.known(topic) or self._bounds(topic)) for topic in self._existing()]
-        return to_document({each.topic.name: _latest(each) for each in seen})
+        seen = self._seen(lambda topic: self._named.known(topic) or self._bounds(topic))
+        return to_document({name: _latest(each) for name, each in seen.items()})
 
     def partitions(self, start: StreamOffsets, end: StreamOffsets) -> Sequence[InputPartition]:
         """Splits between two offsets; the same ones for the same offsets, also after a restart."""
@@ -144,15 +145,14 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._fetch = fetch_plan(self._connected(), options)
         portions = []
         for name, until in after.items():
-            topic = topics.get(name)
-            if topic is None or topic.id != until.topic_id:
+            topic, portion = topics.get(name), None
+            if topic is not None and topic.id == until.topic_id:
+                with suppress(*GONE):
+                    portion = self._portion(topic, before.get(name), until)
+            if portion is None:
                 self._lost(name, _has_more(before.get(name), until))
-            elif isinstance(until, NamedOffsets):
-                portions.append(self._named.portion(topic, _begin_named(before.get(name), until), until))
             else:
-                begin = _begin(before.get(name), until)
-                _tell_moved(topic, before.get(name), begin)
-                portions.append(self._portion(topic, begin, until))
+                portions.append(portion)
         return planned_splits(portions, self._fetch, options)
 
     def stop(self) -> None:
@@ -176,11 +176,13 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _existing(self) -> list[Topic]:
         return self._connected().existing(self.options.topics, self.options.topic_pattern)
 
-    def _seen(self) -> dict[str, _Seen]:
+    def _seen(self, bounds: Callable[[Topic], Bounds | dict[int, ShardPlace]] | None = None) -> dict[str, _Seen]:
+        """The topics that are there; not those that go just now."""
         found = {}
         for topic in self._existing():
             check_names(topic, self.options)
-            found[topic.name] = _Seen(topic, self._bounds(topic))
+            with suppress(*GONE):
+                found[topic.name] = _Seen(topic, (bounds or self._bounds)(topic))
         return found
 
     def _bounds(self, topic: Topic) -> Bounds | dict[int, ShardPlace]:
@@ -286,13 +288,16 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         inside = np.where(asked, np.clip(begin, bounds.earliest, bounds.latest), begin)
         return inside, not np.array_equal(inside, begin)
 
-    def _portion(self, topic: Topic, begin: I64, until: TopicOffsets) -> Portion:
-        options = self.options
+    def _portion(self, topic: Topic, before: StreamPlaces | None, until: StreamPlaces) -> Portion:
+        if isinstance(until, NamedOffsets):
+            return self._named.portion(topic, _begin_named(before, until), until)
+        begin = _begin(before, until)
+        _tell_moved(topic, before, begin)
         more = topic.queues - len(until.offsets)
         start, end = (np.pad(column, (0, max(0, more))) for column in (begin, until.offsets))
         active = end > start
         bounds = self._connected().bounds(topic)
-        fail = options.fail_on_data_loss
+        fail = self.options.fail_on_data_loss
         check_loss(topic, active & (start < bounds.earliest), start, "earliest", bounds.earliest, fail)
         check_loss(topic, active & (end > bounds.latest), end, "latest", bounds.latest, fail)
         start = np.maximum(start, bounds.earliest)
@@ -359,12 +364,8 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _lost(self, name: str, has_more: bool) -> None:
         """A topic of a batch is deleted: a loss if any of its messages were to be read."""
-        if not has_more:
-            return
-        message = f"topic {name!r} was deleted before all of it was read"
-        if self.options.fail_on_data_loss:
-            raise DataLoss(f"{message}; set failOnDataLoss to false to go on without", topic=name)
-        _log.warning("%s; going on without", message)
+        if has_more:
+            tell_deleted(name, fail_on_data_loss=self.options.fail_on_data_loss)
 
 
 def _begin(before: StreamPlaces | None, until: TopicOffsets) -> I64:

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 
 from lsmq.errors import UnknownTopic
 from lsmq.sync import Client, Producer
+from lsmq.topics import Topic
 from lsmq_pipeline.errors import DataLoss, InvalidOption
 from lsmq_pipeline.options import read_options
 from lsmq_pipeline.schema import message_schema
@@ -178,3 +179,63 @@ def test_a_queue_that_ends_before_what_the_stream_has_read_is_told(
         send(client, topic_name, 1, 5)
         end = found.latestOffset(again, ReadAllAvailable())
         assert taken(found, again, end) == [(0, 1), (1, 5)]
+
+
+def gone_once_listed(found: LsmqStreamReader, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on the topic is deleted just after the reader was told that it is there."""
+    existing = found._existing
+
+    def listed() -> list[Topic]:
+        topics = existing()
+        if topic in [each.name for each in topics]:
+            client.delete_topic(topic)
+        return topics
+
+    monkeypatch.setattr(found, "_existing", listed)
+
+
+def test_a_topic_that_goes_while_a_batch_is_planned_is_deleted_and_no_defect(
+    shared_node: NodeProcess, client: Client, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays, goes = f"{topic_name}-a", f"{topic_name}-b"
+    options = {"topicPattern": f"{topic_name}-.", "startingOffsets": "earliest"}
+    for topic in (stays, goes):
+        send(client, topic, 2)
+    with reader(shared_node, topicPattern=f"{stays}|{goes}", startingOffsets="earliest") as found:
+        begun = found.initialOffset()
+        end = found.latestOffset(begun, ReadAllAvailable())
+        gone_once_listed(found, client, goes, monkeypatch)
+        with pytest.raises(DataLoss, match="deleted before all of it was read"):
+            found.partitions(begun, end)
+    with reader(shared_node, **options, failOnDataLoss="false") as found:
+        assert taken(found, begun, end) == [(0, 2)]
+        send(client, goes, 2)
+        again = found.latestOffset(end, ReadAllAvailable())
+        gone_once_listed(found, client, goes, monkeypatch)
+        assert taken(found, end, again) == []
+    with reader(shared_node, topicPattern=f"{stays}|{goes}", startingOffsets="earliest") as found:
+        start = found.initialOffset()
+        send(client, goes, 2)
+        gone_once_listed(found, client, goes, monkeypatch)
+        end = found.latestOffset(start, ReadAllAvailable())
+        assert taken(found, start, end) == [(0, 2)], "nothing was known of it that could be lost"
+        send(client, goes, 2)
+        latest = found.reportLatestOffset()
+        assert latest is not None and latest["topics"].keys() == {stays}
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_topic_that_goes_before_a_task_reads_it_is_a_loss(
+    shared_node: NodeProcess, client: Client, topic_name: str, anew: bool
+) -> None:
+    send(client, topic_name, 2)
+    with reader(shared_node, topic=topic_name, startingOffsets="earliest") as found:
+        start = found.initialOffset()
+        planned = found.partitions(start, found.latestOffset(start, ReadAllAvailable()))
+        client.delete_topic(topic_name)
+        if anew:
+            send(client, topic_name, 2)
+        with pytest.raises(DataLoss, match="was deleted before all of it was read"):
+            list(found.read(planned[0]))
+    with reader(shared_node, topic=topic_name, startingOffsets="earliest", failOnDataLoss="false") as found:
+        assert list(found.read(planned[0])) == []
