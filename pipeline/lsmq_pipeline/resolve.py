@@ -13,12 +13,13 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from lsmq.errors import Unavailable
 from lsmq.topics import Topic, parse_ranges
 from lsmq_pipeline.client import Bounds
 from lsmq_pipeline.errors import DataLoss, InvalidOption
 from lsmq_pipeline.given import json_object
 from lsmq_pipeline.named_offsets import StreamPlaces
-from lsmq_pipeline.offsets import from_document
+from lsmq_pipeline.offsets import TopicOffsets, from_document
 from lsmq_pipeline.options import Edge, ReadOptions
 
 I64 = NDArray[np.int64]
@@ -64,6 +65,8 @@ def _from_document(option: str, given: Mapping[str, Any], topics: Sequence[Topic
                 f"(its id was {entry.topic_id}, now it is {topic.id})",
                 option=option,
             )
+        if entry is not None:
+            check_has_queues(topic, len(entry.offsets))
     return {name: entry.offsets for name, entry in found.items()}
 
 
@@ -210,8 +213,13 @@ def admit(start: I64, end: I64, limit: int) -> I64:
 
 
 def same_topic(topic: Topic, known: StreamPlaces, *, fail_on_data_loss: bool) -> bool:
-    """Whether offsets known of a topic are of this one. Raises :class:`DataLoss` if not, unless told to go on."""
+    """Whether offsets known of a topic are of this one. Raises :class:`DataLoss` if not, unless told to go on.
+
+    Raises ``Unavailable`` where they are of more queues than it has.
+    """
     if known.topic_id == topic.id:
+        if isinstance(known, TopicOffsets):
+            check_has_queues(topic, len(known.offsets))
         return True
     message = (
         f"topic {topic.name!r} was deleted and made anew (its id was {known.topic_id}, now it is {topic.id}): what was "
@@ -223,3 +231,14 @@ def same_topic(topic: Topic, known: StreamPlaces, *, fail_on_data_loss: bool) ->
         )
     _log.warning("%s; going on with the new one from its beginning", message)
     return False
+
+
+def check_has_queues(topic: Topic, known: int) -> None:
+    """Raises ``Unavailable`` where offsets are known of more queues than a topic has, so that none is forgotten."""
+    if topic.queues < known:
+        raise Unavailable(
+            f"topic {topic.name!r} has {topic.queues} queues, and offsets are known of {known}: the node that was "
+            "asked has not heard yet that the topic grew, so ask again; or the cluster was made again of a backup from "
+            "before that: then begin anew, with another checkpoint or archive",
+            topic=topic.name,
+        )

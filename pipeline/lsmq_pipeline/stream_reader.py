@@ -37,7 +37,7 @@ from lsmq_pipeline.named_stream import NamedStream
 from lsmq_pipeline.offsets import TopicOffsets, to_document
 from lsmq_pipeline.options import ReadOptions
 from lsmq_pipeline.reading import GONE, PlannedSplit, edges_of, fetch_plan, planned_splits, read_split, tell_deleted
-from lsmq_pipeline.resolve import Mask, admit, check_loss, chosen_queues, same_topic
+from lsmq_pipeline.resolve import Mask, admit, check_has_queues, check_loss, chosen_queues, same_topic
 from lsmq_pipeline.splits import Portion
 from lsmq_pipeline.triggers import TriggerGate
 
@@ -110,8 +110,8 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check_asked_for(known)
         seen = self._last if self._last is not None else self._seen()
         self._check_there(known, seen)
-        self._report(known, seen)
         ends = {name: self._end(known.get(name), each) for name, each in seen.items()}
+        self._report(known, seen)
         # What is not there any more stays in the offsets, so that it is noticed when it comes again.
         ends |= {name: replace(known[name], start=None) for name in known.keys() - ends.keys()}
         if not _differ(known, ends):
@@ -291,10 +291,11 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _portion(self, topic: Topic, before: StreamPlaces | None, until: StreamPlaces) -> Portion:
         if isinstance(until, NamedOffsets):
             return self._named.portion(topic, _begin_named(before, until), until)
+        check_has_queues(topic, len(until.offsets))
         begin = _begin(before, until)
         _tell_moved(topic, before, begin)
         more = topic.queues - len(until.offsets)
-        start, end = (np.pad(column, (0, max(0, more))) for column in (begin, until.offsets))
+        start, end = (np.pad(column, (0, more)) for column in (begin, until.offsets))
         active = end > start
         bounds = self._connected().bounds(topic)
         fail = self.options.fail_on_data_loss

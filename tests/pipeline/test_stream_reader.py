@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
-from lsmq.errors import UnknownTopic
+from lsmq.errors import Unavailable, UnknownTopic
 from lsmq.sync import Client, Producer
 from lsmq.topics import Topic
 from lsmq_pipeline.errors import DataLoss, InvalidOption
@@ -179,6 +179,25 @@ def test_a_queue_that_ends_before_what_the_stream_has_read_is_told(
         send(client, topic_name, 1, 5)
         end = found.latestOffset(again, ReadAllAvailable())
         assert taken(found, again, end) == [(0, 1), (1, 5)]
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_a_topic_that_has_fewer_queues_than_are_known_of_it_is_told_and_nothing_forgotten(
+    shared_node: NodeProcess, client: Client, topic_name: str, fail: str
+) -> None:
+    """As a node says that has not heard yet that the topic grew, and a cluster that was made again of a backup."""
+    send(client, topic_name, 3, 3)
+    options = {"topic": topic_name, "queues": "0-9", "group": f"{topic_name}-g", "failOnDataLoss": fail}
+    with reader(shared_node, startingOffsets="earliest", **options) as found:
+        begun = found.initialOffset()
+        known = {"id": begun["topics"][topic_name]["id"], "queues": 4}
+        start, end = (
+            {**begun, "topics": {topic_name: {**known, "offsets": offsets}}}
+            for offsets in ("0-1:1,2-3:0", "0-1:2,2-3:0")
+        )
+        for ask in (lambda: found.latestOffset(start, ReadAllAvailable()), lambda: found.partitions(start, end)):
+            with pytest.raises(Unavailable, match="has 2 queues, and offsets are known of 4"):
+                ask()
 
 
 def gone_once_listed(found: LsmqStreamReader, client: Client, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
