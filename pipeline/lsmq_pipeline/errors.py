@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from lsmq.errors import InvalidRequest, LsmqError
+from lsmq.errors import InvalidRequest, LsmqError, TopicReplaced, UnknownTopic
+
+#: What is raised of a topic that was deleted, and perhaps made anew.
+GONE = (UnknownTopic, TopicReplaced)
 
 
 class InvalidOption(InvalidRequest):

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from lsmq.errors import LsmqError, TopicReplaced, UnknownTopic
+from lsmq.errors import LsmqError
 from lsmq.record_batch import split_batches
 from lsmq.topics import Topic
 from lsmq_pipeline.client import PipelineClient, Want
 from lsmq_pipeline.decode import positions
-from lsmq_pipeline.errors import DataLoss
+from lsmq_pipeline.errors import GONE, DataLoss
 from lsmq_pipeline.fetch import FetchPlan, SplitReader
 from lsmq_pipeline.options import Edge, ReadOptions
 from lsmq_pipeline.resolve import Mask, chosen_queues, explicit_offsets, place, times_of
@@ -27,8 +27,6 @@ from lsmq_pipeline.wanted import WantedKeys
 I64 = NDArray[np.int64]
 _log = logging.getLogger("lsmq")
 
-#: What is raised of a topic that was deleted, and perhaps made anew.
-GONE = (UnknownTopic, TopicReplaced)
 SAMPLE_QUEUES = 64
 SAMPLE_MESSAGES = 256
 SAMPLE_BYTES = 256 << 10

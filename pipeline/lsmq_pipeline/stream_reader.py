@@ -29,14 +29,14 @@ from pyspark.sql.types import StructType
 from lsmq.errors import LsmqError, UnknownTopic
 from lsmq.topics import Topic
 from lsmq_pipeline.client import Bounds, PipelineClient
-from lsmq_pipeline.errors import DataLoss, InvalidOption
+from lsmq_pipeline.errors import GONE, DataLoss, InvalidOption
 from lsmq_pipeline.fetch import FetchPlan
 from lsmq_pipeline.named import BEGINNING, check_names
 from lsmq_pipeline.named_offsets import NamedOffsets, ShardPlace, StreamPlaces, places_from_document
 from lsmq_pipeline.named_stream import NamedStream
 from lsmq_pipeline.offsets import TopicOffsets, to_document
 from lsmq_pipeline.options import ReadOptions
-from lsmq_pipeline.reading import GONE, PlannedSplit, edges_of, fetch_plan, planned_splits, read_split, tell_deleted
+from lsmq_pipeline.reading import PlannedSplit, edges_of, fetch_plan, planned_splits, read_split, tell_deleted
 from lsmq_pipeline.resolve import Mask, admit, check_has_queues, check_loss, chosen_queues, same_topic
 from lsmq_pipeline.splits import Portion
 from lsmq_pipeline.triggers import TriggerGate

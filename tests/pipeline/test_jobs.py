@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,9 @@ from unittest import mock
 import pytest
 from pyspark.sql.types import StructType
 
+from lsmq.errors import UnknownTopic
 from lsmq.sync import Client, Consumer, Producer
+from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.errors import DataLoss, JobFailed
 from lsmq_pipeline.jobs.archive import archive
 from lsmq_pipeline.jobs.archives import Archive
@@ -246,7 +249,6 @@ def test_an_audit_proves_a_topic_and_finds_what_is_wrong_with_one(
     lacks = "not (queue = 1 and offset = 3) and queue <> 3"
     damaged = frame.where(lacks).unionByName(frame.where("queue = 2 and offset = 5"))
     replica = room._Replica("n1", None, "0-3")
-    from lsmq_pipeline.client import PipelineClient
     from lsmq_pipeline.options import read_options
 
     with PipelineClient(read_options({**connection, "topic": topic_name}).connection) as cluster:
@@ -332,3 +334,28 @@ def test_lag_is_what_groups_have_not_read(
     slow = rows[f"{topic_name}-slow"]
     assert slow["lag"] == 100 - sum(min(3, end) for end in latest) and slow["oldest_unread_s"] >= 0
     assert slow["largest_lag"] == max(latest) - 3
+
+
+def test_a_report_of_all_lags_goes_on_without_topics_that_go_and_queues_that_come(
+    make_node: Callable[..., NodeProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_node().start()
+    groups = PipelineClient.groups
+    with Client(node.url) as client:
+        for topic in ("goes", "grows", "stays"):
+            send(client, topic, ["x"] * 10, queues=1)
+            client.commit_offsets("group", topic, {0: 4})
+
+        def listed(cluster: PipelineClient) -> list[str]:
+            client.delete_topic("goes")
+            client.grow_topic("grows", 4)
+            client.commit_offsets("group", "grows", {3: 0})
+            return groups(cluster)
+
+        monkeypatch.setattr(PipelineClient, "groups", listed)
+        report = lagreport({"url": node.url})
+        assert report.sheet is not None
+        assert sorted(row[1:5] for row in report.sheet.rows) == [("grows", 1, 1, 6), ("stays", 1, 1, 6)]
+        monkeypatch.setattr(PipelineClient, "groups", groups)
+        with pytest.raises(UnknownTopic, match="goes"):
+            lagreport({"url": node.url}, ["goes", "stays"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from lsmq.record_batch import Column, split_batches
 from lsmq.topics import Topic
 from lsmq_pipeline.client import Bounds, PipelineClient, Want
 from lsmq_pipeline.decode import column, positions
+from lsmq_pipeline.errors import GONE
 from lsmq_pipeline.jobs.report import JobProgress, JobReport, Quiet, Sheet, reader_options
 from lsmq_pipeline.options import read_options
 
@@ -38,12 +40,14 @@ def lagreport(
         found = cluster.topics(list(dict.fromkeys(topics)), None) if topics else cluster.topics((), ".*")
         groups = cluster.groups()
         for topic in found:
-            bounds = None if topic.named else cluster.bounds(topic)
-            for group in groups:
-                with shown.step(f"{group} in {topic.name}"):
-                    row = _named_row(cluster, group, topic) if bounds is None else _row(cluster, group, topic, bounds)
-                if row is not None:
-                    rows.append(row)
+            # Of all topics some may go meanwhile.
+            with nullcontext() if topics else suppress(*GONE):
+                bounds = None if topic.named else cluster.bounds(topic)
+                for group in groups:
+                    with shown.step(f"{group} in {topic.name}"):
+                        row = _row(cluster, group, topic, bounds)
+                    if row is not None:
+                        rows.append(row)
     rows.sort(key=lambda row: -row[4])
     if plot:
         _plot(rows, plot)
@@ -51,8 +55,11 @@ def lagreport(
     return JobReport("lagreport", facts, Sheet(COLUMNS, rows))
 
 
-def _row(cluster: PipelineClient, group: str, topic: Topic, bounds: Bounds) -> tuple[Any, ...] | None:
-    committed = cluster.committed(group, topic.name)
+def _row(cluster: PipelineClient, group: str, topic: Topic, bounds: Bounds | None) -> tuple[Any, ...] | None:
+    if bounds is None:
+        return _named_row(cluster, group, topic)
+    found = cluster.committed(group, topic.name)
+    committed = {queue: offset for queue, offset in found.items() if queue < len(bounds.latest)}  # Others came since.
     if not committed:
         return None
     queues = np.array(sorted(committed), np.int64)
