@@ -29,6 +29,7 @@ from lsmq_pipeline.options import ConnectionOptions
 I64 = NDArray[np.int64]
 
 _HIGHEST_EPOCH = 2**32 - 1
+_UNPINNED = 2**31  # above any number that is pinned
 _FETCH_PATH = "/v1/topics/{topic}/fetch"
 
 
@@ -313,13 +314,15 @@ class PipelineClient:
     # Writing
 
     def pinned(self, topic: Topic, producer_id: int, number: int) -> int:
-        """``number``, or the smaller one that was pinned under this id of a producer before; durably.
+        """``number``, or the one that was pinned under this id of a producer before; durably.
 
-        It is how far an epoch, which only grows, is below the highest there may be.
+        It is how far an epoch, which only grows, is below the highest there may be. So it is asked first with an epoch
+        below that of any number; of those who pin at the same moment the smallest number counts.
         """
+        first = topic.routes[0].shard
         try:
-            first = topic.routes[0].shard
-            self._loop.call(self._shards.take_producer(topic, first, producer_id, _HIGHEST_EPOCH - number))
+            for epoch in (_HIGHEST_EPOCH - _UNPINNED, _HIGHEST_EPOCH - number):
+                self._loop.call(self._shards.take_producer(topic, first, producer_id, epoch))
         except ProducerFenced as error:
             return _HIGHEST_EPOCH - int(error.details["latest"])
         return number

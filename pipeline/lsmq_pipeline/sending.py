@@ -23,7 +23,15 @@ import xxhash
 from numpy.typing import NDArray
 
 from lsmq.batch_builder import Codec
-from lsmq.errors import LsmqError, OutOfOrderSequence, SequenceReused, StaleSequence, UnknownProducer, UnknownQueue
+from lsmq.errors import (
+    LsmqError,
+    OutOfOrderSequence,
+    SequenceReused,
+    StaleSequence,
+    Unavailable,
+    UnknownProducer,
+    UnknownQueue,
+)
 from lsmq.queue_names import check_queue_name, queue_slot
 from lsmq.topics import Topic, most_at_once, most_of_a_queue
 from lsmq_pipeline.client import PipelineClient
@@ -171,13 +179,20 @@ class TopicWriter:
         """How many queues rows that name none are spread over: as many as there were when the task was tried first.
 
         Else what an attempt had stored before the topic grew would be stored once more, elsewhere. Where messages may
-        be lost that were acknowledged (``ack=leader``) nothing is remembered.
+        be lost that were acknowledged (``ack=leader``) nothing is remembered. Raises ``Unavailable`` where there were
+        more than are known of now.
         """
         found = self._spread.get(topic.name)
         if found is None:
             found = topic.queues
             if (self._options.ack or topic.options.get("ack")) != "leader":
                 found = self._cluster.pinned(topic, self._name.pin_id(topic), found)
+            if found > topic.queues:
+                raise Unavailable(
+                    f"topic {topic.name!r} has {topic.queues} queues, and a task's rows were spread over {found} when "
+                    "it was tried first: the node that was asked has not heard yet that the topic grew; try again",
+                    topic=topic.name,
+                )
             self._spread[topic.name] = found
         return found
 

@@ -9,8 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lsmq.errors import InvalidRequest, QuotaExceeded
+from lsmq.errors import InvalidRequest, QuotaExceeded, Unavailable
 from lsmq.sync import Client, Consumer, DelayedMessages, Producer
+from lsmq.topics import Topic
 from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.errors import InputChanged
 from lsmq_pipeline.options import write_options
@@ -94,6 +95,31 @@ def test_a_repeat_goes_where_the_first_attempt_went_though_the_topic_has_grown_s
         write_rows(node, "grows", columns, batch_messages=10, query="another")
         after = client.offsets("grows").latest
         assert sum(after) == 200 and sum(high > low for low, high in zip(before, after, strict=True)) > 2
+
+
+def test_a_repeat_that_has_not_heard_that_the_topic_grew_stores_nothing(
+    shared_node: NodeProcess, client: Client, topic_name: str
+) -> None:
+    client.create_topic(topic_name, queues=2)
+    columns = {"body": pa.array([f"{number}" for number in range(100)])}
+    with PipelineClient(write_options({"url": shared_node.url}).connection) as cluster:
+        before = cluster.topic(topic_name)
+    client.grow_topic(topic_name, 64)
+    write_rows(shared_node, topic_name, columns, batch_messages=10)
+
+    class Behind(PipelineClient):
+        """Asks a node that knows the topic as it was."""
+
+        def topic(self, name: str) -> Topic:
+            return before
+
+    options = write_options({"url": shared_node.url, "topic": topic_name, "batchMessages": "10"})
+    with Behind(options.connection) as cluster:
+        writer = TopicWriter(cluster, options, WriterName("query", 0, 0))
+        with pytest.raises(Unavailable, match=r"has 2 queues, .* were spread over 64"):
+            writer.write(pa.record_batch(columns))
+    assert write_rows(shared_node, topic_name, columns, batch_messages=10).repeats >= 10
+    assert sum(client.offsets(topic_name).latest) == 100
 
 
 def test_record_batches_are_the_same_however_the_rows_arrive(make_node: Callable[..., NodeProcess]) -> None:
