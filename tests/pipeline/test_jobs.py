@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -306,6 +307,26 @@ def test_usage_counts_by_tenant_and_hour_and_measures_latency(
     others = [row for row in found if row["tenant"] != "anna"]
     assert {row["tenant"] for row in others} == {topic_name} and all(row["latency_ms_p99"] is None for row in others)
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_usage_says_hours_with_their_zone(
+    spark: SparkSession,
+    client: Client,
+    connection: dict[str, Any],
+    topic_name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send(client, topic_name, ["x"])
+    monkeypatch.setenv("TZ", "Asia/Kolkata")
+    time.tzset()
+    try:
+        report = usage(spark, connection, [topic_name])
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    stored_s = message_times(client, topic_name)[0] // 1000
+    assert report.sheet is not None
+    assert [row[2] for row in report.sheet.rows] == [datetime.fromtimestamp(stored_s // 3600 * 3600, UTC)]
 
 
 def test_usage_counts_messages_that_say_that_their_keys_are_gone(

@@ -8,6 +8,7 @@ Reads topics, or an archive.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 from lsmq_pipeline.errors import JobFailed
@@ -55,7 +56,9 @@ def usage(
         raise JobFailed("name topics, or an archive")
     frame = stored_between(frame, since_ms, until_ms)
     with shown.step("counting"):
-        sheet = sheet_of(usage_by_hour(frame, tenant_property, sent_property))
+        found = sheet_of(usage_by_hour(frame, tenant_property, sent_property))
+    # Spark gives moments in this machine's time, and does not say so.
+    sheet = Sheet(found.columns, [(*row[:2], row[2].astimezone(UTC), *row[3:]) for row in found.rows])
     if plot:
         _plot(sheet, plot)
     messages, size_bytes = (sum(row[place] for row in sheet.rows) for place in (3, 4))
