@@ -122,7 +122,7 @@ def to_rows(batch: Any, *, max_message_bytes: int) -> RecordRows:
     due = due_values(columns, count)
     dedupe_high, dedupe_low = _dedupe_hashes(_strings(columns.get("dedupe_id"), count), names, due)
     return RecordRows(
-        queues=_queues(columns.get("queue"), count),
+        queues=_queues(columns.get("queue"), names),
         header_lengths=header_lengths,
         lengths=lengths,
         key_hashes=_hashes(keys, key_hash, np.uint64, count),
@@ -199,10 +199,13 @@ def _lengths(column: Any) -> I64:
     return pc.binary_length(column).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
 
 
-def _queues(column: Any, count: int) -> I64:
+def _queues(column: Any, names: Any) -> I64:
+    """-1 where a row says none, or says its name: what number it has then is the shard's to say."""
     if column is None:
-        return np.full(count, -1, np.int64)
+        return np.full(len(names), -1, np.int64)
     found: I64 = column.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+    if names.null_count < len(names):
+        found = np.where(_valid(names), -1, found)
     if len(found) and int(found.min()) < -1:
         raise SchemaMismatch(f"column 'queue' has {int(found.min())}; a queue is 0 or more", column="queue")
     return found

@@ -284,3 +284,22 @@ def test_positions_are_told_from_messages() -> None:
 def test_rows_that_no_message_can_hold_are_refused(columns: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         to_rows(pa.record_batch(columns), max_message_bytes=100)
+
+
+def test_a_row_that_names_its_queue_is_written_whatever_number_it_was_read_with() -> None:
+    """Numbers of queues with names go beyond what column ``queue`` holds as they are, and read as negative ones."""
+    number = np.uint32(130 << 24 | 7)
+    records = select(
+        [RecordBatch(encode_batch(1, {Column.QUEUE: int(number), Column.OFFSET: 5, Column.LENGTH: 1}, b"x"))],
+        TOPIC,
+        [Span(np.array([number]), np.zeros(1, np.int64), np.full(1, 9))],
+    )
+    assert records is not None
+    schema = arrow_schema(message_schema(include_queue_names=True))
+    batch = to_arrow(records, TOPIC, schema, pa.array(["agents.7"], pa.string()))
+    assert batch.column("queue").to_pylist() == [int(number) - 2**32]
+    rows = to_rows(batch, max_message_bytes=1 << 20)
+    assert rows.queues.tolist() == [-1] and rows.names.to_pylist() == ["agents.7"]
+    unnamed = batch.set_column(batch.schema.get_field_index("queue_name"), "queue_name", pa.nulls(1, pa.string()))
+    with pytest.raises(SchemaMismatch, match="a queue is 0 or more"):
+        to_rows(unnamed, max_message_bytes=1 << 20)
