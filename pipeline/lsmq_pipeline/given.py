@@ -24,6 +24,7 @@ QUEUES_BY_TOPIC = 'an object of topics and their queues such as {"orders": [0, 1
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MAX_TIME_MS = 1 << 53
+MAX_NUMBER = (1 << 63) - 1  # Spark's, too
 _UNITS_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -73,6 +74,8 @@ class Given:
             return default
         if value < low:
             raise InvalidOption(f"option {name} is {value}; it must be at least {low}", option=name)
+        if value > MAX_NUMBER:
+            raise InvalidOption(f"option {name} is {value}; it must be at most {MAX_NUMBER}", option=name)
         return value
 
     def count(self, name: str) -> int | None:

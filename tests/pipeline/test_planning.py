@@ -60,6 +60,7 @@ def test_options_are_read_whatever_their_case() -> None:
         ({"topic": "a", "endingOffsets": "earliest"}, "endingOffsets"),
         ({"topic": "a", "minPartitions": "0"}, "minPartitions"),
         ({"topic": "a", "minPartitions": "many"}, "minPartitions"),
+        ({"topic": "a", "fetchBytes": str(2**63)}, "fetchBytes is .*; it must be at most 9223372036854775807"),
         ({"topic": "a", "readFrom": "moon"}, "readFrom"),
         ({"topic": "a", "failOnDataLoss": "perhaps"}, "failOnDataLoss"),
         ({"topic": "a", "startingTimestamp": "yesterday"}, "startingTimestamp"),
