@@ -220,18 +220,21 @@ class SplitReader:
             self._refuse(queues, span.starts[suspect], earliest, span.starts[suspect] < earliest, "earliest")
 
     def _stalled(self, window: _Window, since_s: float) -> None:
-        """No queue moved although there should be more: it is gone, or the node asked is behind."""
+        """No queue moved although there should be more: that is gone, or the node asked is behind."""
         left = window.asked < window.ends
-        _, latest = self._cluster.bounds_of(self.topic, window.queues[left].tolist())
-        lost = latest < window.ends[left]
-        if lost.any():
-            self._refuse(window.queues[left], window.ends[left], latest, lost, "latest")
-            window.ends[left] = np.maximum(np.minimum(window.ends[left], latest), window.asked[left])
+        queues, asked, ends = window.queues[left], window.asked[left], window.ends[left]
+        earliest, latest = self._cluster.bounds_of(self.topic, queues.tolist())
+        gone, lost = asked < earliest, latest < ends
+        if gone.any() or lost.any():
+            self._refuse(queues, asked, earliest, gone, "earliest")
+            self._refuse(queues, ends, latest, lost, "latest")
+            window.ends[left] = np.maximum(np.minimum(ends, latest), asked)
+            window.asked[left] = np.clip(earliest, asked, window.ends[left])
         elif time.monotonic() - since_s > self._plan.deadline_ms / 1000:
             raise Unavailable(
                 f"shard {self._split.shard} of topic {self.topic.name!r} gave nothing for "
-                f"{self._plan.deadline_ms / 1000:g} s although queue {window.queues[left][0]} has messages from "
-                f"{window.asked[left][0]} to {latest[0]}"
+                f"{self._plan.deadline_ms / 1000:g} s although queue {queues[0]} has messages from "
+                f"{asked[0]} to {latest[0]}"
             )
 
     def _refuse(self, queues: NDArray[Any], wanted: I64, bounds: I64, lost: NDArray[np.bool_], bound: str) -> None:
