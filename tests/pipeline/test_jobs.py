@@ -175,7 +175,7 @@ def test_an_audit_tells_headers_and_kinds_of_keys_apart(
     with Producer(client, topic_name) as producer:
         producer.send("x", key="k", headers=(("h", b"1"),))
     frame = room._whole(spark, {**connection, "topic": topic_name}).cache()
-    sums = room._sums(frame)
+    sums, replica = room._sums(frame), room._Replica("n1", None, "0-9")
     for changed in (
         "cast(null as array<struct<key:string,value:binary>>) headers",
         "array(named_struct('key', 'h', 'value', X'32')) headers",
@@ -183,8 +183,8 @@ def test_an_audit_tells_headers_and_kinds_of_keys_apart(
         "cast(null as binary) body",
     ):
         other = frame.selectExpr(*[name for name in frame.columns if name != changed.split()[-1]], changed)
-        assert room._compare(sums, room._sums(other), "n1") == ["n1: queue 0 differs from its leader's"], changed
-    assert room._compare(sums, room._sums(frame), "n1") == []
+        assert room._compare(sums, room._sums(other), replica) == ["n1: queue 0 differs from its leader's"], changed
+    assert room._compare(sums, room._sums(frame), replica) == []
 
 
 def test_usage_counts_topics_whose_keys_are_no_text(
