@@ -107,10 +107,13 @@ class RouteTable:
         return self.topic(topic.name) or taken
 
     def learn_leaders(self, topic: Topic) -> Topic:
-        """The topic with the best leaders known; of what it says only its leaders are kept."""
+        """The topic with the best leaders known; of one that nobody here uses only its leaders are kept."""
         before = self.generation
-        for route in topic.routes:
-            self._take_leader(route.shard, ShardLeadership(route.leader, route.epoch, route.followers))
+        if topic.name in self._topics:
+            self._take_topic(topic)
+        else:
+            for route in topic.routes:
+                self._take_leader(route.shard, ShardLeadership(route.leader, route.epoch, route.followers))
         self._tell(before)
         return self._led(topic)
 

@@ -199,7 +199,8 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _check_there(self, known: Mapping[str, StreamPlaces], seen: Mapping[str, _Seen]) -> None:
-        """Raises, or warns once, when a topic that the query has begun with was deleted."""
+        """Raises, or warns once each time, when a topic that the query has begun with was deleted."""
+        self._told_gone -= seen.keys()
         for name in sorted(known.keys() - seen.keys() - self._told_gone):
             message = f"topic {name!r} was deleted: what was not read of it is gone"
             if self.options.fail_on_data_loss:

@@ -190,6 +190,19 @@ def test_a_topic_is_the_same_object_until_something_of_it_changes() -> None:
     assert table.topic("t") is moved
 
 
+def test_a_list_of_topics_tells_news_of_those_that_are_in_use_and_of_no_others() -> None:
+    table = RouteTable()
+    table.learn_leaders(topic((URLS["n1"], 1)))
+    assert table.topic("t") is None, "nobody uses it"
+    table.learn_topic(topic((URLS["n1"], 1)))
+    table.learn_leaders(topic((URLS["n1"], 1), queues=60))
+    table.learn_leaders(topic((URLS["n1"], 1)))
+    assert (found := table.topic("t")) is not None and found.queues == 60
+    table.learn_leaders(topic((URLS["n1"], 1), id=2, created_ms=2))
+    table.learn_leaders(topic((URLS["n1"], 1)))
+    assert (found := table.topic("t")) is not None and found.id == 2
+
+
 def test_documents_join_topics_with_leaders_and_older_ones_are_passed_over() -> None:
     table = RouteTable()
     calls: list[int] = []

@@ -258,3 +258,22 @@ def test_a_topic_that_goes_before_a_task_reads_it_is_a_loss(
             list(found.read(planned[0]))
     with reader(shared_node, topic=topic_name, startingOffsets="earliest", failOnDataLoss="false") as found:
         assert list(found.read(planned[0])) == []
+
+
+def test_each_time_a_topic_is_deleted_is_told(
+    shared_node: NodeProcess, client: Client, topic_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with reader(shared_node, topicPattern=topic_name, startingOffsets="earliest", failOnDataLoss="false") as found:
+        send(client, topic_name, 1)
+        at = found.initialOffset()
+        for _ in range(2):
+            send(client, topic_name, 1)
+            begun, at = at, found.latestOffset(at, ReadAllAvailable())
+            assert taken(found, begun, at), "also of one that is made anew"
+            client.delete_topic(topic_name)
+            caplog.clear()
+            for _ in range(2):
+                at = found.latestOffset(at, ReadAllAvailable())
+            assert [record.message for record in caplog.records if "was deleted" in record.message] == [
+                f"topic {topic_name!r} was deleted: what was not read of it is gone; going on without"
+            ]
