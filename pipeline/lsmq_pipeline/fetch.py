@@ -42,7 +42,7 @@ NarrowArrow = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class FetchPlan:
-    """What all splits of a read have in common."""
+    """What all splits of a read have in common. ``urls`` are of nodes that the driver knows by now."""
 
     fail_on_data_loss: bool
     read_from: str | None
@@ -50,6 +50,7 @@ class FetchPlan:
     deadline_ms: int
     read_node: str | None = None
     picks: Mapping[str, Any] = field(default_factory=dict)
+    urls: tuple[str, ...] = ()
 
 
 class _Window:

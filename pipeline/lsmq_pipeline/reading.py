@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from lsmq_pipeline.wanted import WantedKeys
 I64 = NDArray[np.int64]
 _log = logging.getLogger("lsmq")
 
+TASK_URLS = 16
 SAMPLE_QUEUES = 64
 SAMPLE_MESSAGES = 256
 SAMPLE_BYTES = 256 << 10
@@ -66,7 +68,14 @@ def fetch_plan(cluster: PipelineClient, options: ReadOptions) -> FetchPlan:
         deadline_ms=options.connection.deadline_ms,
         read_node=options.read_node,
         picks=wanted_of(options).picks,
+        urls=nodes_for_tasks(cluster, options),
     )
+
+
+def nodes_for_tasks(cluster: PipelineClient, options: ReadOptions) -> tuple[str, ...]:
+    """Some nodes by which tasks find the cluster: in time none may be left of those that options name."""
+    connection = options.connection
+    return tuple(cluster.urls[:TASK_URLS]) if connection.url and not connection.zookeeper else ()
 
 
 def edges_of(
@@ -142,7 +151,8 @@ def read_split(options: ReadOptions, planned: PlannedSplit, schema: StructType) 
         batch = wanted.exact(batch)
         return batch.select(asked.names) if extra else batch
 
-    with PipelineClient(options.connection) as cluster:
+    connection, urls = options.connection, planned.fetch.urls
+    with PipelineClient(replace(connection, url=",".join(urls)) if urls else connection) as cluster:
         reader = SplitReader(cluster, planned.split, planned.fetch)
         try:
             yield from reader.arrow(made, wanted.narrow, exact) if wanted.columns else reader.arrow(made)

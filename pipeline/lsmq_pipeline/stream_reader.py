@@ -36,7 +36,15 @@ from lsmq_pipeline.named_offsets import NamedOffsets, ShardPlace, StreamPlaces, 
 from lsmq_pipeline.named_stream import NamedStream
 from lsmq_pipeline.offsets import TopicOffsets, to_document
 from lsmq_pipeline.options import ReadOptions
-from lsmq_pipeline.reading import PlannedSplit, edges_of, fetch_plan, planned_splits, read_split, tell_deleted
+from lsmq_pipeline.reading import (
+    PlannedSplit,
+    edges_of,
+    fetch_plan,
+    nodes_for_tasks,
+    planned_splits,
+    read_split,
+    tell_deleted,
+)
 from lsmq_pipeline.resolve import Mask, admit, check_has_queues, check_loss, chosen_queues, same_topic
 from lsmq_pipeline.splits import Portion
 from lsmq_pipeline.triggers import TriggerGate
@@ -143,6 +151,7 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topics = {topic.name: topic for topic in self._existing()}
         if self._fetch is None:
             self._fetch = fetch_plan(self._connected(), options)
+        self._fetch = replace(self._fetch, urls=nodes_for_tasks(self._connected(), options))
         portions = []
         for name, until in after.items():
             topic, portion = topics.get(name), None

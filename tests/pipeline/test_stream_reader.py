@@ -277,3 +277,16 @@ def test_each_time_a_topic_is_deleted_is_told(
             assert [record.message for record in caplog.records if "was deleted" in record.message] == [
                 f"topic {topic_name!r} was deleted: what was not read of it is gone; going on without"
             ]
+
+
+def test_tasks_find_the_cluster_by_nodes_that_the_driver_knows(
+    shared_node: NodeProcess, client: Client, topic_name: str
+) -> None:
+    """As where the nodes that the query was started with have been replaced one by one."""
+    send(client, topic_name, 2)
+    with reader(shared_node, topic=topic_name, startingOffsets="earliest") as found:
+        start = found.initialOffset()
+        planned = found.partitions(start, found.latestOffset(start, ReadAllAvailable()))
+    options = read_options({"url": "http://127.0.0.1:9", "topic": topic_name, "deadlineMs": "5000"}, streaming=True)
+    task = LsmqStreamReader(options, message_schema())
+    assert sum(batch.num_rows for batch in task.read(planned[0])) == 2
