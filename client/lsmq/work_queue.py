@@ -201,7 +201,6 @@ class WorkQueue(Iterated[Task]):
         self._hands = 0  # of those who run it: tasks that may be here at a time
         self._polled = False  # somebody takes tasks, and nobody runs it
         self._changed = Waiting()
-        self._held = asyncio.Event()  # a task came that is to be kept
         self._pulling: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._background = BackgroundTasks(self._broke)
@@ -298,7 +297,7 @@ class WorkQueue(Iterated[Task]):
                     return
                 raise
             task._since = asyncio.get_running_loop().time()
-            self._kept[task] = None
+            self._hold(task)
             self._asking += 1
             busy.add(worker)
             try:
@@ -435,8 +434,7 @@ class WorkQueue(Iterated[Task]):
         message, deliveries, receipt = popped.message, popped.deliveries, popped.receipt
         task = Task(message, deliveries, receipt, visibility_ms, self, topic, popped.shard, until, now)
         self._ahead.append(task)
-        self._kept[task] = None
-        self._held.set()
+        self._hold(task)
         self._changed.wake_one()
 
     def _take(self) -> Task | None:
@@ -452,8 +450,7 @@ class WorkQueue(Iterated[Task]):
         """They were handed out, and got nowhere: they are the next, or given back with the others."""
         for task in reversed(list(tasks)):
             self._ahead.appendleft(task)
-            self._kept[task] = None
-            self._held.set()
+            self._hold(task)
             self._changed.wake_one()
 
     async def _next(self) -> Task:
@@ -465,8 +462,6 @@ class WorkQueue(Iterated[Task]):
                 self._pulling = self._background.begin(
                     self._puller.run(), f"lsmq work queue {self.topic}", lasting=True
                 )
-            if self._keeping is None or self._keeping.done():
-                self._keeping = self._background.begin(self._keep(), f"lsmq keep {self.topic}", lasting=True)
             task = self._take()
             if task is not None:
                 self._puller.look()
@@ -482,6 +477,12 @@ class WorkQueue(Iterated[Task]):
         self._error = as_lsmq_error(error, f"the work queue of topic {self.topic!r}")
         self._changed.wake()
 
+    def _hold(self, task: Task) -> None:
+        """Keep it hidden from now on. Where nothing is held nothing waits: what nobody closes leaves no task then."""
+        self._kept[task] = None
+        if not self._closed and (self._keeping is None or self._keeping.done()):
+            self._keeping = self._background.begin(self._keep(), f"lsmq keep {self.topic}")
+
     def _end_keeping(self) -> None:
         """Once it is closed, and the last handler has ended."""
         if self._closed and not self._asking and self._keeping is not None:
@@ -492,11 +493,7 @@ class WorkQueue(Iterated[Task]):
     async def _keep(self) -> None:
         """Extend what is held here, before its visibility ends. Nobody waits for the leader of another's shard."""
         loop = asyncio.get_running_loop()
-        while True:
-            if not self._kept:
-                self._held.clear()
-                await self._held.wait()
-                continue
+        while self._kept:
             shortest_ms = min(task.visibility_ms for task in self._kept)
             await asyncio.sleep(min(1.0, shortest_ms / 1000 / _EXTENSIONS_PER_VISIBILITY / 2))
             now = loop.time()

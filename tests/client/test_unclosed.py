@@ -1,4 +1,4 @@
-"""A producer that nobody closes loses no message without a word."""
+"""A producer that nobody closes loses no message without a word, and a work queue leaves no task behind."""
 
 from __future__ import annotations
 
@@ -267,3 +267,41 @@ def test_names_of_nodes_are_looked_up_in_the_end_as_well(make_node: Callable[[],
     run(f"URL = {address!r}" + BLOCKING, node, topic_name)
     with sync.Client(address) as client:
         assert list(client.offsets(topic_name).latest) == [3]
+
+
+INTERRUPTED = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+client = sync.Client(URL)
+client.create_topic(TOPIC)
+work = sync.WorkQueue(client, TOPIC, TOPIC)
+def interrupt() -> None:
+    while TOPIC not in {each.group for each in sync.list_groups(client)}:
+        pass  # It has asked for nothing yet.
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+try:
+    work.run(print)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+FAILED = """
+with sync.Client(URL) as client:
+    work = sync.WorkQueue(client, TOPIC, "g")
+    try:
+        work.poll()
+    except lsmq.errors.UnknownTopic:
+        print("unknown")
+    del work
+    client._thread.do(gc.collect)
+"""
+
+
+def test_a_work_queue_that_was_interrupted_leaves_no_task(shared_node: NodeProcess, topic_name: str) -> None:
+    done = run(INTERRUPTED, shared_node, topic_name)
+    assert (done.stdout, done.stderr) == ("interrupted\n", "")
+
+
+def test_a_work_queue_that_failed_and_is_forgotten_leaves_no_task(shared_node: NodeProcess, topic_name: str) -> None:
+    done = run(FAILED, shared_node, topic_name)
+    assert (done.stdout, done.stderr) == ("unknown\n", "")
