@@ -131,6 +131,16 @@ def test_a_node_that_is_added_begins_at_the_port_it_is_given(tmp_path: Path) -> 
     assert ClusterPlan.read(tmp_path / "c").nodes == (first, node)
 
 
+def test_a_node_that_is_added_gets_the_ports_behind_all_others(tmp_path: Path) -> None:
+    base, *_ = choose_ports(40)
+    cluster = LocalCluster.found(tmp_path / "c", found_plan(nodes=1, replicas=1, zookeeper="local", base_port=base))
+    assert max(cluster.plan.ports) == base + 12, "its ZooKeeper has those behind the node's"
+    with socket.create_server(("127.0.0.1", base + 10)):
+        added = cluster.add_node()
+    assert added.port == base + 20, "ten behind the last node are not all free"
+    assert cluster.add_node().port == base + 30
+
+
 def test_a_plan_reads_back_and_configures_each_node(tmp_path: Path) -> None:
     settings = {"flush_mode": "async", "cluster.heartbeat_ms": "50"}
     plan = found_plan(nodes=4, shards=5, replicas=3, zookeeper="z:1", settings=settings, proxied=True)

@@ -14,7 +14,7 @@ from lsmq.cli._reset import OffsetMove, ResetTarget, plan, summed
 from lsmq.cli.options import QUEUES, TIME, TOPIC, asks_a_node, asks_first, json_option, url_option, with_client
 from lsmq.cli.render import counted, print_fields, print_json, print_table, time_text
 from lsmq.cli.work_queue import configure
-from lsmq.errors import GroupHasMembers, UnknownGroup, UnknownMessage
+from lsmq.errors import GroupHasMembers, GroupModeMismatch, UnknownGroup, UnknownMessage
 from lsmq.groups import Group, GroupDescription, GroupLag, GroupMember, GroupStream, GroupSummary, Ranges, list_groups
 from lsmq.topics import format_ranges
 from lsmq.work_queue_values import WorkQueueState, describe_work_queue
@@ -382,6 +382,13 @@ def reset(
 
     async def look(client: Client) -> tuple[list[OffsetMove], int]:
         found = None if new else await _known(client, name, "With --new it begins there")
+        if found is not None and found.mode == "work_queue" and await _work_queues(client, name, topic):
+            raise GroupModeMismatch(
+                f"group {name!r} is a work queue on topic {topic!r}, which settles single messages: take and acknowledge "
+                "them, or delete the group, and all that is kept comes again",
+                group=name,
+                mode=found.mode,
+            )
         return await plan(client, name, topic, queues, names, target), found.members if found else 0
 
     moves, members = with_client(url, deadline_ms, look)

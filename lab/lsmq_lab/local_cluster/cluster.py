@@ -266,7 +266,7 @@ class LocalCluster:
             self.plan = ClusterPlan.read(self.directory)
             if base_port is None:
                 try:
-                    ports = choose_ports(PORTS_PER_NODE, max(node.port for node in self.plan.nodes) + PORTS_PER_NODE)
+                    ports = choose_ports(PORTS_PER_NODE, self.plan.next_port())
                 except AddressInUse:
                     ports = choose_ports(PORTS_PER_NODE)
             else:

@@ -113,6 +113,13 @@ class ClusterPlan:
         }
         return frozenset((*of_nodes, *self.zookeeper.ports))
 
+    def next_port(self) -> int:
+        """The first of ten behind those of all nodes of which the plan has none: a local ZooKeeper has some there."""
+        port = max(node.port for node in self.nodes) + PORTS_PER_NODE
+        while not self.ports.isdisjoint(range(port, port + PORTS_PER_NODE)):
+            port += PORTS_PER_NODE
+        return port
+
     @property
     def voters(self) -> tuple[NodePlan, ...]:
         return tuple(node for node in self.nodes if node.voter)
