@@ -210,6 +210,16 @@ def test_a_group_that_is_not_there_is_the_same_error_everywhere(shared_node: Nod
     assert json.loads(ok(shared_node, "group", "offsets", name, "--json"))[0]["committed"] == 1
 
 
+def test_a_work_queue_is_not_shown_what_a_reset_would_change(shared_node: NodeProcess, topic_name: str) -> None:
+    ok(shared_node, "topic", "create", topic_name)
+    send(shared_node, topic_name, stdin="x\n")
+    assert ok(shared_node, "work", topic_name, "--group", topic_name) == "x\n"
+    for more in ("--dry-run", "--yes"):
+        refused = run(shared_node, "group", "reset", topic_name, "--topic", topic_name, "--to-earliest", more)
+        assert refused.exit_code == 1 and "is a work queue" in str(refused.exception), more
+        assert refused.output == "", more
+
+
 def test_no_dead_letters_is_no_error(shared_node: NodeProcess, topic_name: str) -> None:
     ok(shared_node, "topic", "create", topic_name)
     assert ok(shared_node, "dlq", "list", topic_name) == ""
@@ -353,6 +363,8 @@ def test_types_times_to_live_and_conditions_are_sent_picked_and_committed(
         (["dlq", "retry"], "lsmq dlq replay"),
         (["comsume", "t"], "lsmq consume"),
         (["help"], "lsmq --help"),
+        (["--url", "http://127.0.0.1:7600", "status"], "lsmq COMMAND --url"),
+        (["topic", "--json", "list"], "lsmq topic COMMAND --json"),
     ],
 )
 def test_a_near_miss_and_what_other_brokers_call_a_command_lead_to_it(

@@ -85,9 +85,20 @@ _OTHER_NAMES = {
 }
 
 
+#: Of commands that talk to a node, and to be given behind them.
+_OPTIONS = frozenset(
+    {"--url", "--profile", "--token-file", "--zookeeper", "--cluster", "--ca", "--cert", "--cert-key", "--timeout"}
+    | {"--json", "--yes"}
+)
+
+
 def command_meant(error: click.ClickException) -> str | None:
-    """Of one that there is not: what it is called here."""
+    """Of one that there is not: what it is called here. Of an option before the command: where it belongs."""
     context = getattr(error, "ctx", None)
+    if isinstance(error, click.NoSuchOption):
+        if context is None or not isinstance(context.command, click.Group) or error.option_name not in _OPTIONS:
+            return None
+        return f"{context.command_path} COMMAND {error.option_name}"
     found = re.match(r"No such command '([^']+)'", error.message)
     if context is None or found is None:
         return None
