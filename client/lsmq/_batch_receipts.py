@@ -33,6 +33,9 @@ class SentBatch:
     def __len__(self) -> int:
         return len(self.offsets)
 
+    def __repr__(self) -> str:
+        return f"<SentBatch: {len(self)} messages, of which {int(self.dropped.sum())} were dropped>"
+
     def id(self, row: int) -> str:
         """The id of a message, which finds it again: ``client.message(id)``; empty where it was dropped."""
         if self.dropped[row]:

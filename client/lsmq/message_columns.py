@@ -88,6 +88,10 @@ class MessageBatch:
     def __len__(self) -> int:
         return len(self.ends)
 
+    def __repr__(self) -> str:
+        size_bytes = int(self.lengths.sum())
+        return f"<MessageBatch of topic {self.topic!r}: {len(self)} messages, {size_bytes} bytes of bodies>"
+
     def __getitem__(self, rows: slice | NDArray[Any]) -> MessageBatch:
         """These rows, as a batch: of a slice, or of an array of bools or of row numbers."""
         if isinstance(rows, slice) and len(range(*rows.indices(len(self)))) == len(self) and rows.step in (None, 1):

@@ -478,7 +478,10 @@ def check_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
     found = []
     for pair in headers:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise InvalidRequest(f"the header {pair!r} is not a pair of a name and bytes")
+            raise InvalidRequest(
+                f"the header {pair!r} is not a pair of a name and bytes: headers are pairs, [('trace', b'...')], of a "
+                "dict its items()"
+            )
         name, value = pair
         if not isinstance(value, bytes):
             raise InvalidRequest(f"the header {name!r} is {value!r}; values of headers must be bytes")

@@ -256,3 +256,17 @@ def test_a_message_is_what_it_was() -> None:
     with pytest.raises(AttributeError):
         message.offset = 4  # type: ignore[misc]
     assert not hasattr(message, "__dict__") and sys.getsizeof(message) == sys.getsizeof(expected)
+
+
+def test_what_is_shown_of_many_messages_is_one_line(shared_node: NodeProcess, topic_name: str) -> None:
+    with sync.Client(shared_node.url) as client:
+        client.create_topic(topic_name)
+        with sync.Producer(client, topic_name) as producer:
+            sent = producer.send_batch(["two"] * 300).result()
+        assert repr(sent) == "<SentBatch: 300 messages, of which 0 were dropped>"
+        with sync.Consumer(client, topic_name) as consumer:
+            batch = consumer.poll_batch()
+        assert repr(batch) == f"<MessageBatch of topic {topic_name!r}: 300 messages, 900 bytes of bodies>"
+        with sync.WorkQueue(client, topic_name, topic_name) as work:
+            task = work.poll(1)[0]
+            assert repr(task) == repr(task._async) and f"topic={topic_name!r}" in repr(task)

@@ -334,6 +334,7 @@ REFUSED_EXTRAS: list[tuple[dict[str, Any], str]] = [
     ({"delete": True, "key": "k"}, "has no body"),
     ({"headers": [("a", "text")]}, "values of headers must be bytes"),
     ({"headers": [("a",)]}, "not a pair"),
+    ({"headers": {"trace": b"x"}}, "of a dict its items()"),
     ({"headers": [(1, b"x")]}, "not a pair"),
     ({"properties": {"a": b"x"}}, "must be text"),
     ({"priority": 256}, "0 to 255"),

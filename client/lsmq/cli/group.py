@@ -384,7 +384,7 @@ def reset(
         found = None if new else await _known(client, name, "With --new it begins there")
         if found is not None and found.mode == "work_queue" and await _work_queues(client, name, topic):
             raise GroupModeMismatch(
-                f"group {name!r} is a work queue on topic {topic!r}, which settles single messages: take and acknowledge "
+                f"group {name!r} is a work queue on topic {topic!r}, which settles single messages: acknowledge "
                 "them, or delete the group, and all that is kept comes again",
                 group=name,
                 mode=found.mode,

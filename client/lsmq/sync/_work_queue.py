@@ -52,6 +52,9 @@ class Task:
         """See :attr:`lsmq.Task.remaining_ms`."""
         return self._thread.do(lambda: self._async.remaining_ms)
 
+    def __repr__(self) -> str:
+        return repr(self._async)
+
     def text(self) -> str:
         """The body decoded as UTF-8."""
         return self._async.text()
