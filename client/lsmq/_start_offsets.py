@@ -120,7 +120,8 @@ async def _start_named(
     if isinstance(start, Mapping):
         offsets = {check_queue_name(name): offset for name, offset in start.items()}
         if unknown := offsets.keys() - set(chosen.names):
-            raise InvalidRequest(f"start has an offset of queue {min(unknown)!r}, which is not among queues")
+            remedy = "name it there too" if chosen.names else "say queues=[...]: a pattern takes no offsets"
+            raise InvalidRequest(f"start has an offset of queue {min(unknown)!r}, which is not among queues; {remedy}")
     elif not isinstance(start, str):
         raise InvalidRequest(
             f"start is a time, and topic {topic.name!r} has queues with names, which do not begin at times: say"

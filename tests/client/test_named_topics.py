@@ -217,7 +217,9 @@ async def test_what_named_topics_do_not_obey_is_refused(shared_node: NodeProcess
         await refused("give one", queues=["a"], pattern="a.*")
         await refused("whole part", pattern="agents*")
         await refused("is a time", start=0)
-        await refused("not among queues", queues=["a"], start={"b": 1})
+        await refused("not among queues; name it", queues=["a"], start={"b": 1})
+        await refused("not among queues; say queues=", pattern="**", start={"b": 1})
+        await refused("not among queues; say queues=", start={"b": 1})
         await refused("read from leaders", read_from="follower")
         await refused("begins at its first message", queues=["a"], group="g", uncommitted="latest")
         async with Consumer(client, topic_name) as consumer:

@@ -172,6 +172,13 @@ async def _asked(names: dict[str, Any], stack: AsyncExitStack) -> None:
     await _beside(client.request("questions", "one pizza", timeout_ms=60_000), stack)
 
 
+async def _inboxes(names: dict[str, Any], stack: AsyncExitStack) -> None:
+    await names["client"].create_topic("agents", queues="named")
+    async with Producer(names["client"], "agents") as producer:
+        for name in ("agents.7.inbox", "agents.8.inbox"):
+            await producer.send_and_wait("look around", queue=name)
+
+
 async def _beside(work: Any, stack: AsyncExitStack) -> None:
     task = asyncio.ensure_future(work)
 
@@ -191,6 +198,7 @@ PREPARED: dict[tuple[str, int], Callable[[dict[str, Any], AsyncExitStack], Await
     ("docs/client.md", 3): _more_orders,
     ("docs/client.md", 4): _more_orders,
     ("docs/client.md", 7): _kitchen,
+    ("docs/named-queues.md", 1): _inboxes,
     ("docs/requests.md", 0): _answered,
     ("docs/requests.md", 1): _asked,
     ("docs/transactions.md", 1): _transactional,
