@@ -107,6 +107,7 @@ def test_a_deleted_topic_ends_who_waits(api: Api) -> None:
         eventually(lambda: api.status()["waiters"] == 1, "the poll is held")
         api.call("DELETE", "/v1/topics/t", status=None)
         assert waiting.result().code == "unknown_topic"
+        assert waiting.result().error["message"] == "topic 't' was deleted meanwhile"
 
 
 def test_without_keep_there_is_no_session_and_queues_must_be_named(api: Api) -> None:

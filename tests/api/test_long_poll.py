@@ -173,3 +173,4 @@ def test_deleting_the_topic_answers_who_waits_for_it(own_api: Api, pool: ThreadP
     held(own_api, 1)
     own_api.call("DELETE", "/v1/topics/t", status=204)
     assert waiting.result().code == "unknown_topic"
+    assert waiting.result().error["message"] == "topic 't' was deleted meanwhile"

@@ -390,7 +390,8 @@ async def test_streams_of_a_deleted_topic_end(api: Api, shared_node: NodeProcess
     async with held(shared_node.url, topic_name) as stream:
         await stream.owns([0, 4])
         api.call("DELETE", f"/v1/topics/{topic_name}", status=204)
-        assert (await stream.until("end"))["code"] == "unknown_topic"
+        end = await stream.until("end")
+        assert (end["code"], end["message"]) == ("unknown_topic", f"topic {topic_name!r} was deleted meanwhile")
 
 
 async def test_a_subscriber_that_acknowledges_nothing_loses_its_stream(

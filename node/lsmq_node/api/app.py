@@ -17,6 +17,7 @@ from lsmq.errors import (
     TooManyConnections,
     TooManyRequests,
     Unauthenticated,
+    UnknownTopic,
     WrongPort,
 )
 from lsmq_coordinator.auth import VERIFIED
@@ -184,6 +185,8 @@ def _handler(
                     response = await route.handler(call)
                 except NotLeader as refusal:
                     response = await answered_elsewhere(call, refusal)
+                except UnknownTopic as error:
+                    raise call.told(error) from error
                 if access.shows and not route.is_stream:
                     asker.check_again()
                 if call.proof is None:

@@ -109,7 +109,7 @@ async def push(call: Call) -> web.StreamResponse:
         try:
             stream = await _open(call, sink)
         except LsmqError as error:
-            await sink.finish(error)
+            await sink.finish(call.told(error))
         else:
             await sink.finish(await _serve(call, stream, sink))
         return websocket
@@ -173,7 +173,7 @@ async def _serve(call: Call, stream: HeldStream, sink: AnySink) -> LsmqError | N
     try:
         await sink.send(sink.note("stream", _greeting(stream)))
         reason = await _run(stream, sink, call.asker)
-        return reason
+        return None if reason is None else call.told(reason)
     except ConnectionError:
         return None
     finally:

@@ -17,7 +17,7 @@ import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
 
-from lsmq.errors import InvalidQueueName, InvalidRequest, LsmqError
+from lsmq.errors import InvalidQueueName, InvalidRequest, LsmqError, UnknownTopic
 from lsmq.queue_names import check_queue_name
 from lsmq.topics import FORWARD_HEADER, TOPIC_CREATED_HEADER, TOPIC_ID_HEADER
 from lsmq_coordinator.auth import VERIFIED, Verified
@@ -186,6 +186,7 @@ class Call:
 
     __slots__ = (
         "_body",
+        "_topics",
         "asker",
         "broker",
         "forward",
@@ -211,6 +212,7 @@ class Call:
         elif (given := request.headers.get(FORWARD_HEADER)) is not None:
             self.forward = _forward(given)
         self._body: bytes | None = None
+        self._topics: dict[int, str] = {}  # those that were asked for by name, and were there
         #: Of parts of what was asked, where each is answered by itself: those that were refused.
         self.refusals: list[LsmqError] = []
         self.node = node
@@ -260,7 +262,10 @@ class Call:
         self.asker.check_named(ResourceKind.TOPIC, self.request.match_info["topic"] if name is None else name)
         meant = self._integer_of(TOPIC_ID_HEADER, "a topic's id", meant)
         created_ms = self._integer_of(TOPIC_CREATED_HEADER, "the created_ms of a topic", created_ms)
-        return await self.broker.topic(self.request.match_info["topic"] if name is None else name, meant, created_ms)
+        name = self.request.match_info["topic"] if name is None else name
+        topic = await self.broker.topic(name, meant, created_ms)
+        self._topics[topic.id] = topic.name
+        return topic
 
     def _integer_of(self, header: str, what: str, default: int | None) -> int | None:
         given = self.request.headers.get(header)
@@ -269,6 +274,13 @@ class Call:
         if not _INTEGER.fullmatch(given):
             raise InvalidRequest(f"{header} is {given!r}; it must be {what}", field=header)
         return int(given)
+
+    def told(self, error: LsmqError) -> LsmqError:
+        """What is told of it: who asked for a topic by name, and had it deleted meanwhile, knows of no id."""
+        topic_id = error.details.get("topic_id") if isinstance(error, UnknownTopic) else None
+        if topic_id is None or (known := self._topics.get(topic_id)) is None:
+            return error
+        return UnknownTopic(f"topic {known!r} was deleted meanwhile", topic=known, topic_id=topic_id)
 
     def queue(self, topic: StoredTopic) -> int | str:
         """The queue of the path: its number, or its name where queues are named.
