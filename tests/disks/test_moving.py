@@ -77,6 +77,13 @@ def test_a_disk_that_comes_is_filled_by_moves(disks: list[Path], tmp_path: Path)
         assert where(found) == {0: "d1", 1: "d3", 2: "d1", 3: "d2"}
 
 
+def test_a_move_of_a_shard_that_there_is_not_takes_no_disk(disks: list[Path], tmp_path: Path) -> None:
+    before = (disks[0] / "node.json").read_bytes()
+    with pytest.raises(InvalidRequest, match="shard 9 is on none of the disks"):
+        move_shard([*disks, tmp_path / "d3"], 9, tmp_path / "d3")
+    assert not (tmp_path / "d3").exists() and (disks[0] / "node.json").read_bytes() == before
+
+
 def killed_at(step: int, disks: list[Path], shard: int, to: Path) -> bool:
     """Move in a process that dies before the operation of that number; whether it did."""
     child = os.fork()

@@ -24,14 +24,19 @@ _BRING_BACK = "bring the disk back (or all that was on it, with its disk.json, o
 
 
 @contextmanager
-def _stopped_node(paths: Sequence[Path]) -> Iterator[tuple[NodeFile, NodeDisks]]:
-    """Raises ``InvalidRequest`` for none, ``DataDirectoryLocked`` for one that runs, and what starting raises."""
+def _stopped_node(paths: Sequence[Path], shard: int | None = None) -> Iterator[tuple[NodeFile, NodeDisks]]:
+    """Directories of ``paths`` that are new become disks of it, unless ``shard`` lies on none of all.
+
+    Raises ``InvalidRequest`` for none, ``DataDirectoryLocked`` for one that runs, and what starting raises.
+    """
     found = NodeFile.load(paths[0])
     if found is None:
         raise InvalidRequest(f"{paths[0]} is not the first directory of a node: it has no {NODE_FILE}")
     if found.processes is not None:
         each = ",".join(str(path / "p0") for path in paths)
         raise InvalidRequest(f"{paths[0]} is of {found}, each with its own: name those, as --data {each}")
+    if shard is not None and not _is_somewhere(paths, shard):
+        raise _nowhere(paths, shard)
     with held_disks(paths, found, lambda file: None) as disks:
         yield found, disks
 
@@ -50,12 +55,11 @@ def move_shard(
 
     Raises ``InvalidRequest``, ``DataDirectoryLocked``, ``DataDirectoryUnusable``, ``DiskFull``: nothing has moved then.
     """
-    with _stopped_node(paths) as (node, disks):
+    with _stopped_node(paths, shard) as (node, disks):
         target = _usable(disks, to)
         source = disks.find(shard)
         if source is None or not source.is_dir():
-            names = ", ".join(str(disk.path) for disk in disks.all)
-            raise InvalidRequest(f"shard {shard} is on none of the disks {names} that can be used")
+            raise _nowhere([disk.path for disk in disks.all], shard)
         if source.parent == target.path:
             return source
         if shard == 0 and node.cluster is None:
@@ -71,6 +75,20 @@ def move_shard(
         except OSError as error:
             raise _failed(error) from error
         return shard_directory(target.path, shard)
+
+
+def _is_somewhere(paths: Sequence[Path], shard: int) -> bool:
+    """Or may be: where a disk cannot be read nobody knows."""
+    places = [shard_directory(path, shard) for path in paths]
+    try:
+        return any(place.with_name(place.name + ending).is_dir() for place in places for ending in ("", MOVING, MOVED))
+    except OSError:
+        return True
+
+
+def _nowhere(paths: Sequence[Path], shard: int) -> InvalidRequest:
+    names = ", ".join(map(str, paths))
+    return InvalidRequest(f"shard {shard} is on none of the disks {names} that can be used")
 
 
 def _usable(disks: NodeDisks, path: Path) -> NodeDisk:
