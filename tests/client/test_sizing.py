@@ -35,7 +35,7 @@ def test_a_minority_of_replicas_may_be_lost(replicas: int, survives: int) -> Non
 def test_the_command_prints_it_and_refuses_more_replicas_than_nodes() -> None:
     load = ["--messages-per-s", "2000", "--bytes", "500", "--retention", "30d"]
     ran = run_python("-m", "lsmq", "sizing", *load, text=True)
-    assert ran.returncode == 0 and "TiB on each node" in ran.stdout
+    assert ran.returncode == 0 and "TiB on each node" in ran.stdout and "1 node lost" in ran.stdout
     found = json.loads(run_python("-m", "lsmq", "sizing", *load, "--json", text=True).stdout)
     assert found["survives"] == 1 and found["replicas_per_node"] == 3
     ran = run_python("-m", "lsmq", "sizing", *load, "--nodes", "2", text=True)

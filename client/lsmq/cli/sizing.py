@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from lsmq.cli.options import DURATION, SIZE, json_option
-from lsmq.cli.render import print_fields, print_json
+from lsmq.cli.render import counted, print_fields, print_json
 
 #: Of a message besides its body, key, tag and properties: columns, checksums and the index.
 RECORD_BYTES = 16
@@ -105,7 +105,7 @@ def sizing(as_json: bool, **load: Any) -> None:
             ("network in", f"{_bits(found.network_in_bits_per_s)} to each node"),
             ("network out", f"{_bits(found.network_out_bits_per_s)} from each node"),
             ("replicas", f"{found.replicas_per_node} of shards on each node"),
-            ("survives", f"{found.survives} nodes lost while writes go on"),
+            ("survives", f"{counted(found.survives, 'node')} lost while writes go on"),
         ]
     )
 
