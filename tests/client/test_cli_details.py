@@ -229,6 +229,11 @@ def test_no_dead_letters_is_no_error(shared_node: NodeProcess, topic_name: str) 
     assert run(shared_node, "dlq", "list", topic_name, "--dead-letter", "not-there").exit_code == 1
 
 
+def test_a_producer_group_that_nobody_is_in_is_said_to_be_so(shared_node: NodeProcess, topic_name: str) -> None:
+    done = run(shared_node, "transaction", "members", topic_name)
+    assert done.exit_code == 0 and f"producer group '{topic_name}' has no members" in done.output
+
+
 def test_an_id_may_be_in_capitals(shared_node: NodeProcess, topic_name: str) -> None:
     ok(shared_node, "topic", "create", topic_name)
     send(shared_node, topic_name, stdin="x\n")

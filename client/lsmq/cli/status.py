@@ -100,7 +100,10 @@ def _print_node(found: dict[str, Any], verbose: bool) -> None:
     if not verbose:
         names = [*of, *(name for name in _SHOWN if any(name in shard for shard in shards))]
         rows = [[shard.get("shard"), *(_shown(shard.get(name)) for name in names)] for shard in shards]
-        print_table(["shard", *(name.removesuffix("_total").replace("_", " ") for name in names)], rows)
+        if rows:
+            print_table(["shard", *(name.removesuffix("_total").replace("_", " ") for name in names)], rows)
+        else:
+            click.echo("it has no shards")
         return
     for place, shard in enumerate(shards):
         number = shard.pop("shard", shard.pop("id", place))

@@ -96,6 +96,9 @@ async def members(client: Client, group: str, as_json: bool) -> None:
         print_json(found)
         return
     taken = [(each["sequence"], each["member"]) for each in found["sequences"]]
+    if not found["members"] and not taken:
+        click.echo(f"producer group {group!r} has no members, and none of its sequences is known", err=True)
+        return
     print_table(
         ["member", "client", "heard", "transactions", "sequences"],
         [
