@@ -111,7 +111,7 @@ class Producer:
         if not 0 < batch_bytes <= MAX_BATCH_BYTES:
             raise InvalidRequest(f"batch_bytes is {batch_bytes}; it must be 1 to {MAX_BATCH_BYTES}")
         if not max_buffer_bytes >= batch_bytes:
-            raise InvalidRequest(f"max_buffer_bytes ({max_buffer_bytes}) is below batch_bytes ({batch_bytes}, lower it)")
+            raise InvalidRequest(f"max_buffer_bytes ({max_buffer_bytes}) is below batch_bytes, {batch_bytes}: lower it")
         if ack not in (None, "quorum", "leader"):
             raise InvalidRequest(f"ack is {ack!r}; it must be 'quorum' or 'leader'")
         if flush not in (None, "sync", "async"):
