@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, ClassVar
 
-from lsmq import Client, Consumer, Message, Producer, PushConsumer, TransactionalProducer, WorkQueue
+from lsmq import Client, Consumer, Message, Producer, PushConsumer, ReceiptExpired, TransactionalProducer, WorkQueue
 
 from .use import Use, UsedTopics, UseRole
 
@@ -71,8 +72,10 @@ class Awaited(Use):
 
     async def _work(self, client: Client, topic: str, tag: str | None = None) -> None:
         async with WorkQueue(client, topic, tag or "all", wait_ms=_HELD_MS, tag=tag) as work:
-            for task in await work.poll():
-                await task.ack()
+            while True:
+                [task] = await work.poll(1)
+                with suppress(ReceiptExpired):  # Calm as it is, the shard may be given another leader.
+                    return await task.ack()
 
     async def _pick(self, client: Client, topic: str) -> None:
         await self._work(client, topic, _TAG)
