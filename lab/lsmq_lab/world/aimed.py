@@ -119,6 +119,8 @@ def two_quick_failovers(scene: Scene) -> Script:
     scene.leader.process.resume()
     yield scene.after(0.3)  # Its log is heard of again: it is the longer one.
     elected.kill()
+    for other in (last, scene.leader):  # What it had sent comes no more.
+        scene.world.network.reset(elected.host, other.host)
     scene.hear()
     yield scene.serves(scene.leader, last)
     scene.write(5)

@@ -32,7 +32,7 @@ from unittest.mock import patch
 from lsmq_coordinator.lives import UNCLAIMED, InSyncMember
 from lsmq_coordinator.state import ClusterState
 from lsmq_node.cluster.shell import Shell
-from lsmq_node.replication import ReplicaAction, ReplicaCore
+from lsmq_node.replication import ReplicaAction, ReplicaCore, ReplicaRecord
 from lsmq_node.replication import actions as act
 from lsmq_node.replication.messages import Promise
 from lsmq_node.storage.wal import segment_name
@@ -128,7 +128,7 @@ class Protocol:
     def _look(self, node: SimulatedNode, shell: Shell, core: ReplicaCore, action: ReplicaAction) -> None:
         place = shell.shard, node.id
         if core.registered:
-            self._acts(place, core.record.incarnation)
+            self._acts(place, core.record)
         match action:
             case act.Send(_, Promise(epoch=epoch)):
                 key = place, core.record.incarnation
@@ -182,19 +182,20 @@ class Protocol:
             if content and content == committed[lsn : lsn + len(content)]:
                 self._fail("acknowledged-is-kept", f"{place} cuts at {lsn} what is committed up to {len(committed)}")
 
-    def _acts(self, place: ShardReplica, incarnation: int) -> None:
+    def _acts(self, place: ShardReplica, record: ReplicaRecord) -> None:
+        incarnation = record.incarnation
         if incarnation in self._lost.get(place, ()):
             self._fail("lost-is-another", f"{place} acts as {incarnation}, whose disk was lost")
         doubted = self._doubted.get(place)
         if doubted and incarnation in doubted:
             doubted.discard(incarnation)  # It is known for what it was, so it must have everything.
             if any(member == InSyncMember(place[1], incarnation) for member in self._in_sync.get(place[0], ())):
-                if self._somebody_knows_better(place):
+                if self._somebody_knows_better(place, record):
                     self._holds(place, "in-sync-holds-everything", f"{place} came back as {incarnation}")
                 else:
                     self._excused.add(place)
 
-    def _somebody_knows_better(self, place: ShardReplica) -> bool:
+    def _somebody_knows_better(self, place: ShardReplica, record: ReplicaRecord) -> bool:
         """Whether the agreed state, or a process that runs, knows that more is committed than is in a replica's log.
 
         Where all that knew have ended before one of them told of it nobody can: see ``docs/replication.md``.
@@ -202,7 +203,8 @@ class Protocol:
         lacks = self._differs(place, 0, len(self._committed.get(place[0], b"")))
         if lacks is None:
             return False
-        known = [start.floor_lsn for shard in self._newest_shards() if shard.id == place[0] for start in shard.starts]
+        starts = [start for shard in self._newest_shards() if shard.id == place[0] for start in shard.starts]
+        known = [start.floor_lsn for start in starts]
         known += [
             replica.high_watermark
             for node, replica in self.cluster.replicas()
@@ -213,9 +215,12 @@ class Protocol:
                 member: Any = node.broker.topology
                 overseer = member.control._overseer
                 known.append(0 if overseer is None else overseer._witness._heard.get(place[0], 0))
-        # What was committed while a start was registered is told by the shard's leader, when the two are connected.
-        registered = self._committed_before(place[0], self.cluster.world.scheduler.now - _REGISTERING_S)
-        return min(max(known, default=0), registered) > lacks
+        most = max(known, default=0)
+        at_hand = record.starts[-1] if record.starts else None
+        if any(start.node == place[1] and (start.number, start.token) == at_hand for start in starts):
+            # What was committed while it was registered is told by the shard's leader, when the two are connected.
+            most = min(most, self._committed_before(place[0], self.cluster.world.scheduler.now - _REGISTERING_S))
+        return most > lacks
 
     def _committed_before(self, shard: int, moment_s: float) -> int:
         """What was committed then."""
