@@ -15,8 +15,9 @@ from api.in_process import Session, node_of, with_node
 from api.test_rights import Realm
 from lsmq import BackupAdmin, Client, InvalidRequest, sync
 from lsmq_lab.local_cluster import LocalCluster
+from lsmq_node.backups.manifest import BackupManifest
 from lsmq_node.backups.places import DirectoryPlace
-from lsmq_node.backups.repository import Repository
+from lsmq_node.backups.repository import Pruned, Repository
 from lsmq_node.broker import Broker
 from lsmq_node.config import InvalidConfig, NodeConfig
 from support.clusters import running_cluster
@@ -106,12 +107,12 @@ def test_one_that_is_stopped_lets_go_of_its_place_when_nothing_is_removed_there_
     prune, happened = Repository.prune, list[str]()
     begun, let_go = threading.Event(), threading.Event()
 
-    def slow(self: Repository, keep: int | None) -> list[str]:
+    def slow(self: Repository, keep: int | None, like: BackupManifest | None) -> Pruned:
         begun.set()
         let_go.wait(2)
-        removed = prune(self, keep)
+        pruned = prune(self, keep, like)
         happened.append("removed")
-        return removed
+        return pruned
 
     async def check(session: Session, broker: Broker) -> None:
         backups = node_of(session).backups
