@@ -389,7 +389,7 @@ async def test_a_consumer_of_a_topic_made_anew_is_told(shared_node: NodeProcess,
 async def test_a_topic_made_anew_is_noticed_by_its_messages_where_the_node_does_not_check(
     shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lsmq._transport.TOPIC_ID_HEADER", "Not-Known")
+    monkeypatch.setattr("lsmq.topics.Topic.identity", {})
     async with Client(shared_node.url) as client, Client(shared_node.url) as other:
         await client.create_topic(topic_name)
         async with Producer(client, topic_name) as producer:
