@@ -102,9 +102,11 @@ class RouteTable:
     def learn_topic(self, topic: Topic) -> Topic:
         """A node has described a topic; what is known of it now."""
         before = self.generation
-        taken = self._take_topic(topic)
+        self._take_topic(topic)
+        taken = self.topic(topic.name)
+        assert taken is not None, "the last ones are kept"
         self._tell(before)
-        return self.topic(topic.name) or taken
+        return taken
 
     def learn_leaders(self, topic: Topic) -> Topic:
         """The topic with the best leaders known; of one that nobody here uses only its leaders are kept."""
@@ -112,8 +114,7 @@ class RouteTable:
         if topic.name in self._topics:
             self._take_topic(topic)
         else:
-            for route in topic.routes:
-                self._take_leader(route.shard, ShardLeadership(route.leader, route.epoch, route.followers))
+            self._take_leaders(topic)
         self._tell(before)
         return self._led(topic)
 
@@ -131,7 +132,8 @@ class RouteTable:
             if cluster.version < self._documents_version:
                 return
             self._documents_version = cluster.version
-        self._cluster_urls = cluster.urls
+        if not documents.hint or self._documents_version < 0:
+            self._cluster_urls = cluster.urls
         for url in cluster.urls:
             self._take_url(url)
         # Epochs begin at 1, so any news wins over a hint.
@@ -154,18 +156,16 @@ class RouteTable:
         if known is not None and self._names.get(known.topic.id) == name:
             del self._names[known.topic.id]
 
-    def _take_topic(self, topic: Topic) -> Topic:
-        """What is known of it now."""
+    def _take_topic(self, topic: Topic) -> None:
         known = self.topic(topic.name)
         if known is not None and not topic.is_same(known) and topic.id <= known.id:
             if topic.created_ms <= known.created_ms:
-                return known  # News from before the topic was made anew.
+                return  # News from before the topic was made anew.
             self._shards.clear()  # A cluster founded anew.
             self._documents_version = -1
-        for route in topic.routes:
-            self._take_leader(route.shard, ShardLeadership(route.leader, route.epoch, route.followers))
+        self._take_leaders(topic)
         if known is not None and topic.is_same(known) and topic.queues < known.queues:
-            return known  # News from before it grew.
+            return  # News from before it grew.
         taken = self._led(topic)
         if taken != known:
             self.forget_topic(topic.name)
@@ -175,7 +175,6 @@ class RouteTable:
             self._changed_topics[topic.name] = None
             if len(self._topics) > self._topics_room:
                 self._forget_topics()
-        return taken
 
     def _forget_topics(self) -> None:
         """Those that nobody follows, but for the last; whoever uses one again asks for it again."""
@@ -183,6 +182,10 @@ class RouteTable:
         for name in others[:-UNFOLLOWED_TOPICS]:
             self.forget_topic(name)
         self._topics_room = len(self._topics) + UNFOLLOWED_TOPICS
+
+    def _take_leaders(self, topic: Topic) -> None:
+        for route in topic.routes:
+            self._take_leader(route.shard, ShardLeadership(route.leader, route.epoch, route.followers))
 
     def _take_leader(self, shard: int, news: ShardLeadership) -> None:
         known = self.leadership(shard)

@@ -30,15 +30,26 @@ NOBODY = "http://127.0.0.1:9"
 QUICK = {"deadline_ms": 300, "request_timeout_ms": 5_000}
 
 
-def test_a_long_outage_is_said_after_a_second_and_then_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = 100.0
-    monkeypatch.setattr(runtime, "monotonic", lambda: now_s)
-    said: list[Outage] = []
-    attempts = Attempts(Outages(said.append), "reading")
-    error = ConnectionFailed("no connection")
+class Reading:
+    """Attempts at something, by a clock of their own, and what is said of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        self.said: list[Outage] = []
+        self.attempts = Attempts(Outages(self.said.append), "reading")
+        monkeypatch.setattr(runtime, "monotonic", lambda: self.now_s)
+
+
+@pytest.fixture
+def reading(monkeypatch: pytest.MonkeyPatch) -> Reading:
+    return Reading(monkeypatch)
+
+
+def test_a_long_outage_is_said_after_a_second_and_then_ever_more_rarely(reading: Reading) -> None:
+    said, attempts, error = reading.said, reading.attempts, ConnectionFailed("no connection")
     for _ in range(2400):
         attempts.failed(error, ("shard 1", "shard 2"))
-        now_s += 0.125
+        reading.now_s += 0.125
     assert [round(outage.lasted_ms / 1000) for outage in said] == [1, 2, 4, 8, 16, 32, 64, 124, 184, 244]
     attempts.passed(("shard 1",))
     assert not said[-1].over
@@ -49,22 +60,16 @@ def test_a_long_outage_is_said_after_a_second_and_then_ever_more_rarely(monkeypa
     assert said[-1].lasted_ms == 300_000, "a failure that passes within a second is no outage"
 
 
-def test_an_outage_has_lasted_since_its_first_failure_whichever_part_of_it_passed_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now_s = 100.0
-    monkeypatch.setattr(runtime, "monotonic", lambda: now_s)
-    said: list[Outage] = []
-    attempts = Attempts(Outages(said.append), "reading")
-    error = ConnectionFailed("no connection")
+def test_an_outage_has_lasted_since_its_first_failure_whichever_part_of_it_passed_last(reading: Reading) -> None:
+    said, attempts, error = reading.said, reading.attempts, ConnectionFailed("no connection")
     for late in range(10):
         attempts.failed(error, (0, late))
-        now_s += 1
+        reading.now_s += 1
     for part in range(10):
         attempts.passed((part,))
     assert said[-1] == Outage("reading", 10_000, error, over=True)
     attempts.failed(error)
-    now_s += 2
+    reading.now_s += 2
     attempts.failed(error)
     attempts.passed()
     assert said[-1] == Outage("reading", 2_000, error, over=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,20 @@ def test_of_addresses_that_nobody_names_any_more_the_last_few_are_kept() -> None
     assert set(URLS.values()) <= set(table.urls) and len(table.urls) <= 4 + 2 * FORMER_NODES
 
 
+def test_of_a_large_cluster_all_nodes_are_kept_that_a_copy_names() -> None:
+    table = RouteTable()
+    fields = cluster(5, s0=("n1", 2))
+    fields["nodes"] = {f"n{number}": {"url": f"http://n{number}:1", "state": "active"} for number in range(50)}
+    table.learn_documents(documents(fields, hint=True))
+    table.learn_leader(0, "http://elsewhere:1", 3)
+    assert {node["url"] for node in fields["nodes"].values()} <= set(table.urls)
+    table.learn_documents(documents(cluster(6, s0=("n1", 4))))
+    table.learn_documents(documents(fields, hint=True))
+    for day in range(300):
+        table.learn_leader(0, f"http://day-{day}:1", 5 + day)
+    assert set(URLS.values()) <= set(table.urls) and len(table.urls) < 20, "a copy is older than what was heard"
+
+
 def test_of_topics_that_nobody_follows_the_last_ones_are_kept() -> None:
     followed = {f"t{id}" for id in range(0, 20_000, 100)}
     table = RouteTable(followed)
@@ -163,7 +178,7 @@ def test_of_topics_that_nobody_follows_the_last_ones_are_kept() -> None:
 def test_whoever_listens_to_a_topic_hears_of_its_own_changes_alone() -> None:
     table = RouteTable()
     heard: list[str] = []
-    listeners = {name: (lambda name=name: heard.append(name)) for name in ("t", "u")}  # type: ignore[misc]
+    listeners = {name: partial(heard.append, name) for name in ("t", "u")}
     for name, listener in listeners.items():
         table.learn_topic(topic(("http://a:1", 1), name=name, id=ord(name)))
         table.listen_to_topic(name, listener)

@@ -55,28 +55,28 @@ def test_what_is_too_old_is_named_and_passed_over(monkeypatch: pytest.MonkeyPatc
     assert os.environ["JAVA_HOME"] == str(tmp_path / "jdk"), "or else Spark would take the old one"
 
 
-def test_the_java_of_the_wheel_is_not_asked_for_modules_it_lacks(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.fixture
+def java_of_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Is used, and no other."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     fake_java(tmp_path / "wheel" / "bin", "17.0.9")
     monkeypatch.setattr(session, "_wheel_home", lambda: tmp_path / "wheel")
     session.use_java()
+
+
+@pytest.mark.usefixtures("java_of_the_wheel")
+def test_the_java_of_the_wheel_is_not_asked_for_modules_it_lacks() -> None:
     wrapper = Path(os.environ["JAVA_HOME"]) / "bin" / "java"
     command = [str(wrapper), "-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "Main"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "-Xmx1g a b Main\n"
 
 
+@pytest.mark.usefixtures("java_of_the_wheel")
 @pytest.mark.parametrize("others", ["a link", "a directory that all may write to"])
 def test_a_directory_of_somebody_else_s_is_not_where_java_is_run_from(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, others: str
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    fake_java(tmp_path / "wheel" / "bin", "17.0.9")
-    monkeypatch.setattr(session, "_wheel_home", lambda: tmp_path / "wheel")
-    session.use_java()
     usual, there = Path(os.environ["JAVA_HOME"]), tmp_path / "others"
     usual.rename(there)
     if others == "a link":
