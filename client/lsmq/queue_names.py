@@ -9,7 +9,6 @@ upper 8 bits, and a number of the shard's own in the lower 24 (:data:`NUMBER_BIT
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Final
 
 import xxhash
@@ -24,14 +23,16 @@ MAX_NAME_BYTES: Final = 255
 NUMBER_BITS: Final = 24
 #: In which a batch has names in place of numbers, beside the names themselves.
 SEPARATOR: Final = "\0"
-_SLOT_SHIFT = 64 - (SLOTS - 1).bit_length()
+#: Of a name's hash, what is left when it is shifted so far.
+SLOT_SHIFT: Final = 64 - (SLOTS - 1).bit_length()
+#: What no name has any of.
+CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SHOWN = 60
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def queue_slot(name: str) -> int:
     """The slot of a name: the upper 12 bits of the XXH3 of its UTF-8 bytes."""
-    return xxhash.xxh3_64_intdigest(name.encode()) >> _SLOT_SHIFT
+    return xxhash.xxh3_64_intdigest(name.encode()) >> SLOT_SHIFT
 
 
 def check_queue_name(name: object) -> str:
@@ -49,26 +50,11 @@ def check_queue_name(name: object) -> str:
         raise InvalidQueueName(
             f"the queue name {_shown(name)} has {size} bytes; it must have 1 to {MAX_NAME_BYTES}", limit=MAX_NAME_BYTES
         )
-    if _CONTROL.search(name) is not None:
+    if CONTROL.search(name) is not None:
         raise InvalidQueueName(f"the queue name {_shown(name)} has a control character; leave it out")
     if name in (".", ".."):
         raise InvalidQueueName(f"the queue name {name!r} means a place in a path; choose another")
     return name
-
-
-def queue_slots(names: Sequence[bytes]) -> list[int] | None:
-    """:func:`queue_slot` of names in UTF-8, without NUL; None where :func:`check_queue_name` may refuse one."""
-    sizes = list(map(len, names))
-    if not names or not 1 <= min(sizes) <= max(sizes) <= MAX_NAME_BYTES or b"." in names or b".." in names:
-        return None
-    try:
-        text = SEPARATOR.encode().join(names).decode()
-    except UnicodeDecodeError:
-        return None
-    if _CONTROL.search(text.replace(SEPARATOR, "")) is not None:
-        return None
-    digest = xxhash.xxh3_64_intdigest
-    return [digest(name) >> _SLOT_SHIFT for name in names]
 
 
 def check_pattern(pattern: object) -> str:

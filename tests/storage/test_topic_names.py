@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from lsmq.errors import DiskFull, InvalidQueueName, InvalidRequest, OffsetOutOfRange, TooManyQueues
-from lsmq.queue_names import queue_slot, queue_slots
+from lsmq.queue_names import queue_slot
 from lsmq.record_batch import BatchBuilder, Column, RecordBatch
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import (
@@ -31,6 +31,7 @@ from lsmq_node.storage import (
 )
 from lsmq_node.storage import name_listing as listings
 from lsmq_node.storage import topic_names as names_module
+from lsmq_node.storage.name_slots import queue_slots
 from lsmq_node.storage.named_topics import NamedTopics
 from lsmq_node.storage.renumber import with_queues
 from lsmq_node.storage.state import NAMES_TOPIC
@@ -44,8 +45,7 @@ NAMES = [
     *(f"q{at}" for at in range(6)),
     *(f"agents.{at:07d}.inbox" for at in range(6)),
     "ä/b c",
-    "x" * 15,
-    "x" * 16,
+    *("x" * size for size in (7, 8, 16, 23, 24, 31, 32)),
     "y" * 255,
 ]
 picks = st.lists(st.sampled_from(NAMES), min_size=1, max_size=6)
@@ -528,7 +528,8 @@ def test_the_column_of_queues_alone_is_another(store: ShardStore) -> None:
 
 def test_slots_of_many_names_are_those_of_each_and_names_that_may_be_none_are_left_to_be_looked_at() -> None:
     raw = [name.encode() for name in NAMES]
-    assert queue_slots(raw) == [queue_slot(name) for name in NAMES]
+    found = queue_slots(raw)
+    assert found is not None and found.tolist() == [queue_slot(name) for name in NAMES]
     for wrong in ("", "x" * 256, "a\nb", "a\x7f", "\x85", ".", ".."):
         assert queue_slots([*raw, wrong.encode()]) is None
     assert queue_slots([*raw, b"\xff"]) is None and queue_slots([]) is None

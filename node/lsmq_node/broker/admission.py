@@ -319,7 +319,8 @@ class Admission:
                 "(4), the names joined by NUL, and a record batch"
             )
         names = body[4:end]
-        count, limit = names.count(0) + 1, self._config.max_queues_per_request
+        count = int(np.count_nonzero(np.frombuffer(names, np.uint8) == 0)) + 1
+        limit = self._config.max_queues_per_request
         if count > limit:
             raise InvalidRequest(
                 f"the batch names {count} queues, the limit is {limit} a request (max_queues_per_request); send it in "

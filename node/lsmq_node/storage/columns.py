@@ -123,11 +123,20 @@ def gather(arena: U8, starts: NDArray[Any], lengths: NDArray[Any]) -> U8:
         return windows(arena, starts, longest)
     ends = np.cumsum(lengths, dtype=np.int64)
     out = np.empty(int(ends[-1]), np.uint8)
-    targets = ends - lengths
-    order = np.argsort(lengths.astype(np.uint16) if longest < 1 << 16 else lengths, kind="stable")
-    ordered = lengths[order]
-    cuts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
-    for group in np.split(order, cuts):
+    copy_slices(out, ends - lengths, arena, starts, lengths)
+    return out
+
+
+def copy_slices(out: U8, targets: NDArray[Any], arena: U8, starts: NDArray[Any], lengths: NDArray[Any]) -> None:
+    """``out[targets[i]:targets[i]+lengths[i]] = arena[starts[i]:starts[i]+lengths[i]]``. Costs as :func:`gather`."""
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    order: I64 = np.arange(len(lengths))
+    groups = [order]
+    if shortest != longest:
+        order = np.argsort(lengths.astype(np.uint16) if longest < 1 << 16 else lengths, kind="stable")
+        ordered = lengths[order]
+        groups = np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)
+    for group in groups:
         length = int(lengths[group[0]])
         if length == 0:
             continue
@@ -136,7 +145,6 @@ def gather(arena: U8, starts: NDArray[Any], lengths: NDArray[Any]) -> U8:
                 out[target : target + length] = arena[start : start + length]
         else:
             _rows(out, length)[targets[group]] = _rows(arena, length)[starts[group]]
-    return out
 
 
 def windows(arena: U8, starts: NDArray[Any], length: int) -> U8:

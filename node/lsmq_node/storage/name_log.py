@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from lsmq.queue_names import NUMBER_BITS
 from lsmq.record_batch import Column, RecordBatch
 
-from .columns import I64, U8, U32, encode_one, gather, group_starts, spread, windows
+from .columns import I64, U8, U32, copy_slices, encode_one, group_starts, windows
+from .queue_names import HEAD_BYTES
 
 U16 = NDArray[np.uint16]
 
@@ -45,7 +46,8 @@ class NameChange(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class NameChanges:
-    """Changes of one kind that follow one another. ``text`` has names, or offsets, and goes on for 16 bytes behind."""
+    """Changes of one kind that follow one another. ``text`` has names, or offsets, and goes on for ``HEAD_BYTES``
+    behind."""
 
     kind: NameChange
     numbers: U32
@@ -57,14 +59,14 @@ class NameChanges:
 
 def put_again(numbers: U32, slots: U16, names: U8, lengths: I64) -> NameChanges:
     """That these numbers have the names that lie one after another."""
-    text = np.append(names, np.zeros(16, np.uint8))
+    text = np.append(names, np.zeros(HEAD_BYTES, np.uint8))
     return NameChanges(NameChange.PUT, numbers, slots, text, np.cumsum(lengths) - lengths, lengths)
 
 
 def with_offsets(kind: NameChange, numbers: U32, offsets: I64) -> NameChanges:
     """Changes that are no names."""
     count = len(numbers)
-    text = np.frombuffer(offsets.astype("<i8").tobytes() + bytes(16), np.uint8)
+    text = np.frombuffer(offsets.astype("<i8").tobytes() + bytes(HEAD_BYTES), np.uint8)
     places = np.arange(count, dtype=np.int64) * _OFFSET_BYTES
     return NameChanges(kind, numbers, np.zeros(count, np.uint16), text, places, np.full(count, _OFFSET_BYTES))
 
@@ -86,7 +88,7 @@ def decode(payload: memoryview | bytes, lengths: NDArray[Any]) -> Iterator[NameC
     """The changes of a batch of messages, in runs of one kind. Raises ``ValueError`` for what is none."""
     if not len(lengths):
         return
-    text = np.append(np.frombuffer(payload, np.uint8), np.zeros(16, np.uint8))
+    text = np.append(np.frombuffer(payload, np.uint8), np.zeros(HEAD_BYTES, np.uint8))
     starts, sizes = _starts(lengths), lengths.astype(np.int64) - _FIXED_BYTES
     if int(sizes.min()) < 0:
         raise ValueError("a change of names is too short")
@@ -132,11 +134,9 @@ def _encode(changes: NameChanges, some: slice) -> RecordBatch:
     sizes = lengths + _FIXED_BYTES
     places = _starts(sizes)
     payload = np.empty(int(sizes.sum()), np.uint8)
-    payload[(places[:, None] + np.arange(_FIXED_BYTES)).ravel()] = fixed.ravel()
-    named = np.flatnonzero(lengths)
-    if len(named):
-        names = gather(changes.text, changes.starts[some][named], lengths[named])
-        payload[spread(places[named] + _FIXED_BYTES, lengths[named])] = names
+    rows = np.arange(count) * _FIXED_BYTES
+    copy_slices(payload, places, fixed.ravel(), rows, np.full(count, _FIXED_BYTES))
+    copy_slices(payload, places + _FIXED_BYTES, changes.text, changes.starts[some], lengths)
     columns: dict[int, NDArray[Any]] = {
         Column.QUEUE: np.zeros(count, np.uint32),
         Column.LENGTH: sizes.astype(np.uint32),

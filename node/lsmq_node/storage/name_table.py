@@ -4,22 +4,32 @@ Names are kept as in :mod:`.queue_names`: heads, tails in an arena, and a hash t
 in at once. Here a name has the number it was given; one that is forgotten leaves a mark in the table, until the next
 time that this is built anew, and dead bytes in the arena, until half of them are dead.
 
-Memory: 16 to 32 bytes for slots of the table, 16 for the head, the tail with 4 for its place, and 2 for the slot of the
+Memory: 16 to 32 bytes for slots of the table, 24 for the head, the tail with 4 for its place, and 2 for the slot of the
 topic; all of it grows by twos. Where numbers are given again, 8 more for the offset at which their queue begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import I64, U8, U32, U64, gather, spread
+from .columns import I64, U8, U32, U64, copy_slices, gather
 from .name_log import U16
-from .queue_names import HASH_BITS, NUMBER_BITS, NUMBER_MASK, SHORT, NameBatch, hash_of, insert, way
+from .queue_names import (
+    HASH_BITS,
+    HEAD_BYTES,
+    HEAD_WORDS,
+    NUMBER_BITS,
+    NUMBER_MASK,
+    SHORT,
+    NameBatch,
+    hash_of,
+    insert,
+    way,
+)
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -29,7 +39,6 @@ _FORGOTTEN = -1
 _FIRST_SLOTS = 1 << 12
 _FIRST_NUMBERS = 1 << 10
 _TAIL_MASK = np.int64(0xFF)
-_HEAD_BYTES = SHORT + 1
 
 
 class NameTable:
@@ -42,7 +51,7 @@ class NameTable:
         self._hash_bits = hash_bits
         self._table: I64 = np.zeros(_FIRST_SLOTS, np.int64)
         self._marks = 0  # of forgotten names, in the table
-        self._heads: U64 = np.zeros((_FIRST_NUMBERS, 2), np.uint64)
+        self._heads: U64 = np.zeros((_FIRST_NUMBERS, HEAD_WORDS), np.uint64)
         self._tails: U32 = np.zeros(_FIRST_NUMBERS, np.uint32)
         self._slots: U16 = np.full(_FIRST_NUMBERS, NO_SLOT, np.uint16)
         self._arena: U8 = np.zeros(1 << 10, np.uint8)
@@ -97,21 +106,21 @@ class NameTable:
 
     def _probe(self, hashes: I64) -> I64:
         """The first word on the way of each hash that is free or has it."""
-        return self._look(hashes, lambda words, which: (words != 0) & (words >> NUMBER_BITS != hashes[which]))[0]
+        return self._look(hashes, hashes, NUMBER_BITS)[0]
 
-    def _look(self, hashes: I64, differ: Callable[[I64, I64], NDArray[np.bool_]]) -> tuple[I64, I64]:
-        """The first words on the ways of hashes that do not ``differ`` from what is looked for, and where they are."""
+    def _look(self, hashes: I64, wanted: I64, shift: int) -> tuple[I64, I64]:
+        """Of each hash the first word on its way that is free or, shifted so far, what is wanted; and where it is."""
         mask = len(self._table) - 1
         places = hashes & mask
         words = self._table.take(places)
-        left = np.flatnonzero(differ(words, np.arange(len(hashes))))
+        left = np.flatnonzero((words >> shift != wanted) & (words != 0))
         step = 0
         while len(left):
             step += 1
             at = (hashes[left] + way(step)) & mask
             found = self._table.take(at)
             words[left], places[left] = found, at
-            left = left[differ(found, left)]
+            left = left[(found >> shift != wanted[left]) & (found != 0)]
         return words, places
 
     # -- what a number is called -------------------------------------------------------------------------
@@ -134,7 +143,7 @@ class NameTable:
 
     def text(self, numbers: U32 | I64) -> tuple[U8, I64]:
         """The names of numbers that have one, one after another, and how long each is."""
-        rows = self._heads[numbers].view(np.uint8).reshape(-1, _HEAD_BYTES)
+        rows = self._heads[numbers].view(np.uint8).reshape(-1, HEAD_BYTES)
         lengths = rows[:, SHORT].astype(np.int64)
         starts = np.cumsum(lengths) - lengths
         out = np.empty(int(lengths.sum()) if len(lengths) else 0, np.uint8)
@@ -144,7 +153,7 @@ class NameTable:
         long = np.flatnonzero(lengths > SHORT)
         if len(long):
             tails, sizes = self._tails_of(np.asarray(numbers, np.int64)[long])
-            out[spread(starts[long] + SHORT, sizes)] = gather(self._arena, tails, sizes)
+            copy_slices(out, starts[long] + SHORT, self._arena, tails, sizes)
         return out, lengths
 
     def names(self, numbers: U32 | I64) -> list[str]:
@@ -154,7 +163,7 @@ class NameTable:
         return [raw[begin:end].decode() for begin, end in pairwise((0, *ends))]
 
     def _tails_of(self, numbers: I64) -> tuple[I64, I64]:
-        lengths = (self._heads[numbers, 1] >> np.uint64(56)).astype(np.int64)
+        lengths = (self._heads[numbers, -1] >> np.uint64(56)).astype(np.int64)
         return self._tails[numbers].astype(np.int64), lengths - SHORT
 
     # -- changing ----------------------------------------------------------------------------------------
@@ -172,19 +181,23 @@ class NameTable:
             wider[: self.end] = self._slots[: self.end]
             self._slots = wider
         self.end = end
-        sizes = np.maximum(names.lengths - SHORT, 0)
-        tails = gather(names.text, names.starts + SHORT, sizes)
-        if self._arena_end + len(tails) > len(self._arena):
-            self._arena = _longer(self._arena, self._arena_end, 2 * (self._arena_end + len(tails)))
         self._heads[numbers] = names.heads
-        self._tails[numbers] = self._arena_end + np.cumsum(sizes) - sizes
-        self._arena[self._arena_end : self._arena_end + len(tails)] = tails
-        self._arena_end += len(tails)
         self._slots[numbers] = slots
+        if int(names.lengths.max()) > SHORT:
+            self._put_tails(numbers, names)
         self.count += len(numbers)
         if 2 * (self.count + self._marks) > len(self._table):
             self._rebuild(len(numbers))
         insert(self._table, names.hashes << NUMBER_BITS | (np.asarray(numbers, np.int64) + 1))
+
+    def _put_tails(self, numbers: U32 | I64, names: NameBatch) -> None:
+        sizes = np.maximum(names.lengths - SHORT, 0)
+        tails = gather(names.text, names.starts + SHORT, sizes)
+        if self._arena_end + len(tails) > len(self._arena):
+            self._arena = _longer(self._arena, self._arena_end, 2 * (self._arena_end + len(tails)))
+        self._tails[numbers] = self._arena_end + np.cumsum(sizes) - sizes
+        self._arena[self._arena_end : self._arena_end + len(tails)] = tails
+        self._arena_end += len(tails)
 
     def _rebuild(self, coming: int) -> None:
         """A table without marks, in which all names have room, ``coming`` of which are not in it yet."""
@@ -202,10 +215,10 @@ class NameTable:
         if len(numbers) == 0:
             return
         text, lengths = self.text(numbers)
-        padded = np.append(text, np.zeros(_HEAD_BYTES, np.uint8))
+        padded = np.append(text, np.zeros(HEAD_BYTES, np.uint8))
         hashes = self.batch(padded, np.cumsum(lengths) - lengths, lengths).hashes
         words = hashes << NUMBER_BITS | (np.asarray(numbers, np.int64) + 1)
-        _, places = self._look(hashes, lambda found, which: found != words[which])
+        _, places = self._look(hashes, words, 0)
         self._table[places] = _FORGOTTEN
         self._marks += len(numbers)
         self._arena_dead += int(np.maximum(lengths - SHORT, 0).sum())

@@ -1,9 +1,9 @@
 """Names of queues: from any number of names to queue numbers, a batch at a time.
 
-A name is kept as a *head* of 16 bytes, and a *tail* in an arena where it has more than fifteen::
+A name is kept as a *head* of 24 bytes, and a *tail* in an arena where it has more than 23::
 
-    head    the first 15 bytes, zero padded; then the length, or 255 where it is more; beyond 15 there is a tail
-    tail    the 16th byte and those after it
+    head    the first 23 bytes, zero padded; then the length, or 255 where it is more; beyond 23 there is a tail
+    tail    the 24th byte and those after it
 
 An open-addressing hash table leads to them; a slot is one integer::
 
@@ -12,7 +12,7 @@ An open-addressing hash table leads to them; a slot is one integer::
 A batch of names is one array of bytes: it is hashed, looked up and compared by a few numpy operations, whose cache
 misses overlap, where a dict takes one miss after another. A name is compared byte by byte before it is believed.
 
-Memory: 16 to 64 bytes for slots (at a load between an eighth and a half), 16 for the head, and the tail with 8 for
+Memory: 16 to 64 bytes for slots (at a load between an eighth and a half), 24 for the head, and the tail with 8 for
 its place.
 """
 
@@ -37,29 +37,34 @@ _GROWTH = 4
 NUMBER_BITS = 24
 NUMBER_MASK = (1 << NUMBER_BITS) - 1
 HASH_BITS = 63 - NUMBER_BITS
-_HEAD_BYTES = 16
-SHORT = _HEAD_BYTES - 1  # the longest name without a tail
+HEAD_WORDS = 3
+HEAD_BYTES = 8 * HEAD_WORDS
+SHORT = HEAD_BYTES - 1  # the longest name without a tail
 _LONG = 255
 _WORD_BYTES = 8
 _MASK64 = (1 << 64) - 1
 _SEPARATOR = "\0"
-_HEAD = struct.Struct("<QQ")  # of a name, as it is hashed: its first bytes, and its length
+_HEAD = struct.Struct(f"<{HEAD_WORDS}Q")  # of a name, as it is hashed: its first bytes, and its length
 _MULTIPLIER = runtime.random_bits(64) | 1  # random, so that nobody can choose names that collide
 _FINISHER = runtime.random_bits(64) | 1
-#: What is kept of 16 bytes at the start of so many, in words of 8 bytes.
-_KEPT: U64 = np.array([b"\xff" * size for size in (*range(_HEAD_BYTES), SHORT)], "S16").view(np.uint64).reshape(-1, 2)
-_MARK_SHIFT = np.uint64(56)
+#: What is kept of the bytes of a head where a name has so many, in words of 8 bytes.
+_KEPT: U64 = (
+    np.array([b"\xff" * size for size in (*range(HEAD_BYTES), SHORT)], f"S{HEAD_BYTES}")
+    .view(np.uint64)
+    .reshape(-1, HEAD_WORDS)
+)
+_MARK_SHIFT, _MIXED_SHIFT, _HASH_SHIFT = np.uint64(56), np.uint64(32), np.uint64(64 - HASH_BITS)
 
 
 class NameBatch:
-    """Names as bytes: where each begins and how long it is, its head as two integers, and its hash."""
+    """Names as bytes: where each begins and how long it is, its head as three integers, and its hash."""
 
     __slots__ = ("_separated", "hashes", "heads", "lengths", "starts", "text")
 
     def __init__(
         self, text: U8, starts: I64, lengths: I64, hash_bits: int = HASH_BITS, separated: bytes | None = None
     ) -> None:
-        """``text`` goes on for at least 16 bytes behind the last name.
+        """``text`` goes on for at least ``HEAD_BYTES`` behind the last name.
 
         ``separated``: the names with separators between them, where none has one in it.
         """
@@ -67,10 +72,10 @@ class NameBatch:
         self._separated = separated
         self.starts = starts
         self.lengths = lengths
-        sizes = np.minimum(lengths, _HEAD_BYTES)
-        self.heads: U64 = windows(text, starts, _HEAD_BYTES).view(np.uint64).reshape(-1, 2)
+        sizes = np.minimum(lengths, HEAD_BYTES)
+        self.heads: U64 = windows(text, starts, HEAD_BYTES).view(np.uint64).reshape(-1, HEAD_WORDS)
         self.heads &= _KEPT.take(sizes, axis=0)
-        self.heads[:, 1] |= np.minimum(lengths, _LONG).astype(np.uint64) << _MARK_SHIFT
+        self.heads[:, -1] |= np.minimum(lengths, _LONG).astype(np.uint64) << _MARK_SHIFT
         self.hashes: I64 = _hashes(self) >> (HASH_BITS - hash_bits)
 
     def __len__(self) -> int:
@@ -129,9 +134,10 @@ class NameBatch:
     def equal(self, heads: U64, text: U8, tails: Callable[[I64], tuple[I64, I64]]) -> NDArray[np.bool_]:
         """Which names have these heads, and these tails; ``tails`` says where in ``text``, if there are any."""
         same: NDArray[np.bool_] = heads[:, 0] == self.heads[:, 0]
-        same &= heads[:, 1] == self.heads[:, 1]
-        long = np.flatnonzero(same & (self.lengths > SHORT))
-        if len(long):
+        for word in range(1, HEAD_WORDS):
+            same &= heads[:, word] == self.heads[:, word]
+        if int(self.lengths.max()) > SHORT:
+            long = np.flatnonzero(same & (self.lengths > SHORT))
             (mine, sizes), (theirs, their_sizes) = self._tails(long), tails(long)
             same[long] = sizes == their_sizes
             alike = np.flatnonzero(sizes == their_sizes)
@@ -154,7 +160,7 @@ class QueueNames:
         self.count = 0
         self._hash_bits = hash_bits
         self._slots: I64 = np.zeros(_FIRST_SLOTS, np.int64)
-        self._heads: U64 = np.zeros((1 << 10, 2), np.uint64)
+        self._heads: U64 = np.zeros((1 << 10, HEAD_WORDS), np.uint64)
         self._arena: U8 = np.zeros(1 << 10, np.uint8)
         self._starts: I64 = np.zeros(1 + (1 << 10), np.int64)  # of each tail in the arena, and the end of the last
 
@@ -177,12 +183,12 @@ class QueueNames:
         if are_joined(joined, len(names)):
             return self.batch_joined(joined)
         lengths = np.fromiter((len(name.encode()) for name in names), np.int64, len(names))
-        text = np.frombuffer(joined + bytes(_HEAD_BYTES), np.uint8)
+        text = np.frombuffer(joined + bytes(HEAD_BYTES), np.uint8)
         return NameBatch(text, np.cumsum(lengths + 1) - (lengths + 1), lengths, self._hash_bits)
 
     def batch_joined(self, joined: bytes) -> NameBatch:
         """:meth:`batch` of what :func:`join_names` made of names of which :func:`are_joined` holds."""
-        text = np.frombuffer(joined + bytes(_HEAD_BYTES), np.uint8)
+        text = np.frombuffer(joined + bytes(HEAD_BYTES), np.uint8)
         ends = np.append(np.flatnonzero(text[: len(joined)] == 0), len(joined))
         starts = np.zeros(len(ends), np.int64)
         starts[1:] = ends[:-1] + 1
@@ -190,7 +196,7 @@ class QueueNames:
 
     def load(self, text: U8, lengths: I64) -> None:
         """:meth:`add` names that lie one after another in ``text``."""
-        padded = np.append(text, np.zeros(_HEAD_BYTES, np.uint8))
+        padded = np.append(text, np.zeros(HEAD_BYTES, np.uint8))
         self.add(NameBatch(padded, np.cumsum(lengths) - lengths, lengths, self._hash_bits))
 
     def find(self, names: NameBatch, end: int | None = None) -> I64:
@@ -239,7 +245,7 @@ class QueueNames:
         slots = self._slots
         mask = len(slots) - 1
         words = slots.take(hashes & mask)
-        left = np.flatnonzero((words != 0) & (words >> NUMBER_BITS != hashes))
+        left = np.flatnonzero((words >> NUMBER_BITS != hashes) & (words != 0))
         step = 0
         while len(left):
             step += 1
@@ -332,28 +338,30 @@ def _hashes(names: NameBatch) -> I64:
     """:func:`hash_of` of each name."""
     multiplier = np.uint64(_MULTIPLIER)
     hashes = names.lengths.astype(np.uint64)
-    for word in (names.heads[:, 0], names.heads[:, 1]):
-        hashes ^= word
+    for word in range(HEAD_WORDS):
+        hashes ^= names.heads[:, word]
         hashes *= multiplier
-        hashes ^= hashes >> np.uint64(32)
-    left = np.flatnonzero(names.lengths > SHORT)
-    for at in range(SHORT, int(names.lengths.max()), _WORD_BYTES):
-        left = left[names.lengths[left] > at]
-        words = windows(names.text, names.starts[left] + at, _WORD_BYTES).view(np.uint64)
-        words &= _KEPT[np.minimum(names.lengths[left] - at, _WORD_BYTES), 0]
-        mixed = (hashes[left] ^ words) * multiplier
-        hashes[left] = mixed ^ mixed >> np.uint64(32)
+        hashes ^= hashes >> _MIXED_SHIFT
+    longest = int(names.lengths.max())
+    if longest > SHORT:
+        left = np.flatnonzero(names.lengths > SHORT)
+        for at in range(SHORT, longest, _WORD_BYTES):
+            left = left[names.lengths[left] > at]
+            words = windows(names.text, names.starts[left] + at, _WORD_BYTES).view(np.uint64)
+            words &= _KEPT[np.minimum(names.lengths[left] - at, _WORD_BYTES), 0]
+            mixed = (hashes[left] ^ words) * multiplier
+            hashes[left] = mixed ^ mixed >> _MIXED_SHIFT
     hashes *= np.uint64(_FINISHER)
-    return (hashes >> np.uint64(64 - HASH_BITS)).astype(np.int64)
+    hashes >>= _HASH_SHIFT
+    return hashes.view(np.int64)
 
 
 def hash_of(name: bytes) -> int:
     """Length, head and tail mixed, 8 bytes after 8 bytes."""
-    size = len(name)
-    low, high = _HEAD.unpack(name[:SHORT].ljust(SHORT, b"\0") + bytes((min(size, _LONG),)))
-    hashed: int = (size ^ low) * _MULTIPLIER & _MASK64
-    hashed = (hashed ^ hashed >> 32 ^ high) * _MULTIPLIER & _MASK64
-    hashed ^= hashed >> 32
+    size = hashed = len(name)
+    for word in _HEAD.unpack(name[:SHORT].ljust(SHORT, b"\0") + bytes((min(size, _LONG),))):
+        hashed = (hashed ^ word) * _MULTIPLIER & _MASK64
+        hashed ^= hashed >> 32
     for at in range(SHORT, size, _WORD_BYTES):
         hashed = (hashed ^ int.from_bytes(name[at : at + _WORD_BYTES], "little")) * _MULTIPLIER & _MASK64
         hashed ^= hashed >> 32

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lsmq.errors import InvalidBatch, InvalidRequest, OffsetOutOfRange, TooManyQueues
-from lsmq.queue_names import NUMBER_BITS, SEPARATOR, check_queue_name, queue_slot, queue_slots
+from lsmq.queue_names import NUMBER_BITS, SEPARATOR, check_queue_name, queue_slot
 from lsmq.record_batch import Column, RecordBatch
 
 from .columns import DTYPES, I64, U32, decode_column, encode_columns
@@ -30,6 +30,7 @@ from .line import Appended, Round, RoundOver
 from .losses import LossReason
 from .name_log import U16, NameChange, NameChanges, encode, put_again, with_offsets
 from .name_makers import Accounts
+from .name_slots import queue_slots
 from .name_table import NO_SLOT
 from .options import FlushMode
 from .queue_names import NameBatch
@@ -84,15 +85,15 @@ class TopicNames(KnownNames):
         ``ShardStore.append`` raises, and what ``admit`` does.
         """
         which = decode_column(batch.buffer, batch.directory.get(Column.QUEUE), batch.record_count, DTYPES[Column.QUEUE])
-        count = joined.count(SEPARATOR.encode()) + 1
-        if int(which.max()) >= count:
-            raise InvalidBatch(f"the batch has name {int(which.max())} in QUEUE, and there are {count}")
+        names = self._names_of(joined)
+        if int(which.max()) >= len(names):
+            raise InvalidBatch(f"the batch has name {int(which.max())} in QUEUE, and there are {len(names)}")
         if Column.DUE_MS in batch.directory:
             batch = with_names(batch, joined.decode(errors="surrogateescape").split(SEPARATOR))
         while True:
             with self._lock:
                 round_ = self._check_may_append()
-                state, names = self._topic(), self._names_of(joined)
+                state = self._topic()
                 numbers, puts = self._resolve(names, slots)
                 queues = (numbers + state.first).astype(np.uint32)[which]
                 items = [(state, with_queues(batch, queues))]
@@ -183,9 +184,8 @@ class TopicNames(KnownNames):
 
     def _slots_of(self, names: list[bytes], slots: Slots) -> U16:
         """Raises what is wrong with one of the names."""
-        known = queue_slots(names)
-        found = np.array(known if known is not None else [-1], np.int64)
-        if not ((found >= slots.first) & (found < slots.end)).all():
+        found = queue_slots(names)
+        if found is None or not ((found >= slots.first) & (found < slots.end)).all():
             found = np.array([self._check_name(name, slots) for name in names])
         return found.astype(np.uint16)
 
