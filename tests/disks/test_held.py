@@ -422,3 +422,10 @@ def test_what_is_said_of_a_lost_shard_does_not_break_where_its_disk_is_back(
         monkeypatch.setattr(NodeDisk, "problem", property(back_by_then))
         assert "is not the disk any more" in found.on_lost_disk(1).message
         assert "is back by now" in found.on_lost_disk(1).message
+
+
+def test_a_file_in_the_place_of_the_directory_is_called_so_and_stays(tmp_path: Path) -> None:
+    (place := tmp_path / "notes").write_text("mine")
+    with pytest.raises(DataDirectoryUnusable, match="notes is no directory"), held(place):
+        pass
+    assert place.read_text() == "mine"

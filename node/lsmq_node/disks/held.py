@@ -235,6 +235,11 @@ def held_disks(
     :class:`InvalidConfig`, and what ``check`` raises.
     """
     first = paths[0].absolute()
+    if first.exists() and not first.is_dir():
+        raise DataDirectoryUnusable(
+            f"{first} is no directory; a node keeps its files in one of its own (data, --data): name another",
+            directory=str(first),
+        )
     with ExitStack() as held:
         known = NodeFile.load(first)
         if known is not None:
