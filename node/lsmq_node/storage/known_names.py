@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -30,10 +30,21 @@ _READ_BYTES = 4 << 20
 _PADDING = bytes(HEAD_BYTES)
 #: Up to so many names are looked up one by one: arrays cost more.
 _FEW = 4
+#: So many names may be known as in line that are committed.
+_MOST_LEFT = 1 << 16
 
 
 class NamesBehind(Exception):
     """There are committed names that are not in memory yet: refresh, in a thread, and come again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Changes that are to be put in line; ``names`` that are new, and those once more as a batch."""
+
+    changes: NameChanges
+    names: list[bytes] = field(default_factory=list)
+    batch: NameBatch | None = None
 
 
 @dataclass(slots=True)
@@ -43,8 +54,16 @@ class InLine:
     first: int
     end: int
     appended: Appended
-    changes: NameChanges
-    names: list[bytes]  # that are new
+    put: Put
+
+    @property
+    def changes(self) -> NameChanges:
+        return self.put.changes
+
+    @property
+    def names(self) -> list[bytes]:
+        """Those that are new."""
+        return self.put.names
 
 
 class KnownNames:
@@ -69,7 +88,8 @@ class KnownNames:
         self._table = NameTable()
         self._position = 0  # up to here of the log of names the table has it
         self._in_line: deque[InLine] = deque()
-        self._putting: dict[bytes, int] = {}  # names in line, and their numbers
+        self._putting: dict[bytes, int] = {}  # names in line, and their numbers; some may be committed by now
+        self._coming = 0  # so many of them are not
         self._forgetting: set[int] = set()  # numbers whose names are to go
         self._numbers = NumberSource()
         self._recent = RecentNames()
@@ -105,7 +125,7 @@ class KnownNames:
     @property
     def count_to_come(self) -> int:
         """Names there are, and those in line."""
-        return self._table.count + len(self._putting)
+        return self._table.count + self._coming
 
     def forget_makers(self) -> None:
         """The topic is gone: its queues count for nobody."""
@@ -203,11 +223,16 @@ class KnownNames:
                 if item.names:
                     self._made.gone(item.changes.numbers)
             self._look_at_the_line()
+            self._numbers.forget()
         return round_, committed, end
 
     def _landed(self, item: InLine) -> None:
         changes = item.changes
-        self._take_in(changes)
+        if item.put.batch is not None:  # None of them is in the table.
+            self._table.put(changes.numbers, item.put.batch, changes.slots)
+            self._recent.note(self._position, changes.numbers)
+        else:
+            self._take_in(changes)
         self._position = item.end
         self._over(item)
         if changes.kind is NameChange.FORGET:
@@ -220,23 +245,17 @@ class KnownNames:
 
     def _over(self, item: InLine) -> None:
         """The first item is in line no more: it is committed."""
-        numbers = item.changes.numbers.tolist()
-        if item.changes.kind is NameChange.FORGET:
-            self._forgetting.difference_update(numbers)
-            return
-        if not self._forgetting:  # None of the names can have been put again with another number.
-            for name in item.names:
-                self._putting.pop(name, None)
-            return
-        for name, number in zip(item.names, numbers, strict=False):  # without names it was written anew
-            if self._putting.get(name) == number:
-                del self._putting[name]
+        self._coming -= len(item.names)
+        # That a name has a number is true for as long as nothing is forgotten: to leave it there costs less.
+        is_forgotten = item.changes.kind is NameChange.FORGET
+        if is_forgotten or not self._in_line or len(self._putting) > self._coming + _MOST_LEFT:
+            self._look_at_the_line()
 
     def _look_at_the_line(self) -> None:
-        """Some of it was dropped: what is left counts."""
+        """What is in line counts, and nothing else."""
         self._putting.clear()
         self._forgetting.clear()
-        self._numbers.forget()
+        self._coming = 0
         for item in self._in_line:
             self._came(item)
 
@@ -247,6 +266,7 @@ class KnownNames:
             self._forgetting.update(numbers)
         else:
             self._putting.update(zip(item.names, numbers, strict=False))  # without names it was written anew
+            self._coming += len(item.names)
 
     # -- questions ---------------------------------------------------------------------------------------
 

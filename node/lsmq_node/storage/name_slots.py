@@ -14,16 +14,16 @@ from .columns import I64
 _FIRST_PRINTABLE, _PRINTABLES = np.uint8(0x20), np.uint8(0x5F)
 
 
-def queue_slots(names: Sequence[bytes]) -> I64 | None:
-    """Of names in UTF-8; None where ``check_queue_name`` may refuse one."""
+def queue_slots(names: Sequence[bytes], joined: bytes | None = None) -> I64 | None:
+    """Of names in UTF-8; None where ``check_queue_name`` may refuse one. ``joined``: the same with separators."""
     separator = SEPARATOR.encode()
-    framed = separator.join((b"", *names, b""))
+    framed = b"".join((separator, separator.join(names) if joined is None else joined, separator))
     text = np.frombuffer(framed, np.uint8)
     ends = np.flatnonzero(text == 0)
     sizes = np.diff(ends) - 1
     if not names or len(sizes) != len(names) or int(sizes.min()) < 1 or int(sizes.max()) > MAX_NAME_BYTES:
         return None
-    if any(separator + place + separator in framed for place in (b".", b"..")):
+    if int(sizes.min()) <= len("..") and any(separator + place + separator in framed for place in (b".", b"..")):
         return None
     if np.count_nonzero(text - _FIRST_PRINTABLE < _PRINTABLES) + len(ends) != len(text):
         try:

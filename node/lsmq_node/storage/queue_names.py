@@ -59,17 +59,17 @@ _MARK_SHIFT, _MIXED_SHIFT, _HASH_SHIFT = np.uint64(56), np.uint64(32), np.uint64
 class NameBatch:
     """Names as bytes: where each begins and how long it is, its head as three integers, and its hash."""
 
-    __slots__ = ("_separated", "hashes", "heads", "lengths", "starts", "text")
+    __slots__ = ("hashes", "heads", "lengths", "separated", "starts", "text")
 
     def __init__(
         self, text: U8, starts: I64, lengths: I64, hash_bits: int = HASH_BITS, separated: bytes | None = None
     ) -> None:
         """``text`` goes on for at least ``HEAD_BYTES`` behind the last name.
 
-        ``separated``: the names with separators between them, where none has one in it.
+        ``separated``: the names with separators between them, if that is known and none has one in it.
         """
         self.text = text
-        self._separated = separated
+        self.separated = separated
         self.starts = starts
         self.lengths = lengths
         sizes = np.minimum(lengths, HEAD_BYTES)
@@ -87,16 +87,16 @@ class NameBatch:
 
     def raw(self, which: I64) -> list[bytes]:
         """Some of the names in UTF-8."""
-        if self._separated is not None:
-            found = self._separated.split(_SEPARATOR.encode())
+        if self.separated is not None:
+            found = self.separated.split(_SEPARATOR.encode())
             return found if len(which) == len(found) else [found[at] for at in which.tolist()]
         text, starts, ends = self.text.tobytes(), self.starts[which], (self.starts + self.lengths)[which]
         return [text[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def joined(self) -> U8:
         """The names' bytes one after another, with nothing between them."""
-        if self._separated is not None:
-            return np.frombuffer(self._separated.replace(_SEPARATOR.encode(), b""), np.uint8)
+        if self.separated is not None:
+            return np.frombuffer(self.separated.replace(_SEPARATOR.encode(), b""), np.uint8)
         return gather(self.text, self.starts, self.lengths)
 
     def take(self, which: I64) -> NameBatch:
@@ -106,7 +106,7 @@ class NameBatch:
         taken = NameBatch.__new__(NameBatch)
         taken.text, taken.starts, taken.lengths = self.text, self.starts[which], self.lengths[which]
         taken.heads, taken.hashes = self.heads[which], self.hashes[which]
-        taken._separated = None
+        taken.separated = None
         return taken
 
     def distinct(self) -> tuple[I64, I64]:

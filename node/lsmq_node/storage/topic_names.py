@@ -24,7 +24,7 @@ from lsmq.queue_names import NUMBER_BITS, SEPARATOR, check_queue_name, queue_slo
 from lsmq.record_batch import Column, RecordBatch
 
 from .columns import DTYPES, I64, U32, decode_column, encode_columns
-from .known_names import InLine, KnownNames, NamesBehind, raw_of
+from .known_names import InLine, KnownNames, NamesBehind, Put, raw_of
 from .later_names import with_names
 from .line import Appended, Round, RoundOver
 from .losses import LossReason
@@ -94,12 +94,12 @@ class TopicNames(KnownNames):
             with self._lock:
                 round_ = self._check_may_append()
                 state = self._topic()
-                numbers, puts = self._resolve(names, slots)
+                numbers, put = self._resolve(names, slots)
                 queues = (numbers + state.first).astype(np.uint32)[which]
                 items = [(state, with_queues(batch, queues))]
                 try:
-                    accounts = () if puts is None else admit(len(puts[1]))
-                    appended = self._put_in_line(puts, items, round_, flush, accounts)
+                    accounts = () if put is None else admit(len(put.names))
+                    appended = self._put_in_line(put, items, round_, flush, accounts)
                 except RoundOver:
                     continue
                 return appended[-1], queues
@@ -122,11 +122,11 @@ class TopicNames(KnownNames):
         while True:
             with self._lock:
                 round_ = self._check_may_append()
-                _, puts = self._resolve(self._names_of(joined), slots)
-                if puts is None:
+                _, put = self._resolve(self._names_of(joined), slots)
+                if put is None:
                     return self._in_line[-1].appended if self._in_line else None
                 try:
-                    return self._put_in_line(puts, [], round_, accounts=admit(len(puts[1])))[-1]
+                    return self._put_in_line(put, [], round_, accounts=admit(len(put.names)))[-1]
                 except RoundOver:
                     continue
 
@@ -137,7 +137,7 @@ class TopicNames(KnownNames):
         self._topic().begins = self._table.begins  # For whoever puts something in line now.
         return round_
 
-    def _resolve(self, names: NameBatch, slots: Slots) -> tuple[I64, tuple[NameChanges, list[bytes]] | None]:
+    def _resolve(self, names: NameBatch, slots: Slots) -> tuple[I64, Put | None]:
         """The number of each name, and what is to be put in line for those that have none yet."""
         numbers = self._table.find(names)
         if self._forgetting:
@@ -145,25 +145,22 @@ class TopicNames(KnownNames):
         missing = np.flatnonzero(numbers < 0)
         if not len(missing):
             return numbers, None
-        raw = names.raw(missing)
-        unknown = dict.fromkeys(raw)
-        if len(unknown) == len(raw) and self._putting.keys().isdisjoint(unknown):
-            which = missing
+        fresh, which = names.raw(missing), missing
+        ordered = np.sort(names.hashes[missing])
+        if not (ordered[1:] == ordered[:-1]).any() and self._putting.keys().isdisjoint(fresh):
             numbers[missing] = -2 - np.arange(len(missing))
         else:
-            which = self._among_those_in_line(numbers, missing, raw)
-            unknown = dict.fromkeys(raw[at] for at in missing.searchsorted(which).tolist())
-        if not len(which):
-            return numbers, None
-        fresh = list(unknown)
-        in_slots = self._slots_of(fresh, slots)
+            which = self._among_those_in_line(numbers, missing, fresh)
+            if not len(which):
+                return numbers, None
+            fresh = [fresh[at] for at in missing.searchsorted(which).tolist()]
+        batch = names.take(which)
+        in_slots = self._slots_of(fresh, batch, slots)
         given = self._give(len(fresh))
         new = numbers < -1
         numbers[new] = given[-2 - numbers[new]]
-        changes = NameChanges(
-            NameChange.PUT, given, in_slots, names.text, names.starts[which], names.lengths[which].astype(np.int64)
-        )
-        return numbers, (changes, fresh)
+        changes = NameChanges(NameChange.PUT, given, in_slots, batch.text, batch.starts, batch.lengths)
+        return numbers, Put(changes, fresh, batch)
 
     def _among_those_in_line(self, numbers: I64, missing: I64, raw: list[bytes]) -> I64:
         """Which of the names that are ``missing`` have no number in line either, each once.
@@ -182,9 +179,9 @@ class TopicNames(KnownNames):
             numbers[at] = number
         return np.array(fresh, np.int64)
 
-    def _slots_of(self, names: list[bytes], slots: Slots) -> U16:
-        """Raises what is wrong with one of the names."""
-        found = queue_slots(names)
+    def _slots_of(self, names: list[bytes], batch: NameBatch, slots: Slots) -> U16:
+        """Raises what is wrong with one of the names, which are in both."""
+        found = queue_slots(names, batch.separated)
         if found is None or not ((found >= slots.first) & (found < slots.end)).all():
             found = np.array([self._check_name(name, slots) for name in names])
         return found.astype(np.uint16)
@@ -233,23 +230,23 @@ class TopicNames(KnownNames):
 
     def _put_in_line(
         self,
-        puts: tuple[NameChanges, list[bytes]] | None,
+        put: Put | None,
         items: list[tuple[TopicState, RecordBatch]],
         round_: Round,
         flush: FlushMode | None = None,
         accounts: Accounts = (),
     ) -> list[Appended]:
         """Changes of names, then batches. Raises ``RoundOver`` and what the line raises: then nothing has happened."""
-        if puts is None:
+        if put is None:
             return self._line.append_records(items, expected=round_, flush=flush)
-        changes, names = puts
+        changes, names = put.changes, put.names
         log, batches = self._log(), encode(changes, self._options.max_batch_bytes, self._options.max_batch_records)
         appended = self._line.append_records(
             [*((log, batch) for batch in batches), *items], expected=round_, flush=flush
         )
         last = appended[len(batches) - 1]
         begin, end = int(appended[0].offsets[0]), int(last.offsets[-1]) + 1
-        item = InLine(begin, end, last, changes, names)
+        item = InLine(begin, end, last, put)
         self._in_line.append(item)
         self._came(item)
         appended = appended[len(batches) - 1 :]
@@ -288,10 +285,10 @@ class TopicNames(KnownNames):
                 try:
                     if len(begun):
                         begins = with_offsets(NameChange.BEGIN, begun, table.begins[begun])
-                        appended = self._put_in_line((begins, []), [], round_)[-1]
+                        appended = self._put_in_line(Put(begins), [], round_)[-1]
                     if len(numbers):
                         names = put_again(numbers, table.slots[numbers], *table.text(numbers))
-                        appended = self._put_in_line((names, []), [], round_)[-1]
+                        appended = self._put_in_line(Put(names), [], round_)[-1]
                 except RoundOver:
                     continue
                 return appended, following
@@ -383,7 +380,7 @@ class TopicNames(KnownNames):
             body = _positions(state, rows, ends)
             self._line.check_waiting(len(body))
             self._line.append_entry(EntryKind.TRIM, self._id, len(rows), body)
-        return self._put_in_line((with_offsets(NameChange.FORGET, numbers, ends), []), [], round_)[-1]
+        return self._put_in_line(Put(with_offsets(NameChange.FORGET, numbers, ends)), [], round_)[-1]
 
 
 def _positions(state: TopicState, rows: I64, offsets: I64) -> bytes:
