@@ -24,7 +24,6 @@ from .report import Option, TellProgress, TextTable, percentile_ms
 
 _TOPIC, _GROUP = "waits", "bench"
 _BATCH = 10_000
-_TAKEN_AT_ONCE = 20
 _PACE_S = 0.01
 _VISIBILITY_MS = 600_000
 #: What waits has been looked at when so many pops in a row were answered within their pace.
@@ -43,6 +42,7 @@ def run(values: Mapping[str, Any], directory: Path, progress: TellProgress) -> M
     """Each way on a node of its own, without the backlog and with it."""
     figures: dict[str, dict[str, Any]] = {}
     load = {"rate": values["wait_rate"], "seconds": float(values["seconds"]), "each": values["message_bytes"]}
+    load["taken"] = values["wait_taken"]
     for name in _WAYS:
         queues = _WAYS[name][1] or values["wait_queues"]
         with running(Setup(LSMQ, "sync"), directory / name.replace(" ", "-")) as server:
@@ -70,7 +70,7 @@ def fill(address: str, name: str, count: int, each: int) -> dict[str, float]:
     return {}
 
 
-def measure(address: str, name: str, queues: int, rate: int, seconds: float, each: int) -> dict[str, float]:
+def measure(address: str, name: str, queues: int, rate: int, seconds: float, each: int, taken: int) -> dict[str, float]:
     """In a process of its own: send at a rate, take at a pace, and say how long what was sent here waited."""
     settings, _, _, own = _WAYS[name]
     waited: list[float] = []
@@ -88,7 +88,7 @@ def measure(address: str, name: str, queues: int, rate: int, seconds: float, eac
         while len(waited) < count:
             at = max(at + _PACE_S, time.monotonic())
             await asyncio.sleep(at - time.monotonic())
-            wanted = {"topic": _TOPIC, "max": _TAKEN_AT_ONCE, "wait_ms": 0, "visibility_ms": _VISIBILITY_MS}
+            wanted = {"topic": _TOPIC, "max": taken, "wait_ms": 0, "visibility_ms": _VISIBILITY_MS}
             async with session.post(f"{groups}/pop", json=wanted) as answer:
                 answer.raise_for_status()
                 found = (await answer.json())["messages"]
@@ -137,8 +137,9 @@ def _table(values: Mapping[str, Any], figures: Mapping[str, Mapping[str, Any]]) 
 
 
 _NOTES = [
-    f"Waits: consumers take up to {_TAKEN_AT_ONCE} messages every {1000 * _PACE_S:.0f} ms, in both cases, so that a "
-    "message waits half of that at least. Measuring begins when the leader has looked at the backlog.",
+    f"Waits: consumers take up to wait_taken messages every {1000 * _PACE_S:.0f} ms, in both cases, so that a message "
+    "waits half of that at least. Measuring begins when the leader has looked at the backlog. What they take of that "
+    "beside has its own price: with a larger wait_taken this is what is measured.",
 ]
 
 CASE = MessageCase(
@@ -146,6 +147,7 @@ CASE = MessageCase(
         Option("wait_backlog", 1_000_000, "Messages of the backlog, for waits.", quick=5_000),
         Option("wait_queues", 100_000, "Queues, of which the backlog has one, for turns of queues.", quick=500, low=2),
         Option("wait_rate", 200, "Messages a second that come beside it."),
+        Option("wait_taken", 4, "Messages that consumers take at once, a hundred times a second."),
     ),
     run=run,
 )
