@@ -21,13 +21,13 @@ from .name_table import NO_SLOT, NameTable
 from .number_source import NumberSource
 from .options import StoreOptions
 from .queries import Queries
-from .queue_names import HEAD_BYTES, NameBatch
+from .queue_names import PADDING_BYTES, NameBatch
 from .recent_names import RecentNames
 from .state import NAMES_TOPIC, ShardState, TopicState
 
 _READ_RECORDS = 1 << 16
 _READ_BYTES = 4 << 20
-_PADDING = bytes(HEAD_BYTES)
+_PADDING = bytes(PADDING_BYTES)
 #: Up to so many names are looked up one by one: arrays cost more.
 _FEW = 4
 #: So many names may be known as in line that are committed.

@@ -18,18 +18,7 @@ from numpy.typing import NDArray
 
 from .columns import I64, U8, U32, U64, copy_slices, gather
 from .name_log import U16
-from .queue_names import (
-    HASH_BITS,
-    HEAD_BYTES,
-    HEAD_WORDS,
-    NUMBER_BITS,
-    NUMBER_MASK,
-    SHORT,
-    NameBatch,
-    hash_of,
-    insert,
-    way,
-)
+from .queue_names import HASH_BITS, LONG_HEADS, NUMBER_BITS, NUMBER_MASK, PADDING_BYTES, NameBatch, hash_of, insert, way
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -38,7 +27,7 @@ NO_SLOT = 0xFFFF
 _FORGOTTEN = -1
 _FIRST_SLOTS = 1 << 12
 _FIRST_NUMBERS = 1 << 10
-_TAIL_MASK = np.int64(0xFF)
+_HEAD_BYTES, _SHORT = LONG_HEADS.bytes, LONG_HEADS.short
 
 
 class NameTable:
@@ -51,7 +40,7 @@ class NameTable:
         self._hash_bits = hash_bits
         self._table: I64 = np.zeros(_FIRST_SLOTS, np.int64)
         self._marks = 0  # of forgotten names, in the table
-        self._heads: U64 = np.zeros((_FIRST_NUMBERS, HEAD_WORDS), np.uint64)
+        self._heads: U64 = LONG_HEADS.room(_FIRST_NUMBERS)
         self._tails: U32 = np.zeros(_FIRST_NUMBERS, np.uint32)
         self._slots: U16 = np.full(_FIRST_NUMBERS, NO_SLOT, np.uint16)
         self._arena: U8 = np.zeros(1 << 10, np.uint8)
@@ -74,7 +63,7 @@ class NameTable:
 
     def batch(self, text: U8, starts: I64, lengths: I64, separated: bytes | None = None) -> NameBatch:
         """Names to look up or put, as :class:`.queue_names.NameBatch` has them."""
-        return NameBatch(text, starts, lengths, self._hash_bits, separated)
+        return NameBatch(text, starts, lengths, self._hash_bits, separated, LONG_HEADS)
 
     # -- finding -----------------------------------------------------------------------------------------
 
@@ -93,7 +82,7 @@ class NameTable:
 
     def find_one(self, raw: bytes) -> int:
         """The number of one name in UTF-8; -1 when it is not there."""
-        hashed = hash_of(raw) >> HASH_BITS - self._hash_bits
+        hashed = hash_of(raw, LONG_HEADS) >> HASH_BITS - self._hash_bits
         table, mask, step = self._table, len(self._table) - 1, 0
         slot = hashed & mask
         while word := table.item(slot):
@@ -135,25 +124,25 @@ class NameTable:
     def raw(self, number: int) -> bytes:
         """The name of a number that has one."""
         head: bytes = self._heads[number].tobytes()
-        size = head[SHORT]
-        if size <= SHORT:
+        size = head[_SHORT]
+        if size <= _SHORT:
             return head[:size]
         start = self._tails.item(number)
-        return head[:SHORT] + self._arena[start : start + size - SHORT].tobytes()
+        return head[:_SHORT] + self._arena[start : start + size - _SHORT].tobytes()
 
     def text(self, numbers: U32 | I64) -> tuple[U8, I64]:
         """The names of numbers that have one, one after another, and how long each is."""
-        rows = self._heads[numbers].view(np.uint8).reshape(-1, HEAD_BYTES)
-        lengths = rows[:, SHORT].astype(np.int64)
+        rows = self._heads[numbers].view(np.uint8).reshape(-1, _HEAD_BYTES)
+        lengths = rows[:, _SHORT].astype(np.int64)
         starts = np.cumsum(lengths) - lengths
         out = np.empty(int(lengths.sum()) if len(lengths) else 0, np.uint8)
-        places = np.arange(SHORT)
+        places = np.arange(_SHORT)
         kept = places < lengths[:, None]
-        out[(starts[:, None] + places)[kept]] = rows[:, :SHORT][kept]
-        long = np.flatnonzero(lengths > SHORT)
+        out[(starts[:, None] + places)[kept]] = rows[:, :_SHORT][kept]
+        long = np.flatnonzero(lengths > _SHORT)
         if len(long):
             tails, sizes = self._tails_of(np.asarray(numbers, np.int64)[long])
-            copy_slices(out, starts[long] + SHORT, self._arena, tails, sizes)
+            copy_slices(out, starts[long] + _SHORT, self._arena, tails, sizes)
         return out, lengths
 
     def names(self, numbers: U32 | I64) -> list[str]:
@@ -164,7 +153,7 @@ class NameTable:
 
     def _tails_of(self, numbers: I64) -> tuple[I64, I64]:
         lengths = (self._heads[numbers, -1] >> np.uint64(56)).astype(np.int64)
-        return self._tails[numbers].astype(np.int64), lengths - SHORT
+        return self._tails[numbers].astype(np.int64), lengths - _SHORT
 
     # -- changing ----------------------------------------------------------------------------------------
 
@@ -183,7 +172,7 @@ class NameTable:
         self.end = end
         self._heads[numbers] = names.heads
         self._slots[numbers] = slots
-        if int(names.lengths.max()) > SHORT:
+        if int(names.lengths.max()) > _SHORT:
             self._put_tails(numbers, names)
         self.count += len(numbers)
         if 2 * (self.count + self._marks) > len(self._table):
@@ -191,8 +180,8 @@ class NameTable:
         insert(self._table, names.hashes << NUMBER_BITS | (np.asarray(numbers, np.int64) + 1))
 
     def _put_tails(self, numbers: U32 | I64, names: NameBatch) -> None:
-        sizes = np.maximum(names.lengths - SHORT, 0)
-        tails = gather(names.text, names.starts + SHORT, sizes)
+        sizes = np.maximum(names.lengths - _SHORT, 0)
+        tails = gather(names.text, names.starts + _SHORT, sizes)
         if self._arena_end + len(tails) > len(self._arena):
             self._arena = _longer(self._arena, self._arena_end, 2 * (self._arena_end + len(tails)))
         self._tails[numbers] = self._arena_end + np.cumsum(sizes) - sizes
@@ -215,13 +204,13 @@ class NameTable:
         if len(numbers) == 0:
             return
         text, lengths = self.text(numbers)
-        padded = np.append(text, np.zeros(HEAD_BYTES, np.uint8))
+        padded = np.append(text, np.zeros(PADDING_BYTES, np.uint8))
         hashes = self.batch(padded, np.cumsum(lengths) - lengths, lengths).hashes
         words = hashes << NUMBER_BITS | (np.asarray(numbers, np.int64) + 1)
         _, places = self._look(hashes, words, 0)
         self._table[places] = _FORGOTTEN
         self._marks += len(numbers)
-        self._arena_dead += int(np.maximum(lengths - SHORT, 0).sum())
+        self._arena_dead += int(np.maximum(lengths - _SHORT, 0).sum())
         self._slots[numbers] = NO_SLOT
         self._heads[numbers] = 0
         self.count -= len(numbers)

@@ -1,9 +1,11 @@
 """Names of queues: from any number of names to queue numbers, a batch at a time.
 
-A name is kept as a *head* of 24 bytes, and a *tail* in an arena where it has more than 23::
+A name is kept as a *head* of 16 bytes, and a *tail* in an arena where it has more than fifteen::
 
-    head    the first 23 bytes, zero padded; then the length, or 255 where it is more; beyond 23 there is a tail
-    tail    the 24th byte and those after it
+    head    the first 15 bytes, zero padded; then the length, or 255 where it is more; beyond 15 there is a tail
+    tail    the 16th byte and those after it
+
+Where names are longer mostly (:mod:`.name_table`) heads are of 24 bytes: what is in the head takes one look.
 
 An open-addressing hash table leads to them; a slot is one integer::
 
@@ -12,7 +14,7 @@ An open-addressing hash table leads to them; a slot is one integer::
 A batch of names is one array of bytes: it is hashed, looked up and compared by a few numpy operations, whose cache
 misses overlap, where a dict takes one miss after another. A name is compared byte by byte before it is believed.
 
-Memory: 16 to 64 bytes for slots (at a load between an eighth and a half), 24 for the head, and the tail with 8 for
+Memory: 16 to 64 bytes for slots (at a load between an eighth and a half), 16 for the head, and the tail with 8 for
 its place.
 """
 
@@ -37,34 +39,57 @@ _GROWTH = 4
 NUMBER_BITS = 24
 NUMBER_MASK = (1 << NUMBER_BITS) - 1
 HASH_BITS = 63 - NUMBER_BITS
-HEAD_WORDS = 3
-HEAD_BYTES = 8 * HEAD_WORDS
-SHORT = HEAD_BYTES - 1  # the longest name without a tail
 _LONG = 255
 _WORD_BYTES = 8
 _MASK64 = (1 << 64) - 1
 _SEPARATOR = "\0"
-_HEAD = struct.Struct(f"<{HEAD_WORDS}Q")  # of a name, as it is hashed: its first bytes, and its length
 _MULTIPLIER = runtime.random_bits(64) | 1  # random, so that nobody can choose names that collide
 _FINISHER = runtime.random_bits(64) | 1
-#: What is kept of the bytes of a head where a name has so many, in words of 8 bytes.
-_KEPT: U64 = (
-    np.array([b"\xff" * size for size in (*range(HEAD_BYTES), SHORT)], f"S{HEAD_BYTES}")
-    .view(np.uint64)
-    .reshape(-1, HEAD_WORDS)
-)
 _MARK_SHIFT, _MIXED_SHIFT, _HASH_SHIFT = np.uint64(56), np.uint64(32), np.uint64(64 - HASH_BITS)
+#: So far text goes on behind its last name.
+PADDING_BYTES = 24
+
+
+class Heads:
+    """What heads of so many words of 8 bytes are like."""
+
+    def __init__(self, words: int) -> None:
+        self.words = words
+        self.bytes = 8 * words
+        #: The longest name without a tail.
+        self.short = self.bytes - 1
+        #: What is kept of a head where a name has so many bytes.
+        self.kept: U64 = (
+            np.array([b"\xff" * size for size in (*range(self.bytes), self.short)], f"S{self.bytes}")
+            .view(np.uint64)
+            .reshape(-1, words)
+        )
+        self.packed = struct.Struct(f"<{words}Q")
+
+    def room(self, count: int) -> U64:
+        """For the heads of so many names."""
+        room: U64 = np.zeros((count, self.words), np.uint64)
+        return room
+
+
+SHORT_HEADS, LONG_HEADS = Heads(2), Heads(3)
 
 
 class NameBatch:
-    """Names as bytes: where each begins and how long it is, its head as three integers, and its hash."""
+    """Names as bytes: where each begins and how long it is, its head as integers, and its hash."""
 
-    __slots__ = ("hashes", "heads", "lengths", "separated", "starts", "text")
+    __slots__ = ("hashes", "heads", "lengths", "separated", "shape", "starts", "text")
 
     def __init__(
-        self, text: U8, starts: I64, lengths: I64, hash_bits: int = HASH_BITS, separated: bytes | None = None
+        self,
+        text: U8,
+        starts: I64,
+        lengths: I64,
+        hash_bits: int = HASH_BITS,
+        separated: bytes | None = None,
+        shape: Heads = SHORT_HEADS,
     ) -> None:
-        """``text`` goes on for at least ``HEAD_BYTES`` behind the last name.
+        """``text`` goes on for at least ``PADDING_BYTES`` behind the last name.
 
         ``separated``: the names with separators between them, if that is known and none has one in it.
         """
@@ -72,9 +97,10 @@ class NameBatch:
         self.separated = separated
         self.starts = starts
         self.lengths = lengths
-        sizes = np.minimum(lengths, HEAD_BYTES)
-        self.heads: U64 = windows(text, starts, HEAD_BYTES).view(np.uint64).reshape(-1, HEAD_WORDS)
-        self.heads &= _KEPT.take(sizes, axis=0)
+        self.shape = shape
+        sizes = np.minimum(lengths, shape.bytes)
+        self.heads: U64 = windows(text, starts, shape.bytes).view(np.uint64).reshape(-1, shape.words)
+        self.heads &= shape.kept.take(sizes, axis=0)
         self.heads[:, -1] |= np.minimum(lengths, _LONG).astype(np.uint64) << _MARK_SHIFT
         self.hashes: I64 = _hashes(self) >> (HASH_BITS - hash_bits)
 
@@ -106,7 +132,7 @@ class NameBatch:
         taken = NameBatch.__new__(NameBatch)
         taken.text, taken.starts, taken.lengths = self.text, self.starts[which], self.lengths[which]
         taken.heads, taken.hashes = self.heads[which], self.hashes[which]
-        taken.separated = None
+        taken.separated, taken.shape = None, self.shape
         return taken
 
     def distinct(self) -> tuple[I64, I64]:
@@ -129,15 +155,15 @@ class NameBatch:
 
     def _tails(self, which: I64) -> tuple[I64, I64]:
         """Where the tails of names that have one begin, and how long they are."""
-        return self.starts[which] + SHORT, self.lengths[which] - SHORT
+        return self.starts[which] + self.shape.short, self.lengths[which] - self.shape.short
 
     def equal(self, heads: U64, text: U8, tails: Callable[[I64], tuple[I64, I64]]) -> NDArray[np.bool_]:
         """Which names have these heads, and these tails; ``tails`` says where in ``text``, if there are any."""
         same: NDArray[np.bool_] = heads[:, 0] == self.heads[:, 0]
-        for word in range(1, HEAD_WORDS):
+        for word in range(1, self.shape.words):
             same &= heads[:, word] == self.heads[:, word]
-        if int(self.lengths.max()) > SHORT:
-            long = np.flatnonzero(same & (self.lengths > SHORT))
+        if int(self.lengths.max()) > self.shape.short:
+            long = np.flatnonzero(same & (self.lengths > self.shape.short))
             (mine, sizes), (theirs, their_sizes) = self._tails(long), tails(long)
             same[long] = sizes == their_sizes
             alike = np.flatnonzero(sizes == their_sizes)
@@ -146,6 +172,9 @@ class NameBatch:
                 differ = gather(self.text, mine[alike], sizes) != gather(text, theirs[alike], sizes)
                 same[long[alike]] = ~np.logical_or.reduceat(differ, np.cumsum(sizes) - sizes)
         return same
+
+
+_SHORT = SHORT_HEADS.short
 
 
 class QueueNames:
@@ -160,7 +189,7 @@ class QueueNames:
         self.count = 0
         self._hash_bits = hash_bits
         self._slots: I64 = np.zeros(_FIRST_SLOTS, np.int64)
-        self._heads: U64 = np.zeros((1 << 10, HEAD_WORDS), np.uint64)
+        self._heads: U64 = SHORT_HEADS.room(1 << 10)
         self._arena: U8 = np.zeros(1 << 10, np.uint8)
         self._starts: I64 = np.zeros(1 + (1 << 10), np.int64)  # of each tail in the arena, and the end of the last
 
@@ -172,10 +201,10 @@ class QueueNames:
 
     def _raw(self, number: int) -> bytes:
         head: bytes = self._heads[number].tobytes()
-        if head[SHORT] <= SHORT:
-            return head[: head[SHORT]]
+        if head[_SHORT] <= _SHORT:
+            return head[: head[_SHORT]]
         tail: bytes = self._arena[self._starts.item(number) : self._starts.item(number + 1)].tobytes()
-        return head[:SHORT] + tail
+        return head[:_SHORT] + tail
 
     def batch(self, names: Sequence[str]) -> NameBatch:
         """One name or more, ready to be looked up and added. Raises as :func:`join_names`."""
@@ -183,12 +212,12 @@ class QueueNames:
         if are_joined(joined, len(names)):
             return self.batch_joined(joined)
         lengths = np.fromiter((len(name.encode()) for name in names), np.int64, len(names))
-        text = np.frombuffer(joined + bytes(HEAD_BYTES), np.uint8)
+        text = np.frombuffer(joined + bytes(PADDING_BYTES), np.uint8)
         return NameBatch(text, np.cumsum(lengths + 1) - (lengths + 1), lengths, self._hash_bits)
 
     def batch_joined(self, joined: bytes) -> NameBatch:
         """:meth:`batch` of what :func:`join_names` made of names of which :func:`are_joined` holds."""
-        text = np.frombuffer(joined + bytes(HEAD_BYTES), np.uint8)
+        text = np.frombuffer(joined + bytes(PADDING_BYTES), np.uint8)
         ends = np.append(np.flatnonzero(text[: len(joined)] == 0), len(joined))
         starts = np.zeros(len(ends), np.int64)
         starts[1:] = ends[:-1] + 1
@@ -196,7 +225,7 @@ class QueueNames:
 
     def load(self, text: U8, lengths: I64) -> None:
         """:meth:`add` names that lie one after another in ``text``."""
-        padded = np.append(text, np.zeros(HEAD_BYTES, np.uint8))
+        padded = np.append(text, np.zeros(PADDING_BYTES, np.uint8))
         self.add(NameBatch(padded, np.cumsum(lengths) - lengths, lengths, self._hash_bits))
 
     def find(self, names: NameBatch, end: int | None = None) -> I64:
@@ -229,7 +258,7 @@ class QueueNames:
         """
         end = self.count if end is None else end
         raw = name.encode(errors="surrogatepass")  # what cannot be encoded is no name of any queue
-        hashed = hash_of(raw) >> HASH_BITS - self._hash_bits
+        hashed = hash_of(raw, SHORT_HEADS) >> HASH_BITS - self._hash_bits
         slots, mask, step = self._slots, len(self._slots) - 1, 0
         slot = hashed & mask
         while word := slots.item(slot):
@@ -265,8 +294,8 @@ class QueueNames:
             self._starts = _longer(self._starts, first + 1, _GROWTH * end + 1)
         self._heads[first:end] = names.heads
         used = int(self._starts[first])
-        sizes = np.maximum(names.lengths - SHORT, 0)
-        tails = gather(names.text, names.starts + SHORT, sizes)
+        sizes = np.maximum(names.lengths - _SHORT, 0)
+        tails = gather(names.text, names.starts + _SHORT, sizes)
         if used + len(tails) > len(self._arena):
             self._arena = _longer(self._arena, used, _GROWTH * (used + len(tails)))
         self._arena[used : used + len(tails)] = tails
@@ -336,19 +365,19 @@ def way(step: int) -> int:
 
 def _hashes(names: NameBatch) -> I64:
     """:func:`hash_of` of each name."""
-    multiplier = np.uint64(_MULTIPLIER)
+    shape, multiplier = names.shape, np.uint64(_MULTIPLIER)
     hashes = names.lengths.astype(np.uint64)
-    for word in range(HEAD_WORDS):
+    for word in range(shape.words):
         hashes ^= names.heads[:, word]
         hashes *= multiplier
         hashes ^= hashes >> _MIXED_SHIFT
     longest = int(names.lengths.max())
-    if longest > SHORT:
-        left = np.flatnonzero(names.lengths > SHORT)
-        for at in range(SHORT, longest, _WORD_BYTES):
+    if longest > shape.short:
+        left = np.flatnonzero(names.lengths > shape.short)
+        for at in range(shape.short, longest, _WORD_BYTES):
             left = left[names.lengths[left] > at]
             words = windows(names.text, names.starts[left] + at, _WORD_BYTES).view(np.uint64)
-            words &= _KEPT[np.minimum(names.lengths[left] - at, _WORD_BYTES), 0]
+            words &= shape.kept[np.minimum(names.lengths[left] - at, _WORD_BYTES), 0]
             mixed = (hashes[left] ^ words) * multiplier
             hashes[left] = mixed ^ mixed >> _MIXED_SHIFT
     hashes *= np.uint64(_FINISHER)
@@ -356,13 +385,13 @@ def _hashes(names: NameBatch) -> I64:
     return hashes.view(np.int64)
 
 
-def hash_of(name: bytes) -> int:
+def hash_of(name: bytes, shape: Heads) -> int:
     """Length, head and tail mixed, 8 bytes after 8 bytes."""
     size = hashed = len(name)
-    for word in _HEAD.unpack(name[:SHORT].ljust(SHORT, b"\0") + bytes((min(size, _LONG),))):
+    for word in shape.packed.unpack(name[: shape.short].ljust(shape.short, b"\0") + bytes((min(size, _LONG),))):
         hashed = (hashed ^ word) * _MULTIPLIER & _MASK64
         hashed ^= hashed >> 32
-    for at in range(SHORT, size, _WORD_BYTES):
+    for at in range(shape.short, size, _WORD_BYTES):
         hashed = (hashed ^ int.from_bytes(name[at : at + _WORD_BYTES], "little")) * _MULTIPLIER & _MASK64
         hashed ^= hashed >> 32
     return (hashed * _FINISHER & _MASK64) >> 64 - HASH_BITS
