@@ -147,7 +147,9 @@ CASE = MessageCase(
         Option("wait_backlog", 1_000_000, "Messages of the backlog, for waits.", quick=5_000),
         Option("wait_queues", 100_000, "Queues, of which the backlog has one, for turns of queues.", quick=500, low=2),
         Option("wait_rate", 200, "Messages a second that come beside it."),
-        Option("wait_taken", 4, "Messages that consumers take at once, a hundred times a second."),
+        Option(
+            "wait_taken", 8, "Messages that consumers take at once, 100 times a second: each of two tenants has half."
+        ),
     ),
     run=run,
 )
