@@ -166,12 +166,13 @@ def test_json_has_what_a_node_does_now(shared_node: NodeProcess, topic_name: str
 
     with watching(shared_node.url) as (process, until):
 
-        def busy(look: Any) -> bool:
+        def busy(look: Any) -> bool:  # with this alone: a look goes back to what was done before
             node = node_of(look)
-            return node.get("in_per_s", 0) > 0 and node["out_bytes_per_s"] > 900 * node["out_per_s"] > 0
+            ways = ("in", "out")
+            return all(node.get(f"{way}_bytes_per_s", 0) > 900 * node.get(f"{way}_per_s", 0) > 0 for way in ways)
 
         node = node_of(until(busy, "it sees what is sent and read", work))
-        assert node["in_bytes_per_s"] > 900 * node["in_per_s"] and node["send_p99_ms"] >= node["send_p50_ms"] > 0
+        assert node["send_p99_ms"] >= node["send_p50_ms"] > 0
         assert node["disk_free_bytes"] > 0 and node["memory_bytes"] > 0 and node["state"] == "ok"
         process.send_signal(signal.SIGINT)
         _, complaints = process.communicate(timeout=PATIENCE_S)
