@@ -31,7 +31,7 @@ class Crossing(concurrent.futures.Future[T]):
         self._work = work
         self._over = runtime.Lock()
         self._over.acquire()
-        self.add_done_callback(lambda _: self._over.release())
+        self._to_release = [self._over]  # once
 
     def result(self, timeout: float | None = None) -> T:
         """As of any future. A signal that came just before the wait began is handled within moments.
@@ -48,6 +48,18 @@ class Crossing(concurrent.futures.Future[T]):
         self._over.release()
         return super().result(0)
 
+    def cancel(self) -> bool:
+        """As of any future."""
+        is_cancelled = super().cancel()
+        if is_cancelled:
+            self._wake()
+        return is_cancelled
+
+    def _wake(self) -> None:
+        """Who waits goes on: only once nobody else will look at the future, which takes its lock."""
+        with suppress(IndexError):
+            self._to_release.pop().release()
+
     def begin(self) -> None:
         """In the loop. Who cancels this cancels the work."""
         loop = asyncio.get_running_loop()
@@ -55,12 +67,13 @@ class Crossing(concurrent.futures.Future[T]):
 
         def ended(task: asyncio.Task[T]) -> None:
             if task.cancelled():
-                self.cancel()
+                super(Crossing, self).cancel()
             if self.set_running_or_notify_cancel():
                 if (error := task.exception()) is not None:
                     self.set_exception(error)
                 else:
                     self.set_result(task.result())
+            self._wake()
 
         def cancelled(_: object) -> None:
             if self.cancelled() and not loop.is_closed():

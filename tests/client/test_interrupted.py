@@ -141,6 +141,14 @@ def test_what_is_in_use_may_be_closed_by_the_handler_of_a_signal_at_any_moment(
 ) -> None:
     """It runs in the thread that uses it, between any two lines: whoever waits for that thread waits for ever."""
     monkeypatch.setattr(loop_thread, "_LOOK_S", 0.01)
+
+    def cancelled(
+        crossing: loop_thread.Crossing[Any], ask: Callable[[Any], bool] = loop_thread.Crossing.cancelled
+    ) -> bool:
+        threading.Event().wait(0.002)  # so that whoever is woken too early is ahead of the loop's thread
+        return ask(crossing)
+
+    monkeypatch.setattr(loop_thread.Crossing, "cancelled", cancelled)
     makes: dict[str, Callable[[], Any]] = {
         "client": lambda: sync.Client(filled.urls[0]),
         "consumer": lambda: sync.Consumer(filled, topic_name),
