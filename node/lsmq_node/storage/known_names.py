@@ -39,7 +39,7 @@ class NamesBehind(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class NewNames:
     """Changes that are to be put in line; ``names`` that are new, and those once more as a batch."""
 
     changes: NameChanges
@@ -54,7 +54,7 @@ class InLine:
     first: int
     end: int
     appended: Appended
-    put: Put
+    put: NewNames
 
     @property
     def changes(self) -> NameChanges:

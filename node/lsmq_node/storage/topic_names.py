@@ -24,7 +24,7 @@ from lsmq.queue_names import NUMBER_BITS, SEPARATOR, check_queue_name, queue_slo
 from lsmq.record_batch import Column, RecordBatch
 
 from .columns import DTYPES, I64, U32, decode_column, encode_columns
-from .known_names import InLine, KnownNames, NamesBehind, Put, raw_of
+from .known_names import InLine, KnownNames, NamesBehind, NewNames, raw_of
 from .later_names import with_names
 from .line import Appended, Round, RoundOver
 from .losses import LossReason
@@ -137,7 +137,7 @@ class TopicNames(KnownNames):
         self._topic().begins = self._table.begins  # For whoever puts something in line now.
         return round_
 
-    def _resolve(self, names: NameBatch, slots: Slots) -> tuple[I64, Put | None]:
+    def _resolve(self, names: NameBatch, slots: Slots) -> tuple[I64, NewNames | None]:
         """The number of each name, and what is to be put in line for those that have none yet."""
         numbers = self._table.find(names)
         if self._forgetting:
@@ -160,7 +160,7 @@ class TopicNames(KnownNames):
         new = numbers < -1
         numbers[new] = given[-2 - numbers[new]]
         changes = NameChanges(NameChange.PUT, given, in_slots, batch.text, batch.starts, batch.lengths)
-        return numbers, Put(changes, fresh, batch)
+        return numbers, NewNames(changes, fresh, batch)
 
     def _among_those_in_line(self, numbers: I64, missing: I64, raw: list[bytes]) -> I64:
         """Which of the names that are ``missing`` have no number in line either, each once.
@@ -230,7 +230,7 @@ class TopicNames(KnownNames):
 
     def _put_in_line(
         self,
-        put: Put | None,
+        put: NewNames | None,
         items: list[tuple[TopicState, RecordBatch]],
         round_: Round,
         flush: FlushMode | None = None,
@@ -285,10 +285,10 @@ class TopicNames(KnownNames):
                 try:
                     if len(begun):
                         begins = with_offsets(NameChange.BEGIN, begun, table.begins[begun])
-                        appended = self._put_in_line(Put(begins), [], round_)[-1]
+                        appended = self._put_in_line(NewNames(begins), [], round_)[-1]
                     if len(numbers):
                         names = put_again(numbers, table.slots[numbers], *table.text(numbers))
-                        appended = self._put_in_line(Put(names), [], round_)[-1]
+                        appended = self._put_in_line(NewNames(names), [], round_)[-1]
                 except RoundOver:
                     continue
                 return appended, following
@@ -380,7 +380,7 @@ class TopicNames(KnownNames):
             body = _positions(state, rows, ends)
             self._line.check_waiting(len(body))
             self._line.append_entry(EntryKind.TRIM, self._id, len(rows), body)
-        return self._put_in_line(Put(with_offsets(NameChange.FORGET, numbers, ends)), [], round_)[-1]
+        return self._put_in_line(NewNames(with_offsets(NameChange.FORGET, numbers, ends)), [], round_)[-1]
 
 
 def _positions(state: TopicState, rows: I64, offsets: I64) -> bytes:
