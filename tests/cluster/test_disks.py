@@ -197,9 +197,14 @@ def test_a_replica_that_was_moved_away_and_back_while_its_disk_was_away_is_told_
     away = second.rename(second.with_name("away"))
     cluster.start("n1")
     url = f"{cluster.plan.nodes[1].url}/v1/cluster/shards/1/replicas"
-    for replicas in (["n2", "n3"], ["n1", "n2", "n3"]):
-        eventually(lambda: ask(url, "PUT", {"replicas": replicas})[0] == 200, "they are to be there")  # noqa: B023
-        eventually(lambda: are_there(overview(cluster)["shards"][1], replicas), "they are")  # noqa: B023
+
+    def move(*nodes: str) -> None:
+        replicas = list(nodes)
+        eventually(lambda: ask(url, "PUT", {"replicas": replicas})[0] == 200, "they are to be there")
+        eventually(lambda: are_there(overview(cluster)["shards"][1], replicas), "they are")
+
+    move("n2", "n3")
+    move("n1", "n2", "n3")
     assert 1 in shards_by_disk(cluster)[0]
     written(cluster, "without")
     cluster.stop("n1")

@@ -192,7 +192,6 @@ def test_what_is_in_line_counts_and_what_was_dropped_from_it_does_not(bench: Ben
     append(bench.store, topic.id, (0, b"x"), (0, b"x"))
     with pytest.raises(QuotaExceeded):
         append(bench.store, topic.id, (0, b"x"))
-    bench.disk.fail_writes_after = None
     line = bench.store._line
     with line.lock:
         line.restart(bench.store.committed_lsn, (), bench.store.committed_lsn, QuotaExceeded("for the test"))

@@ -239,7 +239,6 @@ def test_a_log_that_goes_on_over_junk_of_the_same_lengths_never_brings_it_back(l
     torn = log.damaged(flip(log.ends[0] + 3))  # the first of the six; the other five are whole
     for written in range(1, 4):
         disk = torn.kill()
-        torn.dead = False
         store = open_stepped(log.path, tiny(), disk, SimClock())
         assert bodies(store, log.topic_id, 0) == log.sent
         model = dict(log.sent)

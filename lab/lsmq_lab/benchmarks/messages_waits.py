@@ -41,8 +41,12 @@ _WAYS: Mapping[str, tuple[Mapping[str, Any], int | None, Mapping[str, Any], Mapp
 def run(values: Mapping[str, Any], directory: Path, progress: TellProgress) -> Measured:
     """Each way on a node of its own, without the backlog and with it."""
     figures: dict[str, dict[str, Any]] = {}
-    load = {"rate": values["wait_rate"], "seconds": float(values["seconds"]), "each": values["message_bytes"]}
-    load["taken"] = values["wait_taken"]
+    load = {
+        "rate": values["wait_rate"],
+        "seconds": float(values["seconds"]),
+        "each": values["message_bytes"],
+        "taken": values["wait_taken"],
+    }
     for name in _WAYS:
         queues = _WAYS[name][1] or values["wait_queues"]
         with running(Setup(LSMQ, "sync"), directory / name.replace(" ", "-")) as server:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,13 +21,12 @@ from .name_table import NO_SLOT, NameTable
 from .number_source import NumberSource
 from .options import StoreOptions
 from .queries import Queries
-from .queue_names import PADDING_BYTES, NameBatch
+from .queue_names import NameBatch
 from .recent_names import RecentNames
 from .state import NAMES_TOPIC, ShardState, TopicState
 
 _READ_RECORDS = 1 << 16
 _READ_BYTES = 4 << 20
-_PADDING = bytes(PADDING_BYTES)
 #: Up to so many names are looked up one by one: arrays cost more.
 _FEW = 4
 #: So many names may be known as in line that are committed.
@@ -40,11 +39,10 @@ class NamesBehind(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NewNames:
-    """Changes that are to be put in line; ``names`` that are new, and those once more as a batch."""
+    """Names that get a number: each as it is, and all as they are put into the table."""
 
-    changes: NameChanges
-    names: list[bytes] = field(default_factory=list)
-    batch: NameBatch | None = None
+    raw: list[bytes]
+    batch: NameBatch
 
 
 @dataclass(slots=True)
@@ -54,16 +52,13 @@ class InLine:
     first: int
     end: int
     appended: Appended
-    put: NewNames
-
-    @property
-    def changes(self) -> NameChanges:
-        return self.put.changes
+    changes: NameChanges
+    new: NewNames | None  # None also of those that are put again
 
     @property
     def names(self) -> list[bytes]:
         """Those that are new."""
-        return self.put.names
+        return [] if self.new is None else self.new.raw
 
 
 class KnownNames:
@@ -228,8 +223,8 @@ class KnownNames:
 
     def _landed(self, item: InLine) -> None:
         changes = item.changes
-        if item.put.batch is not None:  # None of them is in the table.
-            self._table.put(changes.numbers, item.put.batch, changes.slots)
+        if item.new is not None:  # None of them is in the table.
+            self._table.put(changes.numbers, item.new.batch, changes.slots)
             self._recent.note(self._position, changes.numbers)
         else:
             self._take_in(changes)
@@ -338,11 +333,7 @@ class KnownNames:
 
     def _names_of(self, joined: bytes) -> NameBatch:
         """Names with separators between them."""
-        text = np.frombuffer(joined + _PADDING, np.uint8)
-        ends = np.append(np.flatnonzero(text[: len(joined)] == 0), len(joined))
-        starts = np.zeros(len(ends), np.int64)
-        starts[1:] = ends[:-1] + 1
-        return self._table.batch(text, starts, ends - starts, joined)
+        return self._table.batch_joined(joined)
 
 
 def raw_of(name: str) -> bytes:

@@ -14,7 +14,7 @@ from lsmq import runtime
 
 from .columns import U32
 from .name_order import sorted_order
-from .queue_names import PADDING_BYTES
+from .queue_names import padded
 from .topic_names import TopicNames
 
 #: The order is made anew when the names that came since, or that it had and are gone, are more than this share of it.
@@ -73,7 +73,7 @@ class NameListing:
             return numbers
         known = np.concatenate([part[0] for part in parts])
         lengths = np.concatenate([part[2] for part in parts])
-        text = np.concatenate([*(part[1] for part in parts), np.zeros(PADDING_BYTES, np.uint8)])
+        text = padded(*(part[1] for part in parts))
         self._order = known[sorted_order(text, np.cumsum(lengths) - lengths, lengths)]
         self._version = version
         return np.empty(0, np.uint32)

@@ -27,7 +27,7 @@ from lsmq.queue_names import NUMBER_BITS
 from lsmq.record_batch import Column, RecordBatch
 
 from .columns import I64, U8, U32, copy_slices, encode_one, group_starts, windows
-from .queue_names import PADDING_BYTES
+from .queue_names import padded
 
 U16 = NDArray[np.uint16]
 
@@ -59,14 +59,14 @@ class NameChanges:
 
 def put_again(numbers: U32, slots: U16, names: U8, lengths: I64) -> NameChanges:
     """That these numbers have the names that lie one after another."""
-    text = np.append(names, np.zeros(PADDING_BYTES, np.uint8))
+    text = padded(names)
     return NameChanges(NameChange.PUT, numbers, slots, text, np.cumsum(lengths) - lengths, lengths)
 
 
 def with_offsets(kind: NameChange, numbers: U32, offsets: I64) -> NameChanges:
     """Changes that are no names."""
     count = len(numbers)
-    text = np.frombuffer(offsets.astype("<i8").tobytes() + bytes(PADDING_BYTES), np.uint8)
+    text = padded(offsets.astype("<i8").view(np.uint8))
     places = np.arange(count, dtype=np.int64) * _OFFSET_BYTES
     return NameChanges(kind, numbers, np.zeros(count, np.uint16), text, places, np.full(count, _OFFSET_BYTES))
 
@@ -88,7 +88,7 @@ def decode(payload: memoryview | bytes, lengths: NDArray[Any]) -> Iterator[NameC
     """The changes of a batch of messages, in runs of one kind. Raises ``ValueError`` for what is none."""
     if not len(lengths):
         return
-    text = np.append(np.frombuffer(payload, np.uint8), np.zeros(PADDING_BYTES, np.uint8))
+    text = padded(np.frombuffer(payload, np.uint8))
     starts, sizes = _starts(lengths), lengths.astype(np.int64) - _FIXED_BYTES
     if int(sizes.min()) < 0:
         raise ValueError("a change of names is too short")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from .columns import I64, U8, U32, U64, copy_slices, gather
 from .name_log import U16
-from .queue_names import HASH_BITS, LONG_HEADS, NUMBER_BITS, NUMBER_MASK, PADDING_BYTES, NameBatch, hash_of, insert, way
+from .queue_names import HASH_BITS, LONG_HEADS, NUMBER_BITS, NUMBER_MASK, NameBatch, hash_of, insert, way
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -61,9 +61,13 @@ class NameTable:
         arrays = (self._table, self._heads, self._tails, self._slots, self._arena, self.begins)
         return sum(array.nbytes for array in arrays)
 
-    def batch(self, text: U8, starts: I64, lengths: I64, separated: bytes | None = None) -> NameBatch:
+    def batch(self, text: U8, starts: I64, lengths: I64) -> NameBatch:
         """Names to look up or put, as :class:`.queue_names.NameBatch` has them."""
-        return NameBatch(text, starts, lengths, self._hash_bits, separated, LONG_HEADS)
+        return NameBatch(text, starts, lengths, self._hash_bits, shape=LONG_HEADS)
+
+    def batch_joined(self, joined: bytes) -> NameBatch:
+        """The same of names with separators between them."""
+        return NameBatch.of_joined(joined, self._hash_bits, LONG_HEADS)
 
     # -- finding -----------------------------------------------------------------------------------------
 
@@ -204,8 +208,7 @@ class NameTable:
         if len(numbers) == 0:
             return
         text, lengths = self.text(numbers)
-        padded = np.append(text, np.zeros(PADDING_BYTES, np.uint8))
-        hashes = self.batch(padded, np.cumsum(lengths) - lengths, lengths).hashes
+        hashes = NameBatch.of_pieces(text, lengths, self._hash_bits, LONG_HEADS).hashes
         words = hashes << NUMBER_BITS | (np.asarray(numbers, np.int64) + 1)
         _, places = self._look(hashes, words, 0)
         self._table[places] = _FORGOTTEN

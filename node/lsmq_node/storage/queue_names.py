@@ -75,6 +75,11 @@ class Heads:
 SHORT_HEADS, LONG_HEADS = Heads(2), Heads(3)
 
 
+def padded(*pieces: U8) -> U8:
+    """One after another, as text of names goes on."""
+    return np.concatenate([*pieces, np.zeros(PADDING_BYTES, np.uint8)])
+
+
 class NameBatch:
     """Names as bytes: where each begins and how long it is, its head as integers, and its hash."""
 
@@ -103,6 +108,20 @@ class NameBatch:
         self.heads &= shape.kept.take(sizes, axis=0)
         self.heads[:, -1] |= np.minimum(lengths, _LONG).astype(np.uint64) << _MARK_SHIFT
         self.hashes: I64 = _hashes(self) >> (HASH_BITS - hash_bits)
+
+    @classmethod
+    def of_joined(cls, joined: bytes, hash_bits: int, shape: Heads) -> NameBatch:
+        """Names with separators between them, none of which has one in it."""
+        text = np.frombuffer(joined + bytes(PADDING_BYTES), np.uint8)
+        ends = np.append(np.flatnonzero(text[: len(joined)] == 0), len(joined))
+        starts = np.zeros(len(ends), np.int64)
+        starts[1:] = ends[:-1] + 1
+        return cls(text, starts, ends - starts, hash_bits, joined, shape)
+
+    @classmethod
+    def of_pieces(cls, text: U8, lengths: I64, hash_bits: int, shape: Heads) -> NameBatch:
+        """Names that lie one after another."""
+        return cls(padded(text), np.cumsum(lengths) - lengths, lengths, hash_bits, shape=shape)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -135,14 +154,19 @@ class NameBatch:
         taken.separated, taken.shape = None, self.shape
         return taken
 
+    @property
+    def may_repeat(self) -> bool:
+        """Whether two of the names may be equal: they have one hash."""
+        ordered = np.sort(self.hashes)
+        return bool((ordered[1:] == ordered[:-1]).any())
+
     def distinct(self) -> tuple[I64, I64]:
         """Where each name is met first, ascending; and for every name, which of those it equals."""
         count = len(self)
-        ordered = np.sort(self.hashes)
-        if count == 1 or not (ordered[1:] == ordered[:-1]).any():
+        if not self.may_repeat:
             return np.arange(count), np.arange(count)
         order = np.argsort(self.hashes)
-        groups = group_starts(ordered)
+        groups = group_starts(self.hashes[order])
         first = np.minimum.reduceat(order, groups)
         leaders = np.empty(count, np.int64)
         leaders[order] = np.repeat(first, np.diff(groups, append=count))
@@ -217,16 +241,11 @@ class QueueNames:
 
     def batch_joined(self, joined: bytes) -> NameBatch:
         """:meth:`batch` of what :func:`join_names` made of names of which :func:`are_joined` holds."""
-        text = np.frombuffer(joined + bytes(PADDING_BYTES), np.uint8)
-        ends = np.append(np.flatnonzero(text[: len(joined)] == 0), len(joined))
-        starts = np.zeros(len(ends), np.int64)
-        starts[1:] = ends[:-1] + 1
-        return NameBatch(text, starts, ends - starts, self._hash_bits, joined)
+        return NameBatch.of_joined(joined, self._hash_bits, SHORT_HEADS)
 
     def load(self, text: U8, lengths: I64) -> None:
         """:meth:`add` names that lie one after another in ``text``."""
-        padded = np.append(text, np.zeros(PADDING_BYTES, np.uint8))
-        self.add(NameBatch(padded, np.cumsum(lengths) - lengths, lengths, self._hash_bits))
+        self.add(NameBatch.of_pieces(text, lengths, self._hash_bits, SHORT_HEADS))
 
     def find(self, names: NameBatch, end: int | None = None) -> I64:
         """The number of each name, below ``end`` if that is given; -1 for those that are not known.

@@ -94,12 +94,12 @@ class TopicNames(KnownNames):
             with self._lock:
                 round_ = self._check_may_append()
                 state = self._topic()
-                numbers, put = self._resolve(names, slots)
+                numbers, changes, new = self._resolve(names, slots)
                 queues = (numbers + state.first).astype(np.uint32)[which]
                 items = [(state, with_queues(batch, queues))]
                 try:
-                    accounts = () if put is None else admit(len(put.names))
-                    appended = self._put_in_line(put, items, round_, flush, accounts)
+                    accounts = () if new is None else admit(len(new.raw))
+                    appended = self._put_in_line(changes, items, round_, flush, new, accounts)
                 except RoundOver:
                     continue
                 return appended[-1], queues
@@ -122,11 +122,11 @@ class TopicNames(KnownNames):
         while True:
             with self._lock:
                 round_ = self._check_may_append()
-                _, put = self._resolve(self._names_of(joined), slots)
-                if put is None:
+                _, changes, new = self._resolve(self._names_of(joined), slots)
+                if new is None:
                     return self._in_line[-1].appended if self._in_line else None
                 try:
-                    return self._put_in_line(put, [], round_, accounts=admit(len(put.names)))[-1]
+                    return self._put_in_line(changes, [], round_, new=new, accounts=admit(len(new.raw)))[-1]
                 except RoundOver:
                     continue
 
@@ -137,30 +137,28 @@ class TopicNames(KnownNames):
         self._topic().begins = self._table.begins  # For whoever puts something in line now.
         return round_
 
-    def _resolve(self, names: NameBatch, slots: Slots) -> tuple[I64, NewNames | None]:
-        """The number of each name, and what is to be put in line for those that have none yet."""
+    def _resolve(self, names: NameBatch, slots: Slots) -> tuple[I64, NameChanges | None, NewNames | None]:
+        """The number of each name; what is to be put in line for those that have none yet, and which these are."""
         numbers = self._table.find(names)
         if self._forgetting:
             numbers[np.isin(numbers, list(self._forgetting))] = -1
         missing = np.flatnonzero(numbers < 0)
         if not len(missing):
-            return numbers, None
-        fresh, which = names.raw(missing), missing
-        ordered = np.sort(names.hashes[missing])
-        if not (ordered[1:] == ordered[:-1]).any() and self._putting.keys().isdisjoint(fresh):
+            return numbers, None, None
+        fresh, batch = names.raw(missing), names.take(missing)
+        if not batch.may_repeat and self._putting.keys().isdisjoint(fresh):
             numbers[missing] = -2 - np.arange(len(missing))
         else:
             which = self._among_those_in_line(numbers, missing, fresh)
             if not len(which):
-                return numbers, None
-            fresh = [fresh[at] for at in missing.searchsorted(which).tolist()]
-        batch = names.take(which)
+                return numbers, None, None
+            fresh, batch = [fresh[at] for at in missing.searchsorted(which).tolist()], names.take(which)
         in_slots = self._slots_of(fresh, batch, slots)
         given = self._give(len(fresh))
         new = numbers < -1
         numbers[new] = given[-2 - numbers[new]]
         changes = NameChanges(NameChange.PUT, given, in_slots, batch.text, batch.starts, batch.lengths)
-        return numbers, NewNames(changes, fresh, batch)
+        return numbers, changes, NewNames(fresh, batch)
 
     def _among_those_in_line(self, numbers: I64, missing: I64, raw: list[bytes]) -> I64:
         """Which of the names that are ``missing`` have no number in line either, each once.
@@ -230,28 +228,31 @@ class TopicNames(KnownNames):
 
     def _put_in_line(
         self,
-        put: NewNames | None,
+        changes: NameChanges | None,
         items: list[tuple[TopicState, RecordBatch]],
         round_: Round,
         flush: FlushMode | None = None,
+        new: NewNames | None = None,
         accounts: Accounts = (),
     ) -> list[Appended]:
-        """Changes of names, then batches. Raises ``RoundOver`` and what the line raises: then nothing has happened."""
-        if put is None:
+        """Changes of names, then batches; ``new`` is what the changes put for the first time.
+
+        Raises ``RoundOver`` and what the line raises: then nothing has happened.
+        """
+        if changes is None:
             return self._line.append_records(items, expected=round_, flush=flush)
-        changes, names = put.changes, put.names
         log, batches = self._log(), encode(changes, self._options.max_batch_bytes, self._options.max_batch_records)
         appended = self._line.append_records(
             [*((log, batch) for batch in batches), *items], expected=round_, flush=flush
         )
         last = appended[len(batches) - 1]
         begin, end = int(appended[0].offsets[0]), int(last.offsets[-1]) + 1
-        item = InLine(begin, end, last, put)
+        item = InLine(begin, end, last, changes, new)
         self._in_line.append(item)
         self._came(item)
         appended = appended[len(batches) - 1 :]
-        if names:
-            self._numbers.take(len(names))
+        if new is not None:
+            self._numbers.take(len(new.raw))
             self._made.made(changes.numbers, accounts)
         elif changes.kind is NameChange.FORGET:
             self._made.gone(changes.numbers)
@@ -285,10 +286,10 @@ class TopicNames(KnownNames):
                 try:
                     if len(begun):
                         begins = with_offsets(NameChange.BEGIN, begun, table.begins[begun])
-                        appended = self._put_in_line(NewNames(begins), [], round_)[-1]
+                        appended = self._put_in_line(begins, [], round_)[-1]
                     if len(numbers):
                         names = put_again(numbers, table.slots[numbers], *table.text(numbers))
-                        appended = self._put_in_line(NewNames(names), [], round_)[-1]
+                        appended = self._put_in_line(names, [], round_)[-1]
                 except RoundOver:
                     continue
                 return appended, following
@@ -380,7 +381,7 @@ class TopicNames(KnownNames):
             body = _positions(state, rows, ends)
             self._line.check_waiting(len(body))
             self._line.append_entry(EntryKind.TRIM, self._id, len(rows), body)
-        return self._put_in_line(NewNames(with_offsets(NameChange.FORGET, numbers, ends)), [], round_)[-1]
+        return self._put_in_line(with_offsets(NameChange.FORGET, numbers, ends), [], round_)[-1]
 
 
 def _positions(state: TopicState, rows: I64, offsets: I64) -> bytes:
