@@ -55,6 +55,7 @@ def shards_by_disk(cluster: LocalCluster) -> list[list[int]]:
 
 
 def problems(cluster: LocalCluster) -> list[str]:
+    """Of n1, as another node was told, which may be a moment ago: to be waited for."""
     status, found = ask(f"{cluster.plan.node('n2').url}/v1/cluster")
     assert status == 200
     (node,) = (node for node in found["nodes"] if node["id"] == "n1")
@@ -102,20 +103,22 @@ def test_what_a_lost_disk_had_is_led_by_others_and_made_again(cluster: LocalClus
     written(cluster, "without")
     eventually(lambda: shards_by_disk(cluster) == [[0, 1, 2, 3]], "the replicas are made again on its other disk")
     settled(cluster)
-    assert not second.exists() and not any(str(second) in problem for problem in problems(cluster))
+    eventually(lambda: not any(str(second) in problem for problem in problems(cluster)), "all are told")
+    assert not second.exists()
     written(cluster, "after")
 
     cluster.stop("n1")
     away.rename(second)
     cluster.start("n1")
     settled(cluster)
-    assert any("was told to forget" in problem for problem in problems(cluster))
+    eventually(lambda: any("was told to forget" in problem for problem in problems(cluster)), "all are told")
     assert shards_by_disk(cluster)[0] == [0, 1, 2, 3]
     cluster.stop("n1")
     shutil.rmtree(second)
     cluster.start("n1")
     settled(cluster)
-    assert problems(cluster) == [] and shards_by_disk(cluster) == [[0, 1, 2, 3], []]
+    eventually(lambda: problems(cluster) == [], "all are told")
+    assert shards_by_disk(cluster) == [[0, 1, 2, 3], []]
     for queue in range(SHARDS):
         assert read(cluster, queue) == ["before", "without", "after"]
 
@@ -156,7 +159,7 @@ def test_what_a_disk_had_that_fails_while_the_node_runs_is_made_again_without_a_
     cluster.kill("n1")
     cluster.start("n1")
     settled(cluster)
-    assert any("was told to forget" in problem for problem in problems(cluster))
+    eventually(lambda: any("was told to forget" in problem for problem in problems(cluster)), "all are told")
     for queue in range(SHARDS):
         assert read(cluster, queue) == ["before", "without", "after"]
 
@@ -179,7 +182,7 @@ def test_a_replica_that_cannot_be_opened_on_a_further_disk_keeps_no_client_away(
     manifest.rmdir()
     kept.rename(manifest)
     settled(cluster)
-    assert problems(cluster) == []
+    eventually(lambda: problems(cluster) == [], "all are told")
     for queue in range(SHARDS):
         assert read(cluster, queue) == ["before", "without"]
 
@@ -211,7 +214,8 @@ def test_a_replica_that_was_moved_away_and_back_while_its_disk_was_away_is_told_
     away.rename(second)
     cluster.start("n1")
     settled(cluster)
-    assert problems(cluster) == [] and [1] not in shards_by_disk(cluster)
+    eventually(lambda: problems(cluster) == [], "all are told")
+    assert [1] not in shards_by_disk(cluster)
     for queue in range(SHARDS):
         assert read(cluster, queue) == ["before", "without"]
 
