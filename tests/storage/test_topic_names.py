@@ -32,7 +32,9 @@ from lsmq_node.storage import (
 from lsmq_node.storage import name_listing as listings
 from lsmq_node.storage import topic_names as names_module
 from lsmq_node.storage.name_slots import queue_slots
+from lsmq_node.storage.name_table import NameTable
 from lsmq_node.storage.named_topics import NamedTopics
+from lsmq_node.storage.queue_names import NameBatch
 from lsmq_node.storage.renumber import with_queues
 from lsmq_node.storage.state import NAMES_TOPIC
 from support.clock import SimClock
@@ -363,6 +365,44 @@ def test_names_of_a_round_that_is_dropped_are_forgotten_with_it(tmp_path: Path) 
     assert numbers == [0], "the number is free again"
     assert store.names(topic).find(("lost", "kept")).tolist() == [-1, 0]
     assert store.read_bytes(topic, 0, 0, 10) == [b"2"]
+    store.close()
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_who_is_torn_out_of_giving_names_numbers_leaves_none_that_is_not_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
+) -> None:
+    disk = Drive(tmp_path)
+    store = open_stepped(tmp_path / "shard", tiny(), disk, SimClock())
+    topic = named(store)
+    appended, _ = put(store, topic, ("first", b"1"))
+    store.wait(appended)
+    hold = NameTable.hold
+
+    def torn(table: NameTable, numbers: Any, names: NameBatch) -> None:
+        hold(table, numbers, names)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(NameTable, "hold", torn)
+    with pytest.raises(KeyboardInterrupt):
+        put(store, topic, ("torn", b"2"))
+    monkeypatch.undo()
+    if is_full:
+        disk.at(1, errno.ENOSPC, ("write",))
+        with pytest.raises(DiskFull):
+            store.commit()
+        disk.heal()
+        keep_house(store)
+    else:
+        store.commit()
+    appended, numbers = put(store, topic, ("next", b"3"), ("torn", b"4"))
+    store.wait(appended)
+    assert numbers == ([1, 2] if is_full else [2, 1])
+    assert [bodies(store, topic, name) for name in ("first", "torn", "next")] == [
+        [b"1"],
+        [b"4"] if is_full else [b"2", b"4"],
+        [b"3"],
+    ]
     store.close()
 
 

@@ -29,36 +29,25 @@ _READ_RECORDS = 1 << 16
 _READ_BYTES = 4 << 20
 #: Up to so many names are looked up one by one: arrays cost more.
 _FEW = 4
-#: So many names may be known as in line that are committed.
-_MOST_LEFT = 1 << 16
 
 
 class NamesBehind(Exception):
     """There are committed names that are not in memory yet: refresh, in a thread, and come again."""
 
 
-@dataclass(frozen=True, slots=True)
-class NewNames:
-    """Names that get a number: each as it is, and all as they are put into the table."""
-
-    raw: list[bytes]
-    batch: NameBatch
-
-
 @dataclass(slots=True)
 class InLine:
-    """Changes that are in line or written, at offsets ``[first, end)`` of the log of names."""
+    """Changes that are in line or written, at offsets ``[first, end)`` of the log of names.
+
+    ``new``: how many names get a number. They are held in the table, or stand ``aside`` until it is their turn.
+    """
 
     first: int
     end: int
     appended: Appended
     changes: NameChanges
-    new: NewNames | None  # None also of those that are put again
-
-    @property
-    def names(self) -> list[bytes]:
-        """Those that are new."""
-        return [] if self.new is None else self.new.raw
+    new: int
+    aside: NameBatch | None
 
 
 class KnownNames:
@@ -83,8 +72,9 @@ class KnownNames:
         self._table = NameTable()
         self._position = 0  # up to here of the log of names the table has it
         self._in_line: deque[InLine] = deque()
-        self._putting: dict[bytes, int] = {}  # names in line, and their numbers; some may be committed by now
-        self._coming = 0  # so many of them are not
+        self._is_whole = True  # else a thread was torn out of changing the table or the line
+        self._coming = 0  # new names in line
+        self._aside: dict[bytes, int] = {}  # those of them that the table does not hold, and their numbers
         self._forgetting: set[int] = set()  # numbers whose names are to go
         self._numbers = NumberSource()
         self._recent = RecentNames()
@@ -156,6 +146,7 @@ class KnownNames:
             if changes is not None:
                 _take_in(table, changes)
         with self._lock:
+            self._drop(0)
             self._table, self._position = table, position
             self._numbers.forget()
             self._recent.restart(position)
@@ -166,6 +157,7 @@ class KnownNames:
             with self._lock:
                 if self._table is not table or self._position > reached:
                     return
+                self._drop(0)  # it is not at the position any more
                 if changes is not None:
                     self._take_in(changes)
                 self._position = reached
@@ -200,6 +192,8 @@ class KnownNames:
 
         Returns the round, how far the log of names is committed, and its end in line.
         """
+        if not self._is_whole:
+            self._start_anew()
         log = self._log()
         with self._line.lock:
             round_, committed, end = self._line.current, log.committed.item(0), log.next.item(0)
@@ -208,47 +202,66 @@ class KnownNames:
             oldest = waiting[0]
             if oldest.first != self._position or oldest.end > committed or not _holds(oldest):
                 break
+            self._is_whole = False
             self._landed(waiting.popleft())
+            self._is_whole = True
         lost = next((at for at, item in enumerate(waiting) if not _holds(item)), len(waiting))
         if waiting and waiting[0].first != self._position:
             lost = 0  # others have written there since
-        if len(waiting) > lost:
-            while len(waiting) > lost:
-                item = waiting.pop()
-                if item.names:
-                    self._made.gone(item.changes.numbers)
-            self._look_at_the_line()
-            self._numbers.forget()
+        self._drop(lost)
         return round_, committed, end
 
+    def _start_anew(self) -> None:
+        """Know nothing: all is read again."""
+        self._in_line.clear()
+        self._table, self._position = NameTable(), 0
+        self._look_at_the_line()
+        self._numbers.forget()
+        self._recent.restart(0)
+        self._made.all_gone()
+        self._is_whole = True
+
+    def _drop(self, lost: int) -> None:
+        """But for the first items, what is in line does not count."""
+        if len(self._in_line) <= lost:
+            return
+        self._is_whole = False
+        while len(self._in_line) > lost:
+            item = self._in_line.pop()
+            if item.new:
+                self._made.gone(item.changes.numbers)
+                if item.aside is None:
+                    self._table.drop(item.changes.numbers)
+        self._look_at_the_line()
+        self._numbers.forget()
+        self._is_whole = True
+
     def _landed(self, item: InLine) -> None:
+        """What was the first item in line is committed."""
         changes = item.changes
-        if item.new is not None:  # None of them is in the table.
-            self._table.put(changes.numbers, item.new.batch, changes.slots)
-            self._recent.note(self._position, changes.numbers)
-        else:
+        if not item.new:
             self._take_in(changes)
+        elif item.aside is None:
+            self._table.show(changes.numbers, changes.slots)
+        else:
+            self._table.put(changes.numbers, item.aside, changes.slots)
+        if item.new:
+            self._recent.note(self._position, changes.numbers)
         self._position = item.end
-        self._over(item)
+        self._coming -= item.new
         if changes.kind is NameChange.FORGET:
             self._numbers.give_back(changes.numbers)
+        if changes.kind is NameChange.FORGET or item.aside is not None:
+            self._look_at_the_line()
 
     def _take_in(self, changes: NameChanges) -> None:
         self._recent.note(self._position, _take_in(self._table, changes))
         if changes.kind is NameChange.FORGET:
             self._made.gone(np.unique(changes.numbers))
 
-    def _over(self, item: InLine) -> None:
-        """The first item is in line no more: it is committed."""
-        self._coming -= len(item.names)
-        # That a name has a number is true for as long as nothing is forgotten: to leave it there costs less.
-        is_forgotten = item.changes.kind is NameChange.FORGET
-        if is_forgotten or not self._in_line or len(self._putting) > self._coming + _MOST_LEFT:
-            self._look_at_the_line()
-
     def _look_at_the_line(self) -> None:
         """What is in line counts, and nothing else."""
-        self._putting.clear()
+        self._aside.clear()
         self._forgetting.clear()
         self._coming = 0
         for item in self._in_line:
@@ -256,12 +269,11 @@ class KnownNames:
 
     def _came(self, item: InLine) -> None:
         """An item is in line."""
-        numbers = item.changes.numbers.tolist()
+        self._coming += item.new
         if item.changes.kind is NameChange.FORGET:
-            self._forgetting.update(numbers)
-        else:
-            self._putting.update(zip(item.names, numbers, strict=False))  # without names it was written anew
-            self._coming += len(item.names)
+            self._forgetting.update(item.changes.numbers.tolist())
+        elif item.aside is not None:
+            self._aside.update(zip(item.aside.raw(), item.changes.numbers.tolist(), strict=True))
 
     # -- questions ---------------------------------------------------------------------------------------
 
@@ -274,6 +286,8 @@ class KnownNames:
                 found = np.array([self._table.find_one(raw_of(name)) for name in names], np.int64)
             else:
                 found = self._table.find(self._names_of(SEPARATOR.join(names).encode(errors="surrogatepass")))
+            if self._coming:
+                found[~self._table.has(found)] = -1
             return np.where(found < 0, found, found + first)
 
     def names(self, numbers: U32) -> list[str | None]:
@@ -330,6 +344,11 @@ class KnownNames:
         _, committed, _ = self._settle()
         if self._position < committed:
             raise NamesBehind
+
+    def _number_of(self, raw: bytes) -> int:
+        """Of a name that is there or in line, and is not to go; else -1."""
+        number = self._aside.get(raw, self._table.find_one(raw))
+        return -1 if number in self._forgetting else number
 
     def _names_of(self, joined: bytes) -> NameBatch:
         """Names with separators between them."""

@@ -32,5 +32,5 @@ def queue_slots(names: Sequence[bytes], joined: bytes | None = None) -> I64 | No
             return None
         if CONTROL.search(decoded.replace(SEPARATOR, "")) is not None:
             return None
-    hashes = np.fromiter(map(xxhash.xxh3_64_intdigest, names), np.uint64, len(names))
+    hashes = np.frombuffer(b"".join(map(xxhash.xxh3_64_digest, names)), ">u8")
     return (hashes >> np.uint64(SLOT_SHIFT)).astype(np.int64)

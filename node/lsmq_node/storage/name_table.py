@@ -4,6 +4,9 @@ Names are kept as in :mod:`.queue_names`: heads, tails in an arena, and a hash t
 in at once. Here a name has the number it was given; one that is forgotten leaves a mark in the table, until the next
 time that this is built anew, and dead bytes in the arena, until half of them are dead.
 
+A name that is not certain yet is *held*: whoever looks for it finds its number, which has no name and lies in no slot
+before that is shown.
+
 Memory: 16 to 32 bytes for slots of the table, 24 for the head, the tail with 4 for its place, and 2 for the slot of the
 topic; all of it grows by twos. Where numbers are given again, 8 more for the offset at which their queue begins.
 """
@@ -18,7 +21,7 @@ from numpy.typing import NDArray
 
 from .columns import I64, U8, U32, U64, copy_slices, gather
 from .name_log import U16
-from .queue_names import HASH_BITS, LONG_HEADS, NUMBER_BITS, NUMBER_MASK, NameBatch, hash_of, insert, way
+from .queue_names import HASH_BITS, LONG_HEADS, NUMBER_BITS, NUMBER_MASK, NameBatch, fill, hash_of, insert, way
 
 Number = TypeVar("Number", bound=np.generic)
 
@@ -35,10 +38,11 @@ class NameTable:
 
     def __init__(self, hash_bits: int = HASH_BITS) -> None:
         """``hash_bits`` below the default make names collide."""
-        self.count = 0  # names there are
-        self.end = 0  # above every number that has a name, or had one
+        self.count = 0  # names there are, without those that are held
+        self.end = 0  # above every number that has a name, holds one, or did
         self._hash_bits = hash_bits
         self._table: I64 = np.zeros(_FIRST_SLOTS, np.int64)
+        self._entries = 0  # names in the table
         self._marks = 0  # of forgotten names, in the table
         self._heads: U64 = LONG_HEADS.room(_FIRST_NUMBERS)
         self._tails: U32 = np.zeros(_FIRST_NUMBERS, np.uint32)
@@ -72,7 +76,7 @@ class NameTable:
     # -- finding -----------------------------------------------------------------------------------------
 
     def find(self, names: NameBatch) -> I64:
-        """The number of each name; -1 for those that are not there."""
+        """The number of each name, those that are held too; -1 for those that are not there."""
         numbers = (self._probe(names.hashes) & NUMBER_MASK) - 1
         known = np.flatnonzero(numbers >= 0)
         if len(known) == 0:
@@ -85,7 +89,7 @@ class NameTable:
         return numbers
 
     def find_one(self, raw: bytes) -> int:
-        """The number of one name in UTF-8; -1 when it is not there."""
+        """The number of one name in UTF-8, of one that is held too; -1 when it is not there."""
         hashed = hash_of(raw, LONG_HEADS) >> HASH_BITS - self._hash_bits
         table, mask, step = self._table, len(self._table) - 1, 0
         slot = hashed & mask
@@ -119,14 +123,14 @@ class NameTable:
     # -- what a number is called -------------------------------------------------------------------------
 
     def has(self, numbers: U32 | I64) -> NDArray[np.bool_]:
-        """Which numbers have a name."""
+        """Which numbers have a name. There may be some below 0, which have none."""
         found = np.zeros(len(numbers), np.bool_)
-        known = np.flatnonzero(numbers < self.end)
+        known = np.flatnonzero((numbers >= 0) & (numbers < self.end))
         found[known] = self._slots[numbers[known]] != NO_SLOT
         return found
 
     def raw(self, number: int) -> bytes:
-        """The name of a number that has one."""
+        """The name of a number that has or holds one."""
         head: bytes = self._heads[number].tobytes()
         size = head[_SHORT]
         if size <= _SHORT:
@@ -135,7 +139,7 @@ class NameTable:
         return head[:_SHORT] + self._arena[start : start + size - _SHORT].tobytes()
 
     def text(self, numbers: U32 | I64) -> tuple[U8, I64]:
-        """The names of numbers that have one, one after another, and how long each is."""
+        """The names of numbers that have or hold one, one after another, and how long each is."""
         rows = self._heads[numbers].view(np.uint8).reshape(-1, _HEAD_BYTES)
         lengths = rows[:, _SHORT].astype(np.int64)
         starts = np.cumsum(lengths) - lengths
@@ -163,8 +167,17 @@ class NameTable:
 
     def put(self, numbers: U32 | I64, names: NameBatch, slots: U16) -> None:
         """Give distinct numbers that have none to distinct names that are not there."""
-        if len(numbers) == 0:
-            return
+        if len(numbers):
+            self.hold(numbers, names)
+            self.show(numbers, slots)
+
+    def show(self, numbers: U32 | I64, slots: U16) -> None:
+        """The names that these numbers hold are there, and lie in these slots."""
+        self._slots[numbers] = slots
+        self.count += len(numbers)
+
+    def hold(self, numbers: U32 | I64, names: NameBatch) -> None:
+        """Distinct numbers that have none hold distinct names that are not there; one or more."""
         end = max(self.end, int(numbers.max()) + 1)
         if end > len(self._heads):
             size = max(2 * len(self._heads), end)
@@ -175,11 +188,10 @@ class NameTable:
             self._slots = wider
         self.end = end
         self._heads[numbers] = names.heads
-        self._slots[numbers] = slots
         if int(names.lengths.max()) > _SHORT:
             self._put_tails(numbers, names)
-        self.count += len(numbers)
-        if 2 * (self.count + self._marks) > len(self._table):
+        self._entries += len(numbers)
+        if 2 * (self._entries + self._marks) > len(self._table):
             self._rebuild(len(numbers))
         insert(self._table, names.hashes << NUMBER_BITS | (np.asarray(numbers, np.int64) + 1))
 
@@ -195,16 +207,21 @@ class NameTable:
     def _rebuild(self, coming: int) -> None:
         """A table without marks, in which all names have room, ``coming`` of which are not in it yet."""
         size = _FIRST_SLOTS
-        while size < 2 * self.count:
+        while size < 2 * self._entries:
             size *= 2
         words = self._table[self._table > 0]
-        assert len(words) == self.count - coming, "each name is in the table once"
+        assert len(words) == self._entries - coming, "each name is in the table once"
         self._table = np.zeros(size, np.int64)
         self._marks = 0
-        insert(self._table, words)
+        fill(self._table, words)
 
     def forget(self, numbers: U32 | I64) -> None:
         """Distinct numbers that have a name have none any more."""
+        self.count -= len(numbers)
+        self.drop(numbers)
+
+    def drop(self, numbers: U32 | I64) -> None:
+        """Distinct numbers that hold a name do not any more."""
         if len(numbers) == 0:
             return
         text, lengths = self.text(numbers)
@@ -212,11 +229,11 @@ class NameTable:
         words = hashes << NUMBER_BITS | (np.asarray(numbers, np.int64) + 1)
         _, places = self._look(hashes, words, 0)
         self._table[places] = _FORGOTTEN
+        self._entries -= len(numbers)
         self._marks += len(numbers)
         self._arena_dead += int(np.maximum(lengths - _SHORT, 0).sum())
         self._slots[numbers] = NO_SLOT
         self._heads[numbers] = 0
-        self.count -= len(numbers)
         if 2 * self._arena_dead > self._arena_end > 1 << 16:
             self._tidy()
 
@@ -230,7 +247,7 @@ class NameTable:
 
     def _tidy(self) -> None:
         """An arena without what is dead."""
-        live = np.flatnonzero(self.slots != NO_SLOT)
+        live = np.flatnonzero(self._heads[: self.end, -1])  # its length is there
         starts, sizes = self._tails_of(live)
         some = sizes > 0
         live, starts, sizes = live[some], starts[some], sizes[some]

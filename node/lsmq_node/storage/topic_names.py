@@ -2,9 +2,9 @@
 
 What is committed stands in a table in memory, made from the log of names (:mod:`.name_log`) when it is first needed,
 and brought up to date by reading on from where it stopped: on a follower, after a failover and after a restart alike. A
-leader knows besides what it has put in line and is not committed yet; that moves into the table as it is committed,
-without being read, and is forgotten where its round is dropped. So an append finds a name that another append gave a
-number a moment ago.
+leader has in the table besides what it has put in line and is not committed yet, but shows it to nobody; it is shown
+as it is committed, without being read, and goes where its round is dropped. So an append finds a name that another
+append gave a number a moment ago.
 
 A name gets its number in the same append as its first messages, before them in the log: it is never there without them
 unless it was declared, nor they without it. What a deleted queue held is trimmed in the log before its name goes, and
@@ -24,7 +24,7 @@ from lsmq.queue_names import NUMBER_BITS, SEPARATOR, check_queue_name, queue_slo
 from lsmq.record_batch import Column, RecordBatch
 
 from .columns import DTYPES, I64, U32, decode_column, encode_columns
-from .known_names import InLine, KnownNames, NamesBehind, NewNames, raw_of
+from .known_names import InLine, KnownNames, NamesBehind, raw_of
 from .later_names import with_names
 from .line import Appended, Round, RoundOver
 from .losses import LossReason
@@ -98,7 +98,7 @@ class TopicNames(KnownNames):
                 queues = (numbers + state.first).astype(np.uint32)[which]
                 items = [(state, with_queues(batch, queues))]
                 try:
-                    accounts = () if new is None else admit(len(new.raw))
+                    accounts = () if new is None else admit(len(new))
                     appended = self._put_in_line(changes, items, round_, flush, new, accounts)
                 except RoundOver:
                     continue
@@ -112,7 +112,7 @@ class TopicNames(KnownNames):
         with self._lock:
             self._check_may_append()
             numbers = self._table.find(self._names_of(joined))
-            if (numbers < 0).any() or np.isin(numbers, list(self._forgetting)).any():
+            if not self._table.has(numbers).all() or np.isin(numbers, list(self._forgetting)).any():
                 return None
             return (numbers + self._topic().first).astype(np.uint32)
 
@@ -126,7 +126,7 @@ class TopicNames(KnownNames):
                 if new is None:
                     return self._in_line[-1].appended if self._in_line else None
                 try:
-                    return self._put_in_line(changes, [], round_, new=new, accounts=admit(len(new.raw)))[-1]
+                    return self._put_in_line(changes, [], round_, new=new, accounts=admit(len(new)))[-1]
                 except RoundOver:
                     continue
 
@@ -137,51 +137,36 @@ class TopicNames(KnownNames):
         self._topic().begins = self._table.begins  # For whoever puts something in line now.
         return round_
 
-    def _resolve(self, names: NameBatch, slots: Slots) -> tuple[I64, NameChanges | None, NewNames | None]:
+    def _resolve(self, names: NameBatch, slots: Slots) -> tuple[I64, NameChanges | None, NameBatch | None]:
         """The number of each name; what is to be put in line for those that have none yet, and which these are."""
         numbers = self._table.find(names)
-        if self._forgetting:
-            numbers[np.isin(numbers, list(self._forgetting))] = -1
+        if self._forgetting or self._aside:
+            self._look_aside(numbers, names)
         missing = np.flatnonzero(numbers < 0)
         if not len(missing):
             return numbers, None, None
-        fresh, batch = names.raw(missing), names.take(missing)
-        if not batch.may_repeat and self._putting.keys().isdisjoint(fresh):
-            numbers[missing] = -2 - np.arange(len(missing))
-        else:
-            which = self._among_those_in_line(numbers, missing, fresh)
-            if not len(which):
-                return numbers, None, None
-            fresh, batch = [fresh[at] for at in missing.searchsorted(which).tolist()], names.take(which)
-        in_slots = self._slots_of(fresh, batch, slots)
-        given = self._give(len(fresh))
-        new = numbers < -1
-        numbers[new] = given[-2 - numbers[new]]
-        changes = NameChanges(NameChange.PUT, given, in_slots, batch.text, batch.starts, batch.lengths)
-        return numbers, changes, NewNames(fresh, batch)
+        new, whose = names.take(missing), np.arange(len(missing))
+        if new.may_repeat:
+            first, whose = new.distinct()
+            new = new.take(first)
+        in_slots = self._slots_of(new, slots)
+        given = self._give(len(new))
+        numbers[missing] = given[whose]
+        return numbers, NameChanges(NameChange.PUT, given, in_slots, new.text, new.starts, new.lengths), new
 
-    def _among_those_in_line(self, numbers: I64, missing: I64, raw: list[bytes]) -> I64:
-        """Which of the names that are ``missing`` have no number in line either, each once.
+    def _look_aside(self, numbers: I64, names: NameBatch) -> None:
+        """Names that are to go have no number any more, and those that stand aside have one."""
+        numbers[np.isin(numbers, list(self._forgetting))] = -1
+        for at, raw in enumerate(names.raw()) if self._aside else ():
+            if (number := self._aside.get(raw, -1)) >= 0:
+                numbers[at] = -1 if number in self._forgetting else number
 
-        Those get -2, -3, ... as their numbers, the others those that they have in line.
-        """
-        unknown: dict[bytes, int] = {}
-        fresh: list[int] = []
-        for at, name in zip(missing.tolist(), raw, strict=True):
-            number = self._putting.get(name, -1)
-            if number < 0 or number in self._forgetting:
-                if name not in unknown:
-                    unknown[name] = -2 - len(fresh)
-                    fresh.append(at)
-                number = unknown[name]
-            numbers[at] = number
-        return np.array(fresh, np.int64)
-
-    def _slots_of(self, names: list[bytes], batch: NameBatch, slots: Slots) -> U16:
-        """Raises what is wrong with one of the names, which are in both."""
-        found = queue_slots(names, batch.separated)
+    def _slots_of(self, names: NameBatch, slots: Slots) -> U16:
+        """Raises what is wrong with one of the names."""
+        raw = names.raw()
+        found = queue_slots(raw, names.separated)
         if found is None or not ((found >= slots.first) & (found < slots.end)).all():
-            found = np.array([self._check_name(name, slots) for name in names])
+            found = np.array([self._check_name(name, slots) for name in raw])
         return found.astype(np.uint16)
 
     def _check_name(self, raw: bytes, slots: Slots) -> int:
@@ -232,7 +217,7 @@ class TopicNames(KnownNames):
         items: list[tuple[TopicState, RecordBatch]],
         round_: Round,
         flush: FlushMode | None = None,
-        new: NewNames | None = None,
+        new: NameBatch | None = None,
         accounts: Accounts = (),
     ) -> list[Appended]:
         """Changes of names, then batches; ``new`` is what the changes put for the first time.
@@ -247,16 +232,21 @@ class TopicNames(KnownNames):
         )
         last = appended[len(batches) - 1]
         begin, end = int(appended[0].offsets[0]), int(last.offsets[-1]) + 1
-        item = InLine(begin, end, last, changes, new)
+        self._is_whole = False
+        # A name that is to go is in the table still, and the table has a name once.
+        is_aside = bool(self._forgetting)
+        item = InLine(begin, end, last, changes, 0 if new is None else len(new), new if is_aside else None)
         self._in_line.append(item)
         self._came(item)
-        appended = appended[len(batches) - 1 :]
         if new is not None:
-            self._numbers.take(len(new.raw))
+            if not is_aside:
+                self._table.hold(changes.numbers, new)
+            self._numbers.take(len(new))
             self._made.made(changes.numbers, accounts)
         elif changes.kind is NameChange.FORGET:
             self._made.gone(changes.numbers)
-        return appended
+        self._is_whole = True
+        return appended[len(batches) - 1 :]
 
     def rewrite_due(self) -> bool:
         """Whether most of the log of names is dead: changes of names that have gone since, or were put again."""
@@ -304,10 +294,8 @@ class TopicNames(KnownNames):
             with self._lock:
                 round_ = self._check_may_append()
                 found = self._table.find(self._names_of(joined))
-                for at, name in enumerate(names):
-                    found[at] = self._putting.get(raw_of(name), found[at])
-                    if int(found[at]) in self._forgetting:
-                        found[at] = -1
+                if self._forgetting or self._aside:
+                    found = np.array([self._number_of(raw_of(name)) for name in names])
                 there = np.flatnonzero(found >= 0)
                 if not len(there):
                     return None, []
@@ -325,8 +313,8 @@ class TopicNames(KnownNames):
         """
         with self._lock:
             self._check_may_append()
-            number = self._putting.get(raw_of(name), self._table.find_one(raw_of(name)))
-            if number < 0 or number in self._forgetting:
+            number = self._number_of(raw_of(name))
+            if number < 0:
                 return None
             state = self._topic()
             with self._line.lock:
