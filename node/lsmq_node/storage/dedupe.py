@@ -263,7 +263,7 @@ class DedupeIds:
         everyone = np.arange(len(high)) if ids.has is None else np.flatnonzero(ids.has)
         if not len(everyone):
             return offsets
-        suspected = [everyone[each] for each in look.may_have]
+        suspected = [everyone.take(np.flatnonzero(each)) for each in look.may_have]
         seated: list[I64] | None = None
         is_found = np.zeros(len(high), np.bool_)
         for source, number in sources:

@@ -107,5 +107,7 @@ class Marks:
 
     def has_one(self, bucket: int, wanted: int) -> bool:
         """Whether an id may be here. For few ids: numpy would take longer for its calls."""
-        begin, end = (int(self._bases[each >> _STRETCH_BITS]) + int(self._above[each]) for each in (bucket, bucket + 1))
+        bases, above, following = self._bases, self._above, bucket + 1
+        begin = bases.item(bucket >> _STRETCH_BITS) + above.item(bucket)
+        end = bases.item(following >> _STRETCH_BITS) + above.item(following)
         return wanted in self._marks[begin:end].tolist()

@@ -224,8 +224,9 @@ class IdFile:
         rest = file.pread(size - FOOTER.size - position, position)
         if crc32c.crc32c(rest) != crc or file.pread(HEAD.size, 0) != HEAD.pack(MAGIC, VERSION):
             raise self._damaged("its filter is damaged", position)
-        count, self._buckets, topics = msgpack.unpackb(rest[len(rest) - tail_bytes :], strict_map_key=False)
+        count, buckets, topics = msgpack.unpackb(rest[len(rest) - tail_bytes :], strict_map_key=False)
         self.count: int = count
+        self._buckets: int = buckets
         #: Of each topic the number of its rows, and the latest ``stored_ms``.
         self.topics: dict[int, tuple[int, int]] = {topic: (rows, last) for topic, (rows, last) in topics.items()}
         self._marks_at = position
@@ -258,6 +259,10 @@ class IdFile:
         """What ascends with ids, and is of a few bits."""
         return (high >> _HALF if self._part_crcs else _buckets(high, self._buckets)).astype(np.uint32)
 
+    def _bucket(self, high: int) -> int:
+        """:func:`_buckets` of one id."""
+        return (high >> 32) * self._buckets >> 32
+
     def find(self, high: U64, low: U64) -> tuple[I64, I64, I64]:
         """Which of these ids are here: their places among those asked for, the offsets, and when they were stored.
 
@@ -265,12 +270,12 @@ class IdFile:
         """
         places = np.arange(len(high))
         if (held := self._filter) is not None:
-            buckets, marks = _buckets(high, self._buckets), low.astype(np.uint16)  # the lower bits
             if len(high) <= _FEW:
-                pairs = enumerate(zip(buckets.tolist(), marks.tolist(), strict=True))
-                places = np.array([at for at, (bucket, mark) in pairs if held.has_one(bucket, mark)], np.int64)
+                pairs = enumerate(zip(high.tolist(), low.tolist(), strict=True))
+                here = [at for at, (upper, lower) in pairs if held.has_one(self._bucket(upper), lower & 0xFFFF)]
+                places = np.array(here, np.int64)
             else:
-                places = np.unique(held.find(buckets, marks)[0])
+                places = np.unique(held.find(_buckets(high, self._buckets), low.astype(np.uint16))[0])
         if not len(places) or not self.count:
             return places[:0], places[:0], places[:0]
         ordered = places[high[places].argsort()]

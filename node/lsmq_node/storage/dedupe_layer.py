@@ -14,9 +14,9 @@ Rows of writes that are in line stand at the end: what is dropped from the line 
 as its window ended in between, the later row counts.
 
 Adding copies them, and nothing is sorted for it: an id that is new is mostly told apart before anybody looks
-here (:mod:`.dedupe_recent`). Few are looked for among the keys, by one comparison of a whole column each. Once that has
-cost as much as sorting would, or many are looked for, the rows that have come since are sorted, into stretches that are
-joined by eights.
+here (:mod:`.dedupe_recent`). Few are looked for among the *marks*, the upper halves of the rows' keys, by one
+comparison of a whole column each. Once that has cost as much as sorting would, or many are looked for, the rows that
+have come since are sorted, into stretches that are joined by eights.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ IdRows = NDArray[np.void]
 _HIGH = np.uint64(runtime.random_bits(64) | 1)
 _LOW = np.uint64(runtime.random_bits(64) | 1)
 _WHOLE_ROW = np.dtype((np.void, ROW.itemsize))
-#: Of a layer: a row and its key.
-_ROW_BYTES = ROW.itemsize + 8
+#: Of a layer: a row and its mark.
+_ROW_BYTES = ROW.itemsize + 4
+_HALF = np.uint64(32)
 #: Rows that a slab has room for: a layer is flushed before, but for many more that are in line.
 _SLAB_ROWS = 1 << 20
 #: Stretches of fewer rows count as ones of so many.
@@ -52,7 +53,7 @@ _PIECE_ROWS = 1 << 13
 #: So many stretches of about one size are joined.
 _FAN = 8
 #: Sorting a row takes as long as comparing so many.
-_COMPARED = 16
+_COMPARED = 64
 
 
 def keys_of(high: U64, low: U64) -> U64:
@@ -128,7 +129,7 @@ class IdLayer:
         #: So many rows, the first, are of entries that are applied.
         self.applied = 0
         # As long as one another; what lies behind the first ``count`` means nothing.
-        self._keys: U64 = np.empty(0, np.uint64)
+        self._marks: U32 = np.empty(0, np.uint32)
         self._rows: IdRows = np.empty(0, ROW)
         self._stretches: list[_Stretch] = []  # of the rows from the first on, without gaps
         self._compared = 0  # rows, since the last of them
@@ -141,13 +142,15 @@ class IdLayer:
 
     def in_line(self) -> IdColumns:
         """Those that are not applied."""
-        keys, rows = self._keys[self.applied : self.count], self._rows[self.applied : self.count]
+        rows = self._rows[self.applied : self.count]
+        keys = keys_of(rows["high"], rows["low"])
         return IdColumns(rows["high"], rows["low"], keys, rows["offset"], rows["stored_ms"], rows["topic"])
 
-    def key_pieces(self) -> Iterator[U64]:
-        """:func:`keys_of` all rows, some at a time."""
-        for begin in range(0, self.count, _PIECE_ROWS):
-            yield self._keys[begin : min(self.count, begin + _PIECE_ROWS)]
+    def key_pieces(self, begin: int = 0) -> Iterator[U64]:
+        """:func:`keys_of` all rows from ``begin`` on, some at a time."""
+        for first in range(begin, self.count, _PIECE_ROWS):
+            rows = self._rows[first : min(self.count, first + _PIECE_ROWS)]
+            yield keys_of(rows["high"], rows["low"])
 
     def kept(self) -> Iterator[IdRows]:
         """Those that are applied, in the order of their ids, of each the newest; some at a time."""
@@ -159,9 +162,9 @@ class IdLayer:
     def add(self, ids: IdColumns) -> None:
         """Ids that are stored from now on; what was here under them counts no more."""
         count, end = self.count, self.count + len(ids)
-        if end > len(self._keys):
+        if end > len(self._marks):
             self._grow(end)
-        self._keys[count:end] = ids.keys
+        self._marks[count:end] = ids.keys >> _HALF
         rows = self._rows[count:end]
         rows["high"], rows["low"], rows["offset"] = ids.high, ids.low, ids.offsets
         rows["stored_ms"], rows["topic"] = ids.stored_ms, ids.topics
@@ -173,10 +176,10 @@ class IdLayer:
         else:
             capacity = 1 << (count - 1).bit_length()
             slab = np.empty(capacity * _ROW_BYTES, np.uint8)
-        keys: U64 = slab[: capacity * 8].view(np.uint64)
-        rows: IdRows = slab[capacity * 8 :].view(ROW)
-        keys[: self.count], rows[: self.count] = self._keys[: self.count], self._rows[: self.count]
-        self._keys, self._rows = keys, rows
+        marks: U32 = slab[: capacity * 4].view(np.uint32)
+        rows: IdRows = slab[capacity * 4 :].view(ROW)
+        marks[: self.count], rows[: self.count] = self._marks[: self.count], self._rows[: self.count]
+        self._marks, self._rows = marks, rows
 
     def cut(self) -> None:
         """What is in line is dropped."""
@@ -200,9 +203,11 @@ class IdLayer:
         if self._compared > _COMPARED * unsorted:
             self._sort(begin)
         elif unsorted:
-            for place, key in enumerate(keys):
-                alike = begin + np.flatnonzero(self._keys[begin : self.count] == key)
-                numbers[place] = self._same(alike, high[place : place + 1], low[place : place + 1]).max(initial=-1)
+            for place, mark in enumerate((keys >> _HALF).astype(np.uint32)):
+                alike = self._marks[begin : self.count] == mark
+                if alike.any():
+                    rows = begin + np.flatnonzero(alike)
+                    numbers[place] = self._same(rows, high[place : place + 1], low[place : place + 1]).max()
         left = np.flatnonzero(numbers < 0)
         for stretch in reversed(self._stretches):
             if not len(left):
@@ -237,7 +242,7 @@ class IdLayer:
         if joined > 0:
             begin = self._stretches[-joined].begin
             del self._stretches[-joined:]
-        self._stretches.append(_Stretch.of(self._keys[begin : self.count], begin))
+        self._stretches.append(_Stretch.of(np.concatenate([*self.key_pieces(begin)]), begin))
         self._compared = 0
 
 
