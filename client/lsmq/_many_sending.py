@@ -211,7 +211,7 @@ async def _send_each(
     for message in portion:
         key, body = key_and_body(message)
         try:
-            batch = producer._add(body, key, tag, queue, extras)
+            batch = producer._add(body, key, tag, queue, extras, 0)
             place = len(batch.queues) - 1
             if place == 0:
                 await asyncio.sleep(0)

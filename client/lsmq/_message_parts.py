@@ -35,31 +35,36 @@ class Extras(NamedTuple):
     type: str | None = None
     expires: int = 0  # a time to live, or a moment
     due_ms: int = 0
-    dedupe: int = 0  # hash of the deduplication id
     position: int | None = None  # of a group's message
 
 
 NO_EXTRAS = Extras()
 
 
-MessageParts = tuple[Body, Key | None, str | None, int | str | None, Extras | None]
+MessageParts = tuple[Body, Key | None, str | None, int | str | None, Extras | None, int]
+"""Body, key, tag, queue, what is rare, and the hash of the deduplication id or 0."""
 
 
 def parts_of(body: Body, options: MessageOptions) -> MessageParts:
     """A message as it is added to a batch. Raises ``InvalidRequest`` for extras that no record can hold."""
-    if len(options) == 1 and "queue" in options:
-        return body, None, None, options["queue"], None
+    if len(options) == 1:
+        if "queue" in options:
+            return body, None, None, options["queue"], None, 0
+        if "key" in options:
+            return body, options["key"], None, None, None, 0
+        if (dedupe_id := options.get("dedupe_id")) is not None:
+            return body, None, None, None, None, dedupe_hash(dedupe_id)
     key, tag, queue = options.get("key"), options.get("tag"), options.get("queue")
     more = len(options) - (key is not None) - (tag is not None) - (queue is not None)
-    if more == 1 and (dedupe_id := options.get("dedupe_id")) is not None:  # In a third of the time: such come in bulk.
-        return body, key, tag, queue, Extras(None, (), 0, False, None, 0, 0, dedupe_hash(dedupe_id))
     if more:
+        if more == 1 and (dedupe_id := options.get("dedupe_id")) is not None:
+            return body, key, tag, queue, None, dedupe_hash(dedupe_id)
         try:
             return _with_extras(body, **options)
         except TypeError:
             check_options(options)
             raise
-    return body, key, tag, queue, None
+    return body, key, tag, queue, None, 0
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -97,16 +102,16 @@ def _with_extras(
     if ttl_ms is not None or expires_at_ms is not None:
         expires = expiry_value(ttl_ms, expires_at_ms, due_ms, runtime.wall_ms())
     rare = properties or headers or delete or ranked or due_ms or type is not None or expires
-    if not rare and dedupe_id is None:
-        return body, key, tag, queue, None
+    dedupe = 0
+    if dedupe_id is not None:
+        dedupe = dedupe_hash(dedupe_id)
+        check_not_later(due_ms)
+    if not rare:
+        return body, key, tag, queue, None, dedupe
     check_properties(properties)
     if delete:
         check_delete(key, body)
     if type is not None:
         check_type(type)
-    dedupe = 0
-    if dedupe_id is not None:
-        dedupe = dedupe_hash(dedupe_id)
-        check_not_later(due_ms)
     found = check_headers(headers)
-    return body, key, tag, queue, Extras(properties, found, ranked, delete, type, expires, due_ms, dedupe)
+    return body, key, tag, queue, Extras(properties, found, ranked, delete, type, expires, due_ms), dedupe

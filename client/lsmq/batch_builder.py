@@ -262,13 +262,13 @@ class BatchBuilder:
         header: bytes = b"",
         key_hash: int = 0,
         tag_hash: int = 0,
+        dedupe_hash: int = 0,
         *,
         priority: int = 0,
         delete: bool = False,
         type_hash: int = 0,
         due_ms: int = 0,
         expires: int = 0,
-        dedupe_hash: int = 0,
     ) -> None:
         """:meth:`add` of a record whose header is packed, and its hashes known. Nothing in it fails."""
         length = len(body)
@@ -293,7 +293,8 @@ class BatchBuilder:
         if delete:
             self._filled(self._flags).append(Flag.DELETE)
         if dedupe_hash:
-            self._filled(self._dedupe_ids).append(dedupe_hash)
+            ids = self._dedupe_ids
+            (ids if len(ids) == len(self._queues) else self._filled(ids)).append(dedupe_hash)
         self._bodies.append(body)
         self._queues.append(queue)
         self._lengths.append(length)

@@ -205,7 +205,7 @@ class GroupProducer:
             return await tracing.send(topic, options, lambda traced: self.send(body, position=position, **traced))
         await self.start()
         producer = self._producer
-        content, key, tag, queue, extras = parts_of(body, options)
+        content, key, tag, queue, extras, dedupe = parts_of(body, options)
         extras = (extras or NO_EXTRAS)._replace(position=position)
         receipt: Receipt | None = None
         async with producer._space_turn:  # Also what would fit: positions grow.
@@ -214,7 +214,7 @@ class GroupProducer:
                     await self._take_new()
                 producer._space.clear()
                 try:
-                    receipt = producer._receipt(producer._add(content, key, tag, queue, extras))
+                    receipt = producer._receipt(producer._add(content, key, tag, queue, extras, dedupe))
                 except BufferFull:
                     await producer._space.wait()
         if receipt._index == 0:

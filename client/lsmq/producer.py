@@ -294,14 +294,13 @@ class Producer:
             return await self._tracing.send(self._name, options, lambda traced: self.send(body, **traced))
         if self._topic is None:
             await self.start()
-        key = tag = extras = None
+        key = tag = queue = extras = None
+        dedupe = 0
         if options:
-            body, key, tag, queue, extras = parts_of(body, options)
-        else:
-            queue = None
+            body, key, tag, queue, extras, dedupe = parts_of(body, options)
         if not self._space_turn.locked():
             try:
-                batch = self._add(body, key, tag, queue, extras)
+                batch = self._add(body, key, tag, queue, extras, dedupe)
             except BufferFull:
                 pass
             else:
@@ -314,7 +313,7 @@ class Producer:
             while True:
                 self._space.clear()
                 try:
-                    return self._receipt(self._add(body, key, tag, queue, extras))
+                    return self._receipt(self._add(body, key, tag, queue, extras, dedupe))
                 except BufferFull:
                     await self._space.wait()
 
@@ -437,6 +436,7 @@ class Producer:
         tag: str | None,
         queue: int | str | None,
         extras: Extras | None,
+        dedupe: int,
     ) -> PendingBatch:
         """Put a message into the open batch of its shard; the batch it is now the last of."""
         if self._topic is None or self._closed or self._replaced is not None:
@@ -447,9 +447,9 @@ class Producer:
             check_key(key)
         if tag is not None and not (type(tag) is str and tag.isascii()):
             check_tag(tag)
-        header, dedupe, position = b"", 0, None
+        header, position = b"", None
         if extras is not None:
-            dedupe, position = extras.dedupe, extras.position
+            position = extras.position
             header = encode_header(key, tag, extras.properties, extras.headers, extras.type)
         elif key is not None or tag is not None:
             header = encode_header(key, tag, None)
@@ -512,7 +512,7 @@ class Producer:
         ):
             sender.close_batch()
             if in_turn:
-                return self._add(body, key, tag, None, extras)  # It is the next queue's turn.
+                return self._add(body, key, tag, None, extras, dedupe)  # It is the next queue's turn.
             batch = sender.start_batch()
         builder = batch.builder
         assert type(builder) is BatchBuilder
@@ -525,7 +525,7 @@ class Producer:
         if key is not None and not hashed:
             hashed = key_hash(key)
         if extras is None:
-            builder.add_packed(queue, body, header, hashed, 0 if tag is None else tag_hash(tag))
+            builder.add_packed(queue, body, header, hashed, 0 if tag is None else tag_hash(tag), dedupe)
         else:
             builder.add_packed(
                 queue,
@@ -533,12 +533,12 @@ class Producer:
                 header,
                 hashed,
                 0 if tag is None else tag_hash(tag),
+                dedupe,
                 priority=extras.priority,
                 delete=extras.delete,
                 type_hash=0 if extras.type is None else type_hash(extras.type),
                 due_ms=extras.due_ms,
                 expires=extras.expires,
-                dedupe_hash=dedupe,
             )
         if position is not None:
             batch.position = sender.position = position
