@@ -200,7 +200,7 @@ class IdLayer:
         begin = self._stretches[-1].end if self._stretches else 0
         unsorted = self.count - begin
         self._compared += len(keys) * unsorted
-        if self._compared > _COMPARED * unsorted:
+        if unsorted and self._compared > _COMPARED * unsorted:
             self._sort(begin)
         elif unsorted:
             for place, mark in enumerate((keys >> _HALF).astype(np.uint32)):
