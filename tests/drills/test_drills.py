@@ -44,7 +44,7 @@ def test_every_drill_stands_in_the_page_on_operations() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", DRILLS_BY_KIND)
-def test_nothing_is_lost_when(kind: str, tmp_path: Path) -> None:
+def test_nothing_is_lost_when(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One drill of each kind, up to chance; all in a soak."""
     names = DRILLS_BY_KIND[kind]
     for name in part_of(names, len(names)):
@@ -53,3 +53,4 @@ def test_nothing_is_lost_when(kind: str, tmp_path: Path) -> None:
         print_report(report)
         assert report.ok, report.to_dict()
         assert report.replicas_compared == 3 * report.shards
+        assert f"{name}: 1 of 1 rounds, " in capsys.readouterr().err

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,7 @@ def run_drill(
     directory: Path | None = None,
     compose: Path | None = None,
 ) -> DrillReport:
-    """Run a drill of :data:`DRILLS`, with progress on standard error where that is a terminal.
+    """Run a drill of :data:`DRILLS`, with progress on standard error: a bar at a terminal, else a line a round.
 
     ``seed`` decides which shards and nodes are hit; without one it is drawn, and stands in the report. With ``compose``
     the containers of a Compose file are drilled instead of processes. Raises ``InvalidRequest`` and what keeps a
@@ -45,9 +46,9 @@ def run_drill(
 
 @contextmanager
 def _shown(drill: Drill, rounds: int) -> Iterator[TellRound]:
-    """A bar of rounds and a line of what goes on."""
+    """A bar of rounds and a line of what goes on; where nobody can see a bar move, a line for each round that is done."""
     if not sys.stderr.isatty():
-        yield lambda done, text: None
+        yield _lines(drill.name, rounds)
         return
     from rich import progress as bars
     from rich.console import Console
@@ -58,3 +59,15 @@ def _shown(drill: Drill, rounds: int) -> Iterator[TellRound]:
     ) as shown:
         task = shown.add_task("", total=rounds)
         yield lambda done, text: shown.update(task, completed=done, description=text)
+
+
+def _lines(name: str, rounds: int) -> TellRound:
+    began_s, told = time.monotonic(), 0
+
+    def tell(done: int, text: str) -> None:
+        nonlocal told
+        if done > told:
+            told = done
+            print(f"{name}: {done} of {rounds} rounds, {time.monotonic() - began_s:.0f} s", file=sys.stderr, flush=True)
+
+    return tell
