@@ -210,6 +210,7 @@ def test_a_group_is_told_each_message_once(lsmq: Run, topic: str) -> None:
     assert lsmq("consume", topic, "--group", group).stdout == b"3\n4\n5\n"
     assert lsmq("consume", topic, "--group", group).stdout == b""
     lsmq("produce", topic, "--queue", "3", stdin=b"6\n")
+    assert b"error: unknown_queue: " in lsmq("produce", topic, "--queue", "4", stdin=b"", code=1).stderr
     assert group in [row["group"] for row in json.loads(lsmq("group", "list", "--json").stdout)]
     rows = json.loads(lsmq("group", "offsets", group, "--json").stdout)
     assert sum(row["committed"] for row in rows) == 5

@@ -12,14 +12,17 @@ from lsmq.units import is_whole_number
 
 
 async def queue_of(client: Client, topic: str, text: str) -> int | str:
-    """One queue of the topic, as ``--queue`` says it."""
-    if (await client.topic(topic)).named:
+    """One queue of the topic, as ``--queue`` says it. Raises ``UnknownQueue`` for a number that it has not."""
+    known = await client.topic(topic)
+    if known.named:
         return text
     if not is_whole_number(text):
         raise click.BadParameter(
             f"{text!r:.80} is not a number, and the queues of topic {topic!r} have no names", param_hint="--queue"
         )
-    return int(text)
+    number = int(text)
+    known.check_queue(number)
+    return number
 
 
 async def queues_of(client: Client, topic: str, given: Sequence[str]) -> Sequence[int] | Sequence[str] | None:
