@@ -268,3 +268,20 @@ def test_nothing_is_missed_or_doubled_however_sends_and_polls_fall(tmp_path: Pat
         assert {queue: end for queue, end in reached.items() if end} == sent
 
     with_node(tmp_path, test)
+
+
+def test_more_queues_than_may_ever_be_followed_are_refused_for_good(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/named", json={"queues": "named"})
+        messages = [{"queue": f"q{number}", "body": "x"} for number in range(500)]
+        await client.post("/v1/topics/named/messages", json={"messages": messages})
+        asked = {"pattern": "**", "start": "earliest"}
+        for more in ({"keep": True}, {}):
+            answer = await client.post("/v1/topics/named/fetch", json=asked | more)
+            error = (await answer.json())["error"]
+            assert (answer.status, error["code"], error["retriable"]) == (413, "request_too_large", False)
+            assert error["size"] > error["limit"] == 40_000 and "max_fetch_session_bytes" in error["message"]
+        answer = await client.post("/v1/topics/named/fetch", json=asked | {"pattern": "q1"})
+        assert answer.status == 200
+
+    with_node(tmp_path, test, max_fetch_session_bytes=40_000)

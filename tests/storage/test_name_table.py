@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
+from lsmq_node.storage import name_table
 from lsmq_node.storage.name_table import NO_SLOT, NameTable
 
 from .harness import profile
@@ -25,10 +27,15 @@ class TableMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = NameTable(hash_bits=2)
+        self.patch = mock.patch.object(name_table, "_FIRST_SLOTS", 4)
+        self.patch.start()
+        self.table = NameTable(hash_bits=4)
         self.held: dict[str, int] = {}
         self.shown: dict[str, int] = {}
         self.free = list(range(60))
+
+    def teardown(self) -> None:
+        self.patch.stop()
 
     def batch(self, names: list[str]) -> Any:
         return self.table.batch_joined("\0".join(names).encode())

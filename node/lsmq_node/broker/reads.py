@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq import runtime
-from lsmq.errors import ClientClosed, ReadElsewhere, Unavailable, UnknownFetchSession
+from lsmq.errors import ClientClosed, ReadElsewhere, RequestTooLarge, Unavailable, UnknownFetchSession
 from lsmq.filters import MessageFilter
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import StoredTopic, TopicFlow
@@ -185,16 +185,25 @@ class Reads:
     def follow(self, topic: StoredTopic, queues: NDArray[np.uint32], offsets: NDArray[np.int64]) -> FetchSession | None:
         """A session of the caller's own, who ends it with ``sessions.drop``; None unless this node leads all of it.
 
-        Raises ``Unavailable`` for more queues than there may be memory for.
+        Raises ``RequestTooLarge`` for more queues than there may be memory for.
         """
         parts = self._session_parts(topic, queues, offsets)
         if parts is None:
             return None
-        session = self.sessions.open(topic, parts, None)
-        if session is None:
-            limit = self._config.max_fetch_session_bytes
-            raise Unavailable(f"{len(queues)} queues take more memory than max_fetch_session_bytes ({limit}); raise it")
+        session = FetchSession(topic, parts, None)
+        if not self.sessions.admit(session):
+            raise self._too_many(session)
         return session
+
+    def _too_many(self, session: FetchSession) -> RequestTooLarge:
+        """Of a session that would not fit if it were the only one."""
+        size, limit = session.size_bytes, self._config.max_fetch_session_bytes
+        return RequestTooLarge(
+            f"to follow so many queues takes {size} bytes of memory, the limit is {limit} (max_fetch_session_bytes). "
+            "Read fewer at a time (by a narrower pattern, or as members of a group, who share them), or raise it",
+            size=size,
+            limit=limit,
+        )
 
     async def read_on(
         self, session: FetchSession, max_records: int, max_bytes: int, hold: Hold, filter: MessageFilter | None = None
@@ -228,8 +237,7 @@ class Reads:
         if not keeps:
             session.client = None
             if not self.sessions.admit(session):
-                limit = self._config.max_fetch_session_bytes
-                raise Unavailable(f"so many queues take more memory than max_fetch_session_bytes ({limit}); raise it")
+                raise self._too_many(session)
         try:
             if not found:
                 found = await self._poll_session(request, session, hold)
