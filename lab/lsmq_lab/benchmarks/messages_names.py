@@ -29,6 +29,8 @@ _TOPIC = "names"
 _BATCH = 5_000
 _CONNECTIONS = 4
 _READ_BYTES = 8 << 20
+#: What is there for a reader of all queues: so many bytes of each, and no less than nodes have for it.
+_SESSION_BYTES, _LEAST_SESSION_BYTES = 32, 64 << 20
 _WAYS = ("new names", "names that are there", "read by pattern")
 _Figures = dict[str, dict[str, float]]
 
@@ -38,10 +40,12 @@ def run(values: Mapping[str, Any], directory: Path, progress: TellProgress) -> M
     names, messages, each = values["names"], values["name_messages"], values["message_bytes"]
     figures: dict[str, _Figures] = {}
     memory: dict[str, dict[str, float]] = {}
+    room = max(_LEAST_SESSION_BYTES, _SESSION_BYTES * names)
+    setup = Setup(LSMQ, "sync", settings=(("LSMQ_MAX_FETCH_SESSION_BYTES", f"{room}"),))
     for count in (1, names):
         found: _Figures = {}
         place = directory / f"{count}"
-        with running(Setup(LSMQ, "sync"), place) as server:
+        with running(setup, place) as server:
             for way in _WAYS:
                 before = cpu_seconds(server.pid)
                 options = {"address": server.address, "names": count, "messages": messages, "each": each}
@@ -52,7 +56,7 @@ def run(values: Mapping[str, Any], directory: Path, progress: TellProgress) -> M
                 progress(f"{count:,} queues, {way}: {found[way]['node_us']:.2f} us of the node a message")
             made = resident_bytes(server.pid)
         began = time.monotonic()
-        with running(Setup(LSMQ, "sync"), place) as server:
+        with running(setup, place) as server:
             ready_s, idle = time.monotonic() - began, resident_bytes(server.pid)
             began = time.monotonic()
             run_case(one, address=server.address, names=count)

@@ -46,7 +46,7 @@ def run_drill(
 
 @contextmanager
 def _shown(drill: Drill, rounds: int) -> Iterator[TellRound]:
-    """A bar of rounds and a line of what goes on; where nobody can see a bar move, a line for each round that is done."""
+    """A bar of rounds and a line of what goes on; where nobody can see it move, a line for each round that is done."""
     if not sys.stderr.isatty():
         yield _lines(drill.name, rounds)
         return
