@@ -34,6 +34,7 @@ from lsmq_node.listening import listening_socket
 from lsmq_node.metrics import DoorMetrics
 from lsmq_node.node import Node, running_node
 from lsmq_node.settings import chosen
+from lsmq_node.storage.memory import use_one_arena
 from lsmq_node.tls_settings import client_files
 
 from . import logs
@@ -70,6 +71,7 @@ def run(config: NodeConfig, beside: Beside | None = None) -> int:
     """
     os.umask(0o077)
     runtime.share_closely()
+    use_one_arena()
     logs.configure(config.log_format, None if beside is None else beside.name)
     _raise_file_limit()
     code = 0
