@@ -142,29 +142,37 @@ class KnownNames:
         """Make the table from what there is of the log."""
         table, position = NameTable(), begin
         end = self._log().committed.item(0)
-        for changes, position in self._read(begin, end):  # noqa: B007  # it is looked at behind the loop
+        for first, changes, behind in self._read(begin, end):
+            if self._is_trimmed(position, first):
+                return
             if changes is not None:
                 _take_in(table, changes)
+            position = behind
         with self._lock:
-            self._drop(0)
-            self._table, self._position = table, position
-            self._numbers.forget()
-            self._recent.restart(position)
-            self._made.all_gone()
+            self._start_anew(table, position)
 
     def _read_on(self, position: int, end: int, table: NameTable) -> None:
-        for changes, reached in self._read(position, end):
+        for first, changes, behind in self._read(position, end):
             with self._lock:
-                if self._table is not table or self._position > reached:
+                if not self._is_whole or self._table is not table or self._position != position:
+                    return
+                if self._is_trimmed(position, first):
                     return
                 self._drop(0)  # it is not at the position any more
+                self._is_whole = False
                 if changes is not None:
                     self._take_in(changes)
-                self._position = reached
+                self._position = position = behind
                 self._numbers.forget()
+                self._is_whole = True
 
-    def _read(self, position: int, end: int) -> Iterator[tuple[NameChanges | None, int]]:
-        """Changes from a position of the log on, and the position behind each."""
+    def _is_trimmed(self, position: int, first: int) -> bool:
+        """Whether changes from a position of the log to the ``first`` that was read have gone, as it was written anew:
+        who knows those of before would not hear what was forgotten."""
+        return position < first and position < self._log().start.item(0)
+
+    def _read(self, position: int, end: int) -> Iterator[tuple[int, NameChanges | None, int]]:
+        """Changes from a position of the log on, with that of the first of them and the one behind them."""
         while position < end:
             found = self._queries.read_many(
                 self._id | NAMES_TOPIC,
@@ -180,12 +188,13 @@ class KnownNames:
                 fresh = int(offsets.searchsorted(position))
                 skipped = int(lengths[:fresh].sum(dtype=np.int64))
                 for changes in decode(batch.payload[skipped:], lengths[fresh:]):
-                    yield changes, position
+                    begin, fresh = fresh, fresh + len(changes.numbers)
+                    yield int(offsets[begin]), changes, int(offsets[fresh - 1]) + 1
                 position = int(offsets[-1]) + 1
             if not len(found.positions[0]):
                 break
             position = max(position, int(found.positions[1][0]))
-        yield None, position
+        yield position, None, position
 
     def _settle(self) -> tuple[Round, int, int]:
         """Take in what of the line is committed, and drop what is not there any more. The caller holds the lock.
@@ -193,7 +202,7 @@ class KnownNames:
         Returns the round, how far the log of names is committed, and its end in line.
         """
         if not self._is_whole:
-            self._start_anew()
+            self._start_anew(NameTable(), 0)
         log = self._log()
         with self._line.lock:
             round_, committed, end = self._line.current, log.committed.item(0), log.next.item(0)
@@ -211,13 +220,14 @@ class KnownNames:
         self._drop(lost)
         return round_, committed, end
 
-    def _start_anew(self) -> None:
-        """Know nothing: all is read again."""
+    def _start_anew(self, table: NameTable, position: int) -> None:
+        """Know what the table has up to a position of the log, and nothing else: what follows is read."""
+        self._is_whole = False
         self._in_line.clear()
-        self._table, self._position = NameTable(), 0
+        self._table, self._position = table, position
         self._look_at_the_line()
         self._numbers.forget()
-        self._recent.restart(0)
+        self._recent.restart(position)
         self._made.all_gone()
         self._is_whole = True
 

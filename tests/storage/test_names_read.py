@@ -1,0 +1,148 @@
+"""Names that are read from their log while it changes, or reading breaks off; and what is committed in part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lsmq.errors import StoreBusy
+from lsmq_node.storage import ShardStore, TopicNames, known_names
+from lsmq_node.storage.name_table import NameTable
+from lsmq_node.storage.named_topics import NamedTopics
+from lsmq_node.storage.queue_names import NameBatch
+from lsmq_node.storage.state import NAMES_TOPIC
+
+from .harness import tiny
+from .test_topic_names import current, named, put
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    with ShardStore.open(tmp_path / "shard", tiny()) as store:
+        yield store
+
+
+def reader_of(store: ShardStore) -> NamedTopics:
+    """What another node knows of names, which hears of them by its log."""
+    return NamedTopics(store._state, store._line, store._queries, tiny(), store._time)
+
+
+def delete(store: ShardStore, topic: int, *names: str) -> None:
+    appended, _ = current(store.names(topic)).delete(names)
+    assert appended is not None
+    store.wait(appended)
+
+
+def make(store: ShardStore, topic: int, *names: str) -> None:
+    store.wait(put(store, topic, *((name, b"1") for name in names))[0])
+
+
+def write_anew(store: ShardStore, topic: int) -> None:
+    names = current(store.names(topic))
+    begin, cursor = names.log_end(), 0
+    while cursor is not None:
+        appended, cursor = names.rewrite(cursor, 100)
+        if appended is not None:
+            store.wait(appended)
+    store.wait(store.trim(topic | NAMES_TOPIC, 0, begin))
+
+
+def before_read(monkeypatch: pytest.MonkeyPatch, store: ShardStore, which: int, happen: Callable[[], None]) -> None:
+    """Something happens once, before the read of that number from now on."""
+    read, reads = store._queries.read_many, 0
+
+    def read_many(*args: Any, **kwargs: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        if reads == which:
+            happen()
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(store._queries, "read_many", read_many)
+
+
+def same_names(store: ShardStore, known: TopicNames, topic: int) -> None:
+    """Who has read the log knows what its writer knows."""
+    leader, reader = current(store.names(topic)), current(known)
+    numbers = np.arange(0, 64, dtype=np.uint32)
+    assert reader.names(numbers) == leader.names(numbers)
+    there = [name for name in leader.names(numbers) if name is not None]
+    assert reader.count == leader.count == len(there)
+    assert reader.find(there).tolist() == leader.find(there).tolist()
+    assert reader.all_numbers().tolist() == leader.all_numbers().tolist()
+
+
+def busy() -> None:
+    raise StoreBusy("no descriptor is left")
+
+
+def torn() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("failure", "happen"), [(StoreBusy, busy), (KeyboardInterrupt, torn)])
+def test_reading_of_names_that_breaks_off_goes_on_where_it_was(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch, failure: type[BaseException], happen: Callable[[], None]
+) -> None:
+    topic = named(store)
+    make(store, topic, "first")
+    known = reader_of(store).names(topic)
+    current(known)
+    make(store, topic, "x")
+    delete(store, topic, "x")
+    make(store, topic, "y")  # it has the number that x had
+    make(store, topic, "last")
+    monkeypatch.setattr(known_names, "_READ_RECORDS", 3)
+    before_read(monkeypatch, store, 2, happen)
+    with pytest.raises(failure):
+        known.refresh()
+    same_names(store, known, topic)
+    assert known.find(("x", "y")).tolist() == [-1, 1]
+    delete(store, topic, "y")
+    same_names(store, known, topic)
+
+
+def test_who_is_torn_out_of_taking_in_names_that_he_read_knows_them_afterwards(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = named(store)
+    make(store, topic, "first")
+    known = reader_of(store).names(topic)
+    current(known)
+    make(store, topic, *(f"n{at}" for at in range(10)))
+    hold = NameTable.hold
+
+    def torn_out(table: NameTable, numbers: Any, names: NameBatch) -> None:
+        hold(table, numbers, names)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NameTable, "hold", torn_out)
+        with pytest.raises(KeyboardInterrupt):
+            known.refresh()
+    same_names(store, known, topic)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_names_are_read_whole_while_their_log_is_written_anew_and_trimmed(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    topic = named(store)
+    make(store, topic, "gone", "stays")
+    known = reader_of(store).names(topic)
+    if not is_first:
+        current(known)
+    make(store, topic, "gone too", "more")
+    delete(store, topic, "gone")
+    delete(store, topic, "gone too")
+    monkeypatch.setattr(known_names, "_READ_RECORDS", 2)
+    before_read(monkeypatch, store, 2, lambda: write_anew(store, topic))
+    known.refresh()
+    same_names(store, known, topic)
+    assert known.find(("gone", "gone too")).tolist() == [-1, -1]
+    make(store, topic, "gone")
+    same_names(store, known, topic)
