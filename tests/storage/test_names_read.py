@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lsmq.errors import StoreBusy
-from lsmq_node.storage import ShardStore, TopicNames, known_names
+from lsmq_node.storage import NamesBehind, ShardStore, TopicNames, known_names
 from lsmq_node.storage.name_table import NameTable
 from lsmq_node.storage.named_topics import NamedTopics
 from lsmq_node.storage.queue_names import NameBatch
@@ -146,3 +146,28 @@ def test_names_are_read_whole_while_their_log_is_written_anew_and_trimmed(
     assert known.find(("gone", "gone too")).tolist() == [-1, -1]
     make(store, topic, "gone")
     same_names(store, known, topic)
+
+
+def test_a_listing_after_a_thread_was_torn_out_says_that_names_are_to_be_read(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = named(store)
+    make(store, topic, "a", "b")
+    current(store.names(topic))
+    listing = store.named.listing(topic)
+    assert [raw for raw, _ in listing.page(b"", b"", 10)] == [b"a", b"b"]
+    hold = NameTable.hold
+
+    def torn_out(table: NameTable, numbers: Any, batch: NameBatch) -> None:
+        hold(table, numbers, batch)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(NameTable, "hold", torn_out)
+        with pytest.raises(KeyboardInterrupt):
+            put(store, topic, ("c", b"2"))
+    store.commit()
+    with pytest.raises(NamesBehind):
+        listing.page(b"", b"", 10)
+    current(store.names(topic))
+    assert [raw for raw, _ in listing.page(b"", b"", 10)] == [b"a", b"b", b"c"]

@@ -345,7 +345,9 @@ class KnownNames:
         with self._lock:
             self._settle()
             now, first = self._position, self._topic().first
-            if version >= now:
+            if version > now:  # a thread was torn out since: all is read again
+                return None, now
+            if version == now:
                 return np.empty(0, np.uint32), now
             found = self._recent.since(version)
             return (None if found is None else (found + np.uint32(first)).astype(np.uint32)), now
