@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from lsmq.errors import StoreBusy
-from lsmq_node.storage import NamesBehind, ShardStore, TopicNames, known_names
+from lsmq_node.storage import NamesBehind, ShardStore, StoredTopic, TopicNames, TopicOptions, known_names
 from lsmq_node.storage.name_table import NameTable
 from lsmq_node.storage.named_topics import NamedTopics
 from lsmq_node.storage.queue_names import NameBatch
 from lsmq_node.storage.state import NAMES_TOPIC
 
-from .harness import tiny
-from .test_topic_names import current, named, put
+from .harness import open_stepped, tiny
+from .test_topic_names import bodies, current, named, put
 
 
 @pytest.fixture
@@ -146,6 +146,28 @@ def test_names_are_read_whole_while_their_log_is_written_anew_and_trimmed(
     assert known.find(("gone", "gone too")).tolist() == [-1, -1]
     make(store, topic, "gone")
     same_names(store, known, topic)
+
+
+def test_of_names_that_are_committed_in_part_nothing_is_read_before_the_rest_is(tmp_path: Path) -> None:
+    store = open_stepped(tmp_path / "shard", tiny(), replicated=True)
+    ends: list[int] = []
+    store.replica.listen(lambda lsn, end, raw, entries: ends.extend(entries), lambda lsn: None, lambda told: None)
+    store.replica.begin_epoch(1, 1 << 52, 3)
+    store.put_topic(StoredTopic(1, "t", 4096, TopicOptions(named=True)), 0, 4096)
+    store.replica.advance(store.replica.write())
+    many = [f"{at:03d}".ljust(250, "x") for at in range(200)]
+    del ends[:]
+    put(store, 1, *((name, b"1") for name in many), by=("me",))
+    store.replica.write()
+    assert len(ends) == 3, "names in two batches, and messages"
+    store.replica.advance(ends[0])
+    assert current(store.names(1)).find(many[:2]).tolist() == [-1, -1], "their request is not committed"
+    put(store, 1, ("another", b"2"), (many[0], b"3"))
+    store.replica.advance(store.replica.write())
+    assert bodies(store, 1, many[0]) == [b"1", b"3"] and bodies(store, 1, "another") == [b"2"]
+    assert current(store.names(1)).count == 201
+    assert store.named.makers.count("me") == 200
+    store.close()
 
 
 def test_a_listing_after_a_thread_was_torn_out_says_that_names_are_to_be_read(

@@ -199,7 +199,8 @@ class KnownNames:
     def _settle(self) -> tuple[Round, int, int]:
         """Take in what of the line is committed, and drop what is not there any more. The caller holds the lock.
 
-        Returns the round, how far the log of names is committed, and its end in line.
+        Returns the round, how far the log of names is committed, and its end in line. What is in line is committed
+        when all of it is: before, nothing of it is read.
         """
         if not self._is_whole:
             self._start_anew(NameTable(), 0)
@@ -218,7 +219,7 @@ class KnownNames:
         if waiting and waiting[0].first != self._position:
             lost = 0  # others have written there since
         self._drop(lost)
-        return round_, committed, end
+        return round_, self._position if waiting else committed, end
 
     def _start_anew(self, table: NameTable, position: int) -> None:
         """Know what the table has up to a position of the log, and nothing else: what follows is read."""
