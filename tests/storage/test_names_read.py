@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lsmq.errors import StoreBusy
+from lsmq.errors import DiskFull, StoreBusy
+from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import NamesBehind, ShardStore, StoredTopic, TopicNames, TopicOptions, known_names
 from lsmq_node.storage.name_table import NameTable
 from lsmq_node.storage.named_topics import NamedTopics
 from lsmq_node.storage.queue_names import NameBatch
 from lsmq_node.storage.state import NAMES_TOPIC
+from support.clock import SimClock
 
-from .harness import open_stepped, tiny
+from .harness import keep_house, open_stepped, tiny
 from .test_topic_names import bodies, current, named, put
 
 
@@ -167,6 +170,24 @@ def test_of_names_that_are_committed_in_part_nothing_is_read_before_the_rest_is(
     assert bodies(store, 1, many[0]) == [b"1", b"3"] and bodies(store, 1, "another") == [b"2"]
     assert current(store.names(1)).count == 201
     assert store.named.makers.count("me") == 200
+    store.close()
+
+
+def test_a_name_that_is_not_to_go_after_all_outlives_the_log_that_is_written_anew(tmp_path: Path) -> None:
+    disk = Drive(tmp_path)
+    store = open_stepped(tmp_path / "shard", tiny(), disk, SimClock())
+    topic = named(store)
+    make(store, topic, "kept", "other")
+    names = current(store.names(topic))
+    names.delete(("kept",))
+    waited, cursor = names.rewrite(0, 1)
+    assert waited is not None and cursor == 1, "what is to go is left out, so it has to go first"
+    disk.at(1, errno.ENOSPC, ("write",))
+    with pytest.raises(DiskFull):
+        store.wait(waited)
+    disk.heal()
+    keep_house(store)
+    assert current(names).find(("kept", "other")).tolist() == [0, 1]
     store.close()
 
 

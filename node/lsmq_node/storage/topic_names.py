@@ -262,15 +262,18 @@ class TopicNames(KnownNames):
         """Put in line again that names are there, of up to ``limit`` numbers from a cursor on, beginning with 0.
 
         What was in line when this began must be committed, and each part before the next; then what lies before the
-        log's end of that time may go. Returns what to wait for, and the next cursor; None behind the last. Raises as
-        :meth:`append`.
+        log's end of that time may go. A name that is to go is left out: so its going is to be waited for, too. Returns
+        what to wait for, and the next cursor; None behind the last. Raises as :meth:`append`.
         """
         while True:
             with self._lock:
                 round_ = self._check_may_append()
                 table, appended = self._table, None
                 numbers = (np.flatnonzero(table.slots[cursor : cursor + limit] != NO_SLOT) + cursor).astype(np.uint32)
-                numbers = numbers[~np.isin(numbers, list(self._forgetting))]
+                going = np.isin(numbers, list(self._forgetting))
+                if going.any():
+                    appended = self._in_line[-1].appended
+                numbers = numbers[~going]
                 begun = (np.flatnonzero(table.begins[cursor : cursor + limit]) + cursor).astype(np.uint32)
                 following = cursor + limit if cursor + limit < max(table.end, len(table.begins)) else None
                 try:
