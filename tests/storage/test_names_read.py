@@ -214,3 +214,18 @@ def test_a_listing_after_a_thread_was_torn_out_says_that_names_are_to_be_read(
         listing.page(b"", b"", 10)
     current(store.names(topic))
     assert [raw for raw, _ in listing.page(b"", b"", 10)] == [b"a", b"b", b"c"]
+
+
+def test_names_of_a_round_that_was_dropped_do_not_count_though_nobody_asks_for_their_topic(tmp_path: Path) -> None:
+    disk = Drive(tmp_path)
+    store = open_stepped(tmp_path / "shard", tiny(), disk, SimClock())
+    topic = named(store)
+    put(store, topic, ("lost", b"1"), by=("me",))
+    disk.at(1, errno.ENOSPC, ("write",))
+    with pytest.raises(DiskFull):
+        store.commit()
+    disk.heal()
+    keep_house(store)
+    store.named.settle()
+    assert store.named.count() == store.named.makers.count("me") == 0
+    store.close()

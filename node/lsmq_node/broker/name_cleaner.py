@@ -1,5 +1,6 @@
 """What the leader of a shard does for the names of queues by itself: it forgets queues that have been empty for long,
-writes the log of names anew when most of it is dead, and sees that queues of topics that are gone count for nobody.
+writes the log of names anew when most of it is dead, and sees that queues of topics that are gone, and those that were
+never committed, count for nobody.
 
 How long a queue has been empty is counted here, from when it was first seen so: after a restart or a failover anew. So
 a queue may stay longer than ``forget_empty_ms`` says, and never less. One that has options of its own stays.
@@ -74,7 +75,7 @@ class NameCleaner:
             live = {topic.id for topic in topics}
             self._seen = {key: seen for key, seen in self._seen.items() if key[1] in live}
             for port in self._broker.topology.ports():
-                port.store.named.forget_gone()
+                port.store.named.settle()
             for number, topic in enumerate(topics, 1):
                 if number % _LOOKED_AT_ONCE == 0:
                     await asyncio.sleep(0)

@@ -97,6 +97,12 @@ class KnownNames:
             committed = self._settle()[1]
             return self._position >= committed
 
+    def settle(self) -> None:
+        """Let go of what is in line no more, where something was. Cheap. Raises ``UnknownTopic``."""
+        if self._in_line:
+            with self._lock:
+                self._settle()
+
     @property
     def version(self) -> int:
         """Rises with each change that is taken in."""

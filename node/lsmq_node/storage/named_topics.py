@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
+
+from lsmq.errors import UnknownTopic
 
 from .columns import I64
 from .known_names import NamesBehind
@@ -59,6 +62,13 @@ class NamedTopics:
         """Queues with names, of all topics whose names were asked for: names of others take no memory."""
         there = self._state.topics
         return sum(names.count_to_come for topic, (names, _) in list(self._known.items()) if topic in there)
+
+    def settle(self) -> None:
+        """What was dropped from the line, or belongs to topics that are gone, counts for nobody and takes no memory."""
+        self.forget_gone()
+        for names, _ in list(self._known.values()):
+            with contextlib.suppress(UnknownTopic):  # It is gone since.
+                names.settle()
 
     def forget_gone(self) -> None:
         """Queues of topics that are gone count for nobody."""
