@@ -151,6 +151,22 @@ def test_names_are_read_whole_while_their_log_is_written_anew_and_trimmed(
     same_names(store, known, topic)
 
 
+def test_names_that_were_written_down_twice_are_there_once(store: ShardStore) -> None:
+    """A node that starts, or takes over, before the log that was written anew is trimmed."""
+    topic = named(store)
+    many = [f"n{at}" for at in range(3_000)]
+    for first in range(0, len(many), 1_000):
+        make(store, topic, *many[first : first + 1_000])
+    appended, _ = current(store.names(topic)).rewrite(0, len(many))
+    assert appended is not None
+    store.wait(appended)
+    known = current(reader_of(store).names(topic))
+    assert known.count == len(known.all_numbers()) == len(many)
+    assert known.find(many).tolist() == current(store.names(topic)).find(many).tolist()
+    delete(store, topic, *many[:10])
+    assert current(known).find(many[:11]).tolist() == [-1] * 10 + current(store.names(topic)).find(many[10:11]).tolist()
+
+
 def test_of_names_that_are_committed_in_part_nothing_is_read_before_the_rest_is(tmp_path: Path) -> None:
     store = open_stepped(tmp_path / "shard", tiny(), replicated=True)
     ends: list[int] = []

@@ -396,7 +396,8 @@ def _take_in(table: NameTable, changes: NameChanges) -> U32:
             table.forget(numbers[table.has(numbers)])
         return np.empty(0, np.uint32)
     names = table.batch(changes.text, changes.starts, changes.lengths)
-    known = table.find(names)
-    fresh = np.flatnonzero(known < 0)  # the others were written down anew
+    fresh = np.flatnonzero(table.find(names) < 0)  # the others were written down anew
+    if len(fresh) and (new := names.take(fresh)).may_repeat:
+        fresh = fresh[new.distinct()[0]]  # so were these, and both are among the changes
     table.put(changes.numbers[fresh], names.take(fresh), changes.slots[fresh])
     return changes.numbers[fresh]
