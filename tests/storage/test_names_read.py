@@ -245,3 +245,37 @@ def test_names_of_a_round_that_was_dropped_do_not_count_though_nobody_asks_for_t
     store.named.settle()
     assert store.named.count() == store.named.makers.count("me") == 0
     store.close()
+
+
+def test_that_many_queues_are_deleted_costs_a_look_at_the_line_and_none_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_stepped(tmp_path / "shard", tiny(), None, SimClock())
+    topic = named(store)
+    many = [f"n{at}" for at in range(100)]
+    make(store, topic, *many)
+    names = current(store.names(topic))
+    look, looks, asked = names._look_at_the_line, 0, 0
+
+    def counted() -> None:
+        nonlocal looks
+        looks += 1
+        look()
+
+    def holds(item: known_names.InLine) -> bool:
+        nonlocal asked
+        asked += 1
+        return True
+
+    monkeypatch.setattr(names, "_look_at_the_line", counted)
+    monkeypatch.setattr(known_names, "_holds", holds)
+    for name in many:
+        names.delete((name,))
+        put(store, topic, (name, b"2"))
+    in_line = len(names._in_line)
+    assert in_line > 100 and asked < 10 * in_line
+    store.commit()
+    assert names.is_current()
+    assert looks == 1
+    assert bodies(store, topic, many[-1]) == [b"2"]
+    store.close()

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lsmq import runtime
 from lsmq.errors import LsmqError, UnknownTopic
@@ -214,14 +215,19 @@ class KnownNames:
         with self._line.lock:
             round_, committed, end = self._line.current, log.committed.item(0), log.next.item(0)
         waiting = self._in_line
+        are_others = False
         while waiting:
             oldest = waiting[0]
             if oldest.first != self._position or oldest.end > committed or not _holds(oldest):
                 break
             self._is_whole = False
-            self._landed(waiting.popleft())
-            self._is_whole = True
-        lost = next((at for at, item in enumerate(waiting) if not _holds(item)), len(waiting))
+            are_others |= self._landed(waiting.popleft())
+        if are_others:
+            self._look_at_the_line()
+        self._is_whole = True
+        lost = len(waiting)
+        if waiting and not _holds(waiting[-1]):  # What is dropped is dropped up to the last of the line.
+            lost = next(at for at, item in enumerate(waiting) if not _holds(item))
         if waiting and waiting[0].first != self._position:
             lost = 0  # others have written there since
         self._drop(lost)
@@ -253,8 +259,8 @@ class KnownNames:
         self._numbers.forget()
         self._is_whole = True
 
-    def _landed(self, item: InLine) -> None:
-        """What was the first item in line is committed."""
+    def _landed(self, item: InLine) -> bool:
+        """What was the first item in line is committed; whether other names stand aside or are to go since."""
         changes = item.changes
         if not item.new:
             self._take_in(changes)
@@ -268,8 +274,7 @@ class KnownNames:
         self._coming -= item.new
         if changes.kind is NameChange.FORGET:
             self._numbers.give_back(changes.numbers)
-        if changes.kind is NameChange.FORGET or item.aside is not None:
-            self._look_at_the_line()
+        return changes.kind is NameChange.FORGET or item.aside is not None
 
     def _take_in(self, changes: NameChanges) -> None:
         self._recent.note(self._position, _take_in(self._table, changes))
@@ -368,6 +373,12 @@ class KnownNames:
         """Of a name that is there or in line, and is not to go; else -1."""
         number = self._aside.get(raw, self._table.find_one(raw))
         return -1 if number in self._forgetting else number
+
+    def _are_going(self, numbers: U32 | I64) -> NDArray[np.bool_]:
+        """Which of the numbers have names that are to go."""
+        if len(numbers) <= _FEW:
+            return np.array([number in self._forgetting for number in numbers.tolist()], np.bool_)
+        return np.isin(numbers, list(self._forgetting))
 
     def _names_of(self, joined: bytes) -> NameBatch:
         """Names with separators between them."""

@@ -112,7 +112,7 @@ class TopicNames(KnownNames):
         with self._lock:
             self._check_may_append()
             numbers = self._table.find(self._names_of(joined))
-            if not self._table.has(numbers).all() or np.isin(numbers, list(self._forgetting)).any():
+            if not self._table.has(numbers).all() or self._are_going(numbers).any():
                 return None
             return (numbers + self._topic().first).astype(np.uint32)
 
@@ -156,7 +156,7 @@ class TopicNames(KnownNames):
 
     def _look_aside(self, numbers: I64, names: NameBatch) -> None:
         """Names that are to go have no number any more, and those that stand aside have one."""
-        numbers[np.isin(numbers, list(self._forgetting))] = -1
+        numbers[self._are_going(numbers)] = -1
         for at, raw in enumerate(names.raw()) if self._aside else ():
             if (number := self._aside.get(raw, -1)) >= 0:
                 numbers[at] = -1 if number in self._forgetting else number
@@ -270,7 +270,7 @@ class TopicNames(KnownNames):
                 round_ = self._check_may_append()
                 table, appended = self._table, None
                 numbers = (np.flatnonzero(table.slots[cursor : cursor + limit] != NO_SLOT) + cursor).astype(np.uint32)
-                going = np.isin(numbers, list(self._forgetting))
+                going = self._are_going(numbers)
                 if going.any():
                     appended = self._in_line[-1].appended
                 numbers = numbers[~going]
@@ -347,7 +347,7 @@ class TopicNames(KnownNames):
                 round_ = self._check_may_append()
                 state = self._topic()
                 local = numbers.astype(np.int64) - state.first
-                local = local[self._table.has(local) & ~np.isin(local, list(self._forgetting))]
+                local = local[self._table.has(local) & ~self._are_going(local)]
                 if not len(local):
                     return None
                 try:
