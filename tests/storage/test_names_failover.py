@@ -68,11 +68,13 @@ class Replicas:
     @property
     def ends(self) -> list[int]:
         """Where the leader's log may be cut."""
-        whole, last = [(epoch, lsn) for epoch, lsn, _ in self.done], self.leader.replica.end_lsn
-        return sorted({lsn for epoch, lsn in self.written + whole if self._has(epoch, lsn) and lsn <= last})
+        last = self.leader.replica.end_lsn
+        return sorted({lsn for epoch, lsn in self.written if self._has(epoch, lsn) and lsn <= last})
 
     def note(self, lsn: int, happen: Callable[[Model], object]) -> None:
         self.done.append((self.epoch, lsn, happen))
+        if lsn == self.leader._line.end_lsn:  # Else it waits for a part of another request.
+            self.written.append((self.epoch, lsn))
 
     @property
     def leader(self) -> ShardStore:

@@ -13,6 +13,7 @@ import pytest
 from lsmq.errors import DiskFull, StoreBusy
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import NamesBehind, ShardStore, StoredTopic, TopicNames, TopicOptions, known_names
+from lsmq_node.storage import name_listing as listings
 from lsmq_node.storage.name_table import NameTable
 from lsmq_node.storage.named_topics import NamedTopics
 from lsmq_node.storage.queue_names import NameBatch
@@ -279,3 +280,30 @@ def test_that_many_queues_are_deleted_costs_a_look_at_the_line_and_none_for_each
     assert looks == 1
     assert bodies(store, topic, many[-1]) == [b"2"]
     store.close()
+
+
+def test_a_page_has_no_name_out_of_its_place_that_came_while_it_was_made(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = named(store)
+    make(store, topic, *(f"b{at}" for at in range(9)))
+    names, listing = current(store.names(topic)), store.named.listing(topic)
+    assert len(listing.page(b"", b"", 100)) == 9
+    monkeypatch.setattr(listings, "_LEAST_LOOK", 1)
+    raw_of, is_over = listing._raw, False
+
+    def meanwhile(numbers: Any) -> Any:
+        nonlocal is_over
+        if not is_over and len(numbers) > 1:
+            is_over = True
+            delete(store, topic, "b1")
+            make(store, topic, "z")  # it has the number that b1 had
+            assert names.is_current()
+        return raw_of(numbers)
+
+    monkeypatch.setattr(listing, "_raw", meanwhile)
+    found, after = [], b""
+    while page := listing.page(b"", after, 4):
+        found += [raw for raw, _ in page]
+        after = found[-1]
+    assert found == [b"b0", *(b"b%d" % at for at in range(2, 9)), b"z"]
