@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from api.calls import Api
-from lsmq import Client, Consumer, InvalidRequest, Producer, TransactionalProducer, sync
+from lsmq import Client, Consumer, GroupProducer, InvalidRequest, Producer, TransactionalProducer, sync
 from lsmq_lab.local_cluster import LocalCluster
 from support.node_process import NodeProcess
 from support.python_process import run_python
@@ -185,3 +185,43 @@ async def test_ids_of_queues_with_names_belong_to_the_name(shared_node: NodeProc
         async with Producer(client, topic_name) as producer:
             sent = await producer.send_and_wait(b"x", queue="cyd", dedupe_id="1")
             assert not sent.duplicate, "though it may have the number that ada had"
+
+
+async def test_an_id_holds_beside_whatever_else_a_message_has_and_however_it_is_sent(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    named = f"{topic_name}-named"
+    beside: list[dict[str, Any]] = [
+        {},
+        {"key": "k"},
+        {"key": None, "tag": "t"},
+        {"key": "k", "tag": "t", "properties": {"p": "1"}},
+        {"headers": (("h", b"1"),), "priority": 3},
+        {"type": "made", "ttl_ms": 60_000},
+        {"delay_ms": None, "priority": 0},
+    ]
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues=4, dedupe_window_ms="forever")
+        await client.create_topic(named, queues="named", dedupe_window_ms="forever")
+        for topic, places in ((topic_name, [{}, {"queue": 2}]), (named, [{"queue": "a"}, {"queue": "b" * 30}])):
+            cases = [{**options, **place} for options in beside for place in places]
+            async with Producer(client, topic) as producer:
+                first = []
+                for number, options in enumerate(cases):
+                    id = f"id {number}"
+                    first.append(await producer.send_and_wait(b"x", dedupe_id=id, **options))
+                    assert not (await producer.send_nowait(b"y", **options)).duplicate, "it has no id"
+                    again = [
+                        await producer.send_and_wait(b"x", dedupe_id=id, **options),
+                        await (await producer.send(b"x", dedupe_id=id, **options)),
+                        await producer.send_nowait(b"x", dedupe_id=id, **options),
+                    ]
+                    assert again == [first[-1]._replace(duplicate=True)] * 3
+                receipts = [producer.send_nowait(b"z", dedupe_id=f"id {at}", **case) for at, case in enumerate(cases)]
+                assert [await receipt for receipt in receipts] == [sent._replace(duplicate=True) for sent in first]
+            assert len({sent.id for sent in first}) == len(cases)
+            if topic == topic_name:
+                async with GroupProducer(client, topic, "g") as group:
+                    for at, case in enumerate(cases):
+                        sent = await (await group.send(b"x", position=at, dedupe_id=f"id {at}", **case))
+                        assert sent == first[at]._replace(duplicate=True)
