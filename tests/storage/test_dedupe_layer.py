@@ -26,6 +26,7 @@ class LayerMachine(RuleBasedStateMachine):
         super().__init__()
         self.patches = [
             mock.patch("lsmq_node.storage.dedupe_layer._COMPARED", 2),
+            mock.patch("lsmq_node.storage.dedupe_layer._HALF", np.uint64(62)),  # so that many share a mark
             mock.patch("lsmq_node.storage.dedupe_layer._SMALL_ROWS", 4),
             mock.patch("lsmq_node.storage.dedupe_layer._SLAB_ROWS", 1 << 5),
             mock.patch("lsmq_node.storage.dedupe_layer._PIECE_ROWS", 5),
