@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import takewhile
 
 import numpy as np
 
@@ -38,5 +39,5 @@ class RecentNames:
         """Those that have got names since, ascending; None where any may have."""
         if version < self._from:
             return None
-        found = [numbers for at, numbers in self._puts if at >= version]
+        found = [numbers for _, numbers in takewhile(lambda put: put[0] >= version, reversed(self._puts))]
         return np.unique(np.concatenate(found)) if found else np.empty(0, np.uint32)
