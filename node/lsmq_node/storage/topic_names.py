@@ -7,9 +7,9 @@ as it is committed, without being read, and goes where its round is dropped. So 
 append gave a number a moment ago.
 
 A name gets its number in the same append as its first messages, before them in the log: they are never there without
-it. It is there without them where it was declared, or a leader was lost that had sent a part of the append on. What a deleted queue held is trimmed in the log before its name goes, and
-its number may be given to another name: offsets go on where they ended, so nothing that was said of the old queue
-reaches into the new one.
+it. It is there without them where it was declared, or a leader was lost that had sent a part of the append on. What a
+deleted queue held is trimmed in the log before its name goes, and its number may be given to another name: offsets go
+on where they ended, so nothing that was said of the old queue reaches into the new one.
 """
 
 from __future__ import annotations
