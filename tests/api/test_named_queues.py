@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,8 +15,10 @@ from lsmq.queue_names import compile_pattern, queue_slot
 from lsmq.record_batch import BatchBuilder, Column, RecordBatch
 from lsmq_node.broker import Broker
 from lsmq_node.broker.names import BrokerNames
+from lsmq_node.storage import TopicNames
+from lsmq_node.storage.log_writer import LogWriter
 from support.node_process import NodeProcess
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 from .calls import Api
 from .in_process import Session, with_node
@@ -201,6 +204,38 @@ def test_what_was_read_of_a_deleted_queue_is_not_given_as_that_of_another(
         assert answer.status == (404 if way in ("id", "read") else 200)
         (row,) = (await (await client.get("/v1/topics/n/queues")).json())["queues"]
         assert (row["name"], row["earliest"], row["number"]) == ("another", 1, 0), "it has the number"
+
+    with_node(tmp_path, test)
+
+
+def test_of_those_who_declare_a_queue_at_once_one_is_told_that_he_made_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_came, came = threading.Event(), 0
+    declare, commit = TopicNames.declare, LogWriter.commit
+
+    def counted(*args: Any) -> Any:
+        nonlocal came
+        found = declare(*args)
+        came += 1
+        if came == 5:
+            all_came.set()
+        return found
+
+    def held_up(writer: LogWriter) -> None:
+        assert all_came.wait(PATIENCE_S)
+        commit(writer)
+
+    async def test(client: Session, broker: Broker) -> None:
+        async def declared() -> int:
+            return (await client.put("/v1/topics/n/queues/mine")).status
+
+        await client.put("/v1/topics/n", json={"queues": "named"})
+        with monkeypatch.context() as patch:
+            patch.setattr(TopicNames, "declare", counted)
+            patch.setattr(LogWriter, "commit", held_up)
+            assert sorted(await asyncio.gather(*(declared() for _ in range(5)))) == [200, 200, 200, 200, 201]
+        assert await declared() == 200
 
     with_node(tmp_path, test)
 

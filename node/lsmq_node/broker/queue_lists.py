@@ -92,7 +92,7 @@ class QueueLists:
             port = await self._writable(topic, name)
             names = port.store.names(topic.id)
             try:
-                made = int(names.find((name,))[0]) < 0
+                made = not names.will_have(name)
                 slots, admit = self._names.slots(topic, port.number), self._name_admission.of(port.store)
                 appended = names.declare((name,), slots, admit)
             except NamesBehind:

@@ -312,6 +312,12 @@ class KnownNames:
                 found[~self._table.has(found)] = -1
             return np.where(found < 0, found, found + first)
 
+    def will_have(self, name: str) -> bool:
+        """Whether a name is there once all that is in line is committed. Raises ``NamesBehind``."""
+        with self._lock:
+            self._check_current()
+            return self._number_of(raw_of(name)) >= 0
+
     def names(self, numbers: U32) -> list[str | None]:
         """The names of numbers, as they are committed; None where there is none."""
         with self._lock:
