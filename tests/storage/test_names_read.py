@@ -307,3 +307,21 @@ def test_a_page_has_no_name_out_of_its_place_that_came_while_it_was_made(
         found += [raw for raw, _ in page]
         after = found[-1]
     assert found == [b"b0", *(b"b%d" % at for at in range(2, 9)), b"z"]
+
+
+def test_whether_a_name_will_be_there_goes_by_what_is_in_line(tmp_path: Path) -> None:
+    store = open_stepped(tmp_path / "shard", tiny(), None, SimClock())
+    topic = named(store)
+    make(store, topic, "old")
+    names = current(store.names(topic))
+    seen = [names.will_have("old"), names.will_have("new")]
+    names.delete(("old",))
+    put(store, topic, ("new", b"1"))
+    seen += [names.will_have("old"), names.will_have("new")]
+    put(store, topic, ("old", b"2"))
+    seen += [names.will_have("old")]
+    assert seen == [True, False, False, True, True]
+    assert names.find(("old", "new")).tolist() == [0, -1], "nothing of it is committed"
+    store.commit()
+    assert (names.find(("old", "new")) >= 0).all() and bodies(store, topic, "old") == [b"2"]
+    store.close()
