@@ -309,6 +309,16 @@ def test_a_page_has_no_name_out_of_its_place_that_came_while_it_was_made(
     assert found == [b"b0", *(b"b%d" % at for at in range(2, 9)), b"z"]
 
 
+def test_a_page_is_given_though_names_come_faster_than_it_is_made(
+    store: ShardStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = named(store)
+    make(store, topic, "a", "b")
+    names = current(store.names(topic))
+    monkeypatch.setattr(names, "changed_since", lambda version: (None, names.version))
+    assert [raw for raw, _ in listings.NameListing(names).page(b"", b"", 10)] == [b"a", b"b"]
+
+
 def test_whether_a_name_will_be_there_goes_by_what_is_in_line(tmp_path: Path) -> None:
     store = open_stepped(tmp_path / "shard", tiny(), None, SimClock())
     topic = named(store)

@@ -21,6 +21,8 @@ from .topic_names import TopicNames
 _STALE_SHARE = 8
 _FEW = 1_000
 _LEAST_LOOK = 256
+#: A page is made so often where names take the places of others meanwhile, as they may without end.
+_TRIES = 4
 #: So many names are looked at at once.
 _AT_ONCE = 1 << 16
 
@@ -41,14 +43,15 @@ class NameListing:
         Raises ``NamesBehind``.
         """
         with self._lock:
-            while True:
+            for _ in range(_TRIES):
                 fresh, version = self._brought_up()
                 self._looked_at.clear()
                 found = self._page(fresh, prefix, after, limit)
                 came, _ = self._names.changed_since(version)
                 if came is not None and not np.isin(came, np.concatenate(self._looked_at)).any():
-                    return found
+                    break
                 # Else a name stood where another was that had its number, and names before it may be left out.
+            return found
 
     def _page(self, fresh: U32, prefix: bytes, after: bytes, limit: int) -> list[tuple[bytes, int]]:
         came = set(fresh.tolist())
