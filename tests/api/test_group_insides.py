@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -59,6 +60,23 @@ def test_who_comes_while_idle_groups_are_forgotten_keeps_what_it_commits(tmp_pat
         assert (await committed(session, "a"), await committed(session, "b")) == ([], [2])
 
     with_node(tmp_path, test, group_retention_hours=1)
+
+
+def test_groups_whose_topics_were_deleted_do_not_count(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        async def commits(number: int) -> bool:
+            document = {"topic": f"t{number}", "queues": [0], "offsets": [0]}
+            answer = await session.post(f"/v1/groups/g{number}/offsets", json=document)
+            assert answer.status == 200 or (await answer.json())["error"]["code"] == "too_many_groups"
+            return answer.status == 200
+
+        for number in range(5):
+            await session.put(f"/v1/topics/t{number}", json={"queues": 1})
+            await comes_true(partial(commits, number), "there is room for its offsets")
+            await session.delete(f"/v1/topics/t{number}")
+
+    with patch("lsmq_node.groups.coordinator._LOOK_FOR_GONE_EACH", 1):
+        with_node(tmp_path, test, max_groups=2)
 
 
 def test_whoever_waits_for_a_plan_of_a_group_hears_that_it_was_deleted(tmp_path: Path) -> None:

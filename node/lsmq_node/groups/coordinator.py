@@ -32,6 +32,7 @@ _REMEMBERED_COMMITS = 100_000
 FENCE_PREFIX = "fence/"
 _PLAN = None  # what requests wait for, beside a member, that the next plan of their group answers
 _LOOK_EACH = 4  # ticks: how often each group is asked whether its topics have changed
+_LOOK_FOR_GONE_EACH = 20  # ticks: how often it is asked whose offsets went with their topics
 
 
 @dataclass(slots=True)
@@ -59,13 +60,14 @@ class ShardGroups(ShardMachine):
         self.groups: dict[str, CoordinatedGroup] = {}
         self._active: dict[str, None] = {}  # those that have members, or something to store: the others cost nothing
         self._committing: set[str] = set()  # groups with offsets here
+        self._gone: set[str] = set()  # those of them that may have none any more
         self._max_groups = service.broker.config.max_groups
         allowances = service.broker.allowances
         self._made = Made(allowances, Limited.GROUPS, allowances.addresses.share(self._max_groups, _SHARED_GROUPS))
         self._is_in_use = service.is_in_use
         self._idle = IdleNames("group", service.broker.config.group_retention_hours)
         self._hour_began = 0.0
-        self._forgetting = False
+        self._forgetting = self._looking = False
         self.fences: dict[str, int] = {}
         self.counts = service.counts
         self._last_commit: dict[tuple[str, int], float] = {}  # by group and topic's id, the latest last
@@ -172,6 +174,7 @@ class ShardGroups(ShardMachine):
         if group not in self._committing:
             self._make(group)
             self._committing.add(group)
+        self._gone.discard(group)
         self._touch(group)
 
     def note_commit(self, group: str, topic_id: int, at: float) -> None:
@@ -186,6 +189,23 @@ class ShardGroups(ShardMachine):
     def last_commit(self, group: str, topic_id: int) -> float | None:
         """When it last committed offsets of a topic here, where that is known."""
         return self._last_commit.get((group, topic_id))
+
+    async def _look_for_gone(self) -> None:
+        """Groups whose offsets went with their topics do not count any more."""
+        self._looking = True
+        try:
+            self._gone = self._committing.difference(self.store.groups())
+            if self._gone:
+                await self.barrier()  # What was committed lately may not show yet.
+                for name in self._gone.difference(self.store.groups()):
+                    self._drop_committing(name)
+        finally:
+            self._looking = False
+
+    def _drop_committing(self, group: str) -> None:
+        self._committing.discard(group)
+        self._forget_commits(group, *self._last_topics.get(group, ()))
+        self._drop_made(group)
 
     def _forget_commits(self, group: str, *topic_ids: int) -> None:
         for topic_id in topic_ids:
@@ -257,6 +277,8 @@ class ShardGroups(ShardMachine):
             for member in gone:
                 self.wake(name, member)
 
+        if self._ticks % _LOOK_FOR_GONE_EACH == 0 and not self._looking:
+            self._start(self._look_for_gone())
         if now - self._hour_began >= HOUR_S:
             self._hour_began = now
             yield Step(self._idle.hour())
@@ -368,9 +390,7 @@ class ShardGroups(ShardMachine):
         self.port.check_writable(Ack.QUORUM)
         self.store.forget_group(group)
         also()
-        self._committing.discard(group)
-        self._forget_commits(group, *self._last_topics.get(group, ()))
-        self._drop_made(group)
+        self._drop_committing(group)
         await self.durable(self.put(Step({FENCE_PREFIX + group: None}, appended=partial(self.fences.pop, group, None))))
         self.check()  # What was put in line first may have been dropped before the rest was.
 
