@@ -16,7 +16,7 @@ from lsmq_node.broker import Broker
 from lsmq_node.groups import Mode
 from lsmq_node.groups.coordinator import ShardGroups
 from lsmq_node.groups.group import Beat
-from lsmq_node.machines import Step
+from lsmq_node.machines import HOUR_S, Step
 from lsmq_node.storage.segments import SegmentFiles
 from push.streams import HeldStream
 from support.waiting import PATIENCE_S, comes_true
@@ -60,6 +60,41 @@ def test_who_comes_while_idle_groups_are_forgotten_keeps_what_it_commits(tmp_pat
         assert (await committed(session, "a"), await committed(session, "b")) == ([], [2])
 
     with_node(tmp_path, test, group_retention_hours=1)
+
+
+def test_a_group_that_took_over_queues_and_committed_nothing_there_is_forgotten_as_well(tmp_path: Path) -> None:
+    """Where it is coordinated another shard knows; here there is nothing of it but what it has taken over."""
+
+    async def test(session: Session, broker: Broker) -> None:
+        shard = await groups_of(session)
+        await shard.fence("g", 1)
+        shard.put_aside(Step(shard._idle.hour()))
+        await shard._forget_idle(shard._idle.idle())
+        assert not shard.fences and not shard.store.documents("fence/")
+
+        await shard.done(Step({"fence/h": b"1"}, appended=partial(shard.fences.__setitem__, "h", 1)))
+        for _ in range(2):  # A release before has not written down when: it is used now.
+            shard._hour_began -= HOUR_S
+            shard.tick()
+        await comes_true(lambda: not shard.store.documents("fence/"), "it is forgotten")
+        assert not shard.store.documents("group-used/")
+
+    with_node(tmp_path, test, group_retention_hours=1)
+
+
+def test_of_a_group_that_is_deleted_nothing_is_kept(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        await session.post("/v1/topics/t/messages", json={"messages": [{"queue": 0, "body": "x"}] * 2})
+        shard = await groups_of(session)
+        for first in ("offsets", "group"):
+            await shard.heartbeat("g", Beat("m", ("t",)), 0)
+            await shard.leave("g", Beat("m", ()))
+            await commit(session, "g", 1)
+            for path in sorted(("/v1/groups/g", "/v1/groups/g/offsets?shard=0"), reverse=first == "offsets"):
+                assert (await session.delete(path)).status == 204
+            assert not shard.store.documents("group") and not shard.groups
+
+    with_node(tmp_path, test)
 
 
 def test_groups_whose_topics_were_deleted_do_not_count(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -31,6 +32,7 @@ _LOAD_AT_ONCE = 200
 _REMEMBERED_COMMITS = 100_000
 FENCE_PREFIX = "fence/"
 _PLAN = None  # what requests wait for, beside a member, that the next plan of their group answers
+_MOST_TOUCHED = 1_000  # an hour
 _LOOK_EACH = 4  # ticks: how often each group is asked whether its topics have changed
 _LOOK_FOR_GONE_EACH = 20  # ticks: how often it is asked whose offsets went with their topics
 
@@ -252,7 +254,9 @@ class ShardGroups(ShardMachine):
     async def forget(self, name: str) -> None:
         """The group is gone, with its members. Durable on return."""
         self.check()
-        future = self.put(Step({group_key(name): None}, appended=partial(self._drop, name)))
+        is_all = name not in self._committing and name not in self.fences
+        documents = {group_key(name): None, **(self._idle.forget(name) if is_all else {})}
+        future = self.put(Step(documents, appended=partial(self._drop, name)))
         self.wake(name)
         await self.durable(future)
 
@@ -282,6 +286,7 @@ class ShardGroups(ShardMachine):
         if now - self._hour_began >= HOUR_S:
             self._hour_began = now
             yield Step(self._idle.hour())
+            yield Step(self._touched_first())
             if (idle := self._idle.idle()) and not self._forgetting:
                 self._start(self._forget_idle(idle))
 
@@ -290,6 +295,14 @@ class ShardGroups(ShardMachine):
     def _touch(self, group: str) -> None:
         """The group is used. Nobody waits for that; what is refused of it makes a group seem older by a part."""
         self.put_aside(Step(self._idle.touch(group)))
+
+    def _touched_first(self) -> dict[str, bytes | None]:
+        """Those of whom an earlier release has not written down that they are used are used now."""
+        unknown = (name for name in {*self.groups, *self._committing, *self.fences} if not self._idle.knows(name))
+        touched: dict[str, bytes | None] = {}
+        for name in islice(unknown, _MOST_TOUCHED):
+            touched |= self._idle.touch(name)
+        return touched
 
     async def _forget_idle(self, groups: Sequence[str]) -> None:
         """Forget what is here of groups that their coordinators say have no members."""
@@ -369,6 +382,7 @@ class ShardGroups(ShardMachine):
         """From here on commits below ``epoch`` are refused. Durable on return. Raises ``StaleGeneration``."""
         self.check()
         self.check_commit(group, epoch)
+        self._touch(group)  # Whoever commits nothing here leaves a fence.
         if epoch > self.fences.get(group, 0):
             document = {FENCE_PREFIX + group: b"%d" % epoch}
             future = self.put(Step(document, appended=partial(self.fences.__setitem__, group, epoch)))
@@ -391,7 +405,8 @@ class ShardGroups(ShardMachine):
         self.store.forget_group(group)
         also()
         self._drop_committing(group)
-        await self.durable(self.put(Step({FENCE_PREFIX + group: None}, appended=partial(self.fences.pop, group, None))))
+        documents = {FENCE_PREFIX + group: None, **({} if group in self.groups else self._idle.forget(group))}
+        await self.durable(self.put(Step(documents, appended=partial(self.fences.pop, group, None))))
         self.check()  # What was put in line first may have been dropped before the rest was.
 
 
