@@ -118,6 +118,32 @@ def test_empty_queues_are_forgotten_and_others_are_not(tmp_path: Path, monkeypat
     with_node(tmp_path, test)
 
 
+def test_queues_whose_messages_have_expired_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether anybody reads them or not."""
+    monkeypatch.setattr(name_cleaner, "_LOOK_S", 0.02)
+
+    async def test(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/f", json={"queues": "named", "forget_empty_ms": 100})
+        short = [{"queue": f"short-{number}", "body": "x", "ttl_ms": 50} for number in range(3) for _ in range(2)]
+        mixed = [{"queue": "mixed", "body": "x", "ttl_ms": 50}, {"queue": "mixed", "body": "stays"}]
+        late = [{"queue": "late", "body": "x", "ttl_ms": 3_600_000}, {"queue": "ever", "body": "x"}]
+        await client.post("/v1/topics/f/messages", json={"messages": [*short, *mixed, *late]})
+
+        async def names() -> list[str]:
+            found = await (await client.get("/v1/topics/f/queues")).json()
+            return [row["name"] for row in found["queues"]]
+
+        async def are_forgotten() -> bool:
+            return await names() == ["ever", "late", "mixed"]
+
+        await comes_true(are_forgotten, "the names of queues without a message to be read are forgotten")
+        for name, count in (("ever", 1), ("late", 1), ("mixed", 1)):
+            found = await (await client.get(f"/v1/topics/f/queues/{name}/messages")).json()
+            assert len(found["messages"]) == count
+
+    with_node(tmp_path, test)
+
+
 @pytest.mark.parametrize("window", [60_000, "forever"])
 def test_a_queue_is_not_forgotten_before_the_ids_of_its_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, window: int | str

@@ -36,6 +36,8 @@ _SELDOM_S = 60.0
 _LOOKED_AT_ONCE = 100
 #: Names that are forgotten, or written anew, at once.
 _AT_ONCE = 4_096
+#: Queues that are read at once, to see whether all there is has expired; of a topic up to ``_AT_ONCE`` in a look.
+_READ_AT_ONCE = 256
 
 
 @dataclass(slots=True)
@@ -45,7 +47,8 @@ class _Seen:
     store: ShardStore
     next_at: float = 0.0
     version: int = 0  # of the names
-    since: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))  # seconds; 0: not empty
+    #: Seconds; 0: not empty. Below 0: nor was all expired when that was asked; it is asked again at so many.
+    since: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     ends: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
@@ -120,7 +123,7 @@ class NameCleaner:
             numbers = names.all_numbers()
         except NamesBehind:
             return
-        due = _due(seen, port.store, topic, numbers, now, after_s)
+        due, quiet = _due(seen, port.store, topic, numbers, now, after_s)
         for at in range(0, len(due), _AT_ONCE):
             some = due[at : at + _AT_ONCE]
             async with self._broker.own_options.changing:
@@ -129,6 +132,20 @@ class NameCleaner:
                 appended = await self._put_forgotten(port, topic, seen, some)
             if appended is not None:
                 await port.wait(appended, Ack.QUORUM)
+        if not topic.options.moves:  # Else it is moved first, and deleted with that.
+            for at in range(0, min(len(quiet), _AT_ONCE), _READ_AT_ONCE):
+                await self._pass_over_expired(port, topic, quiet[at : at + _READ_AT_ONCE])
+                rows = quiet[at : at + _READ_AT_ONCE].astype(np.int64) - port.store.numbers(topic.id)[0]
+                seen.since[rows] = -(now + after_s)
+
+    async def _pass_over_expired(self, port: ShardPort, topic: StoredTopic, numbers: U32) -> None:
+        """Where all there is has expired, the queue is empty from here on."""
+        past = await self._broker.in_readers(lambda: port.store.named.past_expired(topic.id, numbers))
+        moved = past > port.store.earliest_offsets(topic.id, numbers)
+        if moved.any():
+            self._broker.admission.write()
+            port.check_writable(Ack.QUORUM)
+            await port.wait(port.store.trim(topic.id, numbers[moved], past[moved]), Ack.QUORUM)
 
     async def _put_forgotten(self, port: ShardPort, topic: StoredTopic, seen: _Seen, due: U32) -> Appended | None:
         """In line: those go that are empty still. Nothing is awaited between that and the return."""
@@ -188,10 +205,13 @@ def _begin_anew(seen: _Seen, topic: StoredTopic, names: TopicNames) -> None:
     seen.since[rows[rows < len(seen.since)]] = 0
 
 
-def _due(seen: _Seen, store: ShardStore, topic: StoredTopic, numbers: U32, now: float, after_s: float) -> U32:
-    """The queues that have been empty for so long; and remember which are empty."""
+def _due(
+    seen: _Seen, store: ShardStore, topic: StoredTopic, numbers: U32, now: float, after_s: float
+) -> tuple[U32, U32]:
+    """The queues that have been empty for so long, and those of which nothing is known but that nothing came since the
+    last look; and remember which are empty."""
     if not len(numbers):
-        return numbers
+        return numbers, numbers
     first, end = store.numbers(topic.id)
     count = end - first
     if count > len(seen.since):
@@ -200,12 +220,13 @@ def _due(seen: _Seen, store: ShardStore, topic: StoredTopic, numbers: U32, now: 
         seen.ends = np.concatenate((seen.ends, np.zeros(size - len(seen.ends), np.int64)))
     rows = numbers.astype(np.int64) - first
     empty, ends = store.are_empty(topic.id, numbers)
-    began = seen.since[rows]
-    began[(began == 0) | (seen.ends[rows] != ends)] = now
-    began[~empty] = 0
+    began, moved = seen.since[rows], seen.ends[rows] != ends
+    began[empty & (moved | (began <= 0))] = now
+    began[~empty & (moved | (began > 0))] = 0
     named = np.zeros(len(seen.since), np.bool_)
     named[rows] = True
     seen.since[~named] = 0  # a name that comes again begins anew
     seen.since[rows], seen.ends[rows] = began, ends
     due: U32 = numbers[(began > 0) & (now - began >= after_s)]
-    return due
+    quiet: U32 = numbers[~empty & ~moved & (began >= -now)]
+    return due, quiet

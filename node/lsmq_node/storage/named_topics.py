@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 
+import numpy as np
+
 from lsmq.errors import UnknownTopic
 
-from .columns import I64
+from .columns import I64, U32
 from .known_names import NamesBehind
 from .line import Line
 from .moments import Moments
@@ -29,6 +31,7 @@ class NamedTopics:
         self._state = state
         self._parts = (line, queries, options, self.makers)
         self._queries = queries
+        self._time = time
         self._known: dict[int, tuple[TopicNames, NameListing]] = {}
 
     def names(self, topic_id: int) -> TopicNames:
@@ -48,6 +51,22 @@ class NamedTopics:
                 return known.find(names)
             except NamesBehind:
                 continue
+
+    def past_expired(self, topic_id: int, queues: U32) -> I64:
+        """Below these offsets all of the queues is deleted, or has expired whatever the clock does; of a queue whose
+        first message is there still, or that is long, it may be more. Reads the disk for each queue in which messages
+        expire. Raises ``UnknownTopic``, ``CorruptFile``."""
+        state = self._queries.topic_state(topic_id)
+        rows = self._queries.rows(state, queues)
+        past = state.live_from(rows).copy()
+        for at in np.flatnonzero(past < state.holes_ends(rows)).tolist():
+            one = slice(at, at + 1)
+            read = self._queries.read_many(
+                topic_id, queues[one], past[one], max_records=1, max_bytes=1, expired=self._time.surely_expired
+            )
+            if len(read.queues) and not read.record_count:
+                past[at] = read.next_offsets[0]
+        return past
 
     def _of(self, topic_id: int) -> tuple[TopicNames, NameListing]:
         found = self._known.get(topic_id)
