@@ -44,6 +44,7 @@ _LINGER_S = 2.0
 _SHOWN = 60
 _QUEUE_NUMBER = re.compile(r"[0-9]{1,10}")
 _MOST_PRODUCERS = 64
+_MOST_INBOXES = 64
 
 _Take = Callable[[Message], None]
 _Fail = Callable[[set[str], LsmqError], None]
@@ -126,9 +127,12 @@ class Requests:
             raise ClientClosed("this client is closed; make a new one")
 
     def _inbox(self, topic: str) -> _Inbox:
-        inbox = self._inboxes.get(topic)
-        if inbox is None:
-            inbox = self._inboxes[topic] = _Inbox(self._client, topic, self._take, self._fail)
+        """The one of a topic; those that were not used for the longest are forgotten beyond a number of them."""
+        inbox = self._inboxes.pop(topic, None) or _Inbox(self._client, topic, self._take, self._fail)
+        idle = [name for name, each in self._inboxes.items() if each.is_idle]
+        for name in idle[: max(0, len(self._inboxes) + 1 - _MOST_INBOXES)]:
+            del self._inboxes[name]
+        self._inboxes[topic] = inbox
         return inbox
 
     def _take(self, message: Message) -> None:
@@ -187,6 +191,11 @@ class _Inbox:
         self._opening = asyncio.Lock()
         self._reading: asyncio.Task[None] | None = None
         self._background = BackgroundTasks(self._broke)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for a reply, and nothing is read any more."""
+        return not self.waiting and (self._reading is None or self._reading.done())
 
     async def open(self) -> None:
         """From here on replies are read. Returns once it is known where they begin."""

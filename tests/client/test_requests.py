@@ -221,6 +221,23 @@ async def test_a_request_is_not_told_of_what_failed_of_another_topic(
             assert (await client.request(topic_name, "y")).text() == "Y"
 
 
+async def test_what_is_known_of_topics_for_replies_is_forgotten_in_time(
+    shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lsmq._requests._LINGER_S", 0.02)
+    monkeypatch.setattr("lsmq._requests._MOST_INBOXES", 2)
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        inboxes = client._begin_requests()._inboxes
+        async with responder(shared_node.url, topic_name):
+            for number in (*range(4), 0):
+                await client.create_topic(f"{topic_name}-{number}")
+                reply = await client.request(topic_name, b"x", reply_topic=f"{topic_name}-{number}")
+                assert reply.body == b"X"
+                await comes_true(lambda: all(inbox.is_idle for inbox in inboxes.values()), "nothing is read any more")
+        assert list(inboxes) == [f"{topic_name}-3", f"{topic_name}-0"]
+
+
 async def test_a_reply_survives_a_topic_for_replies_of_ones_own(shared_node: NodeProcess, topic_name: str) -> None:
     async with Client(shared_node.url) as client:
         await client.create_topic(topic_name)
