@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from typing import Generic, Self, TypeVar
 
-from lsmq.errors import ClientClosed
+from lsmq.errors import ClientClosed, LsmqError
 
 T = TypeVar("T")
 
@@ -30,7 +31,12 @@ class Starting(AsyncCloseable):
     async def start(self) -> None: ...
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:  # Nobody has anything yet that he could close.
+            with suppress(LsmqError):
+                await self.close()
+            raise
         return self
 
 

@@ -153,7 +153,11 @@ class GroupProducer:
         return Identity(self._id, self._epoch, self._taken[shard])
 
     async def __aenter__(self) -> Self:
-        await self.start()
+        try:
+            await self.start()
+        except BaseException:  # Nobody has anything yet that he could close.
+            await self.abort()
+            raise
         return self
 
     async def __aexit__(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
 import pytest
@@ -248,3 +249,47 @@ async def test_whoever_sends_as_a_producer_is_closed_that_is_just_starting_is_to
         go_on.set()
         told = await asyncio.gather(*sending, return_exceptions=True)
         assert [type(error) for error in told] == [ClientClosed] * 4
+
+
+MADE: dict[str, Callable[[Client, str], AbstractAsyncContextManager[object]]] = {
+    "consumer": lambda client, topic: Consumer(client, topic, queues=[0, 1]),
+    "member": lambda client, topic: Consumer(client, topic, group=topic),
+    "names": lambda client, topic: Consumer(client, f"{topic}-names", pattern="**", start="latest"),
+    "push": lambda client, topic: PushConsumer(client, topic, group=f"{topic}-push"),
+    "producer": lambda client, topic: GroupProducer(client, topic, topic),
+}
+
+
+@pytest.mark.parametrize("what", MADE)
+async def test_what_is_cancelled_while_it_starts_leaves_nothing_behind(
+    shared_node: NodeProcess, topic_name: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a timeout: whoever leaves a block before it has begun has nothing that he could close."""
+
+    async def use(client: Client) -> None:
+        async with MADE[what](client, topic_name):
+            await asyncio.Event().wait()
+
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues=4)
+        await client.create_topic(f"{topic_name}-names", queues="named")
+        followed, before = client._router._refresher._followed, {task.get_name() for task in asyncio.all_tasks()}
+        begun, follow = asyncio.Event(), client._router.follow
+
+        def noted(topic: str) -> None:
+            follow(topic)
+            begun.set()
+
+        monkeypatch.setattr(client._router, "follow", noted)
+        for steps in range(12):
+            begun.clear()
+            using = asyncio.create_task(use(client))
+            await asyncio.wait_for(begun.wait(), PATIENCE_S)
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            using.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await using
+            assert not followed
+            left = {task.get_name() for task in asyncio.all_tasks()} - before
+            assert not [name for name in left if name.startswith("lsmq ") and name != "lsmq routes"]

@@ -54,7 +54,7 @@ class Consumer(BlockingIterable[Message]):
             made = asynchronous.Consumer(client._async, topic, **options)
             made._withdraw, made._kept_back = self._drop, self._ahead_offsets
             self._async = made
-            await made.start()
+            await made.__aenter__()
             return made
 
         self._async = self._thread.call(make())

@@ -23,7 +23,7 @@ class GroupProducer(BlockingSender):
 
         async def make() -> asynchronous.GroupProducer:
             made = asynchronous.GroupProducer(client._async, topic, group, **options)
-            await made.start()
+            await made.__aenter__()
             return made
 
         self._async = self._thread.call(make())

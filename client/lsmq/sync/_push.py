@@ -26,7 +26,7 @@ class PushConsumer(BlockingIterable[Message]):
 
         async def make() -> asynchronous.PushConsumer:
             made = asynchronous.PushConsumer(client._async, topic, **options)
-            await made.start()
+            await made.__aenter__()
             return made
 
         self._async = self._thread.call(make())

@@ -22,7 +22,7 @@ class TransactionalProducer(BlockingCloseable):
 
         async def make() -> asynchronous.TransactionalProducer:
             made = asynchronous.TransactionalProducer(client._async, group, check=in_a_thread(check), **options)
-            await made.start()
+            await made.__aenter__()
             return made
 
         self._async = self._thread.call(make())
