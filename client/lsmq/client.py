@@ -6,6 +6,7 @@ import asyncio
 import os
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
@@ -150,11 +151,12 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
 
     async def close(self) -> None:
         """Close the connections. Close producers and consumers first; what they still do will fail."""
-        if self._requests is not None:
-            await self._requests.close()
-        await self._bundles.close()
-        await self._router.close()
-        await self._transport.close()
+        async with AsyncExitStack() as closing:  # The last first, and all of them though one is cancelled.
+            closing.push_async_callback(self._transport.close)
+            closing.push_async_callback(self._router.close)
+            closing.push_async_callback(self._bundles.close)
+            if self._requests is not None:
+                closing.push_async_callback(self._requests.close)
 
     @property
     def urls(self) -> list[str]:

@@ -293,3 +293,19 @@ async def test_what_is_cancelled_while_it_starts_leaves_nothing_behind(
             assert not followed
             left = {task.get_name() for task in asyncio.all_tasks()} - before
             assert not [name for name in left if name.startswith("lsmq ") and name != "lsmq routes"]
+
+
+async def test_a_client_whose_closing_is_cancelled_leaves_nothing_behind(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    for steps in range(1, 9):
+        before = asyncio.all_tasks()
+        client = Client(shared_node.url)
+        await client.create_topic(topic_name)
+        closing = asyncio.create_task(client.close())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.gather(closing, return_exceptions=True)
+        assert client._transport._session is None
+        await comes_true(lambda before=before: not asyncio.all_tasks() - before, "no task goes on")
