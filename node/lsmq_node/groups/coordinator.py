@@ -297,8 +297,8 @@ class ShardGroups(ShardMachine):
         self.put_aside(Step(self._idle.touch(group)))
 
     def _touched_first(self) -> dict[str, bytes | None]:
-        """Those of whom an earlier release has not written down that they are used are used now."""
-        unknown = (name for name in {*self.groups, *self._committing, *self.fences} if not self._idle.knows(name))
+        """Those of whose fences an earlier release has not written down that they are used are used now."""
+        unknown = (name for name in self.fences if not self._idle.knows(name))
         touched: dict[str, bytes | None] = {}
         for name in islice(unknown, _MOST_TOUCHED):
             touched |= self._idle.touch(name)
