@@ -325,7 +325,7 @@ class _Parser:
         return In(left, tuple(values))
 
     def _like(self, left: Operand, at: _Token) -> FilterNode:
-        if _is_number(left):
+        if is_number(left):
             raise self._wrong("LIKE is for text, and this is a number", at)
         pattern, escape = self._text_literal("LIKE"), ""
         if self._takes("ESCAPE"):
@@ -343,7 +343,7 @@ class _Parser:
 
     def _compare(self, operator: str, left: Operand, right: Operand, at: _Token) -> FilterNode:
         for one, other in ((left, right), (right, left)):
-            if isinstance(one, FieldOf) and _is_number(one) and isinstance(other, Literal) and _is_text(other):
+            if isinstance(one, FieldOf) and is_number(one) and isinstance(other, Literal) and _is_text(other):
                 raise self._wrong(f"{one.field.value} is a number; compare it with one, without quotes", at)
         if isinstance(left, Literal) and not isinstance(right, Literal):
             return Compare(_MIRRORED[operator], right, left)
@@ -387,7 +387,8 @@ def _number(text: str) -> int | float:
     return float(stripped)
 
 
-def _is_number(operand: Operand) -> bool:
+def is_number(operand: Operand) -> bool:
+    """Whether it is a number of every message, and never a text that is read as one."""
     if isinstance(operand, Literal):
         return not isinstance(operand.value, str)
     return isinstance(operand, FieldOf) and operand.field in _NUMBERS
@@ -425,9 +426,9 @@ def _needs_header(node: FilterNode) -> bool:
         case Not(inner):
             return _needs_header(inner)
         case Compare(_, left, right):
-            return not (_is_number(left) and _is_number(right))
+            return not (is_number(left) and is_number(right))
         case In(operand, _) | IsNull(operand) | Like(operand, _):
-            return not _is_number(operand)
+            return not is_number(operand)
 
 
 # Evaluation: each node becomes a function once, so that a message costs calls and no look at the tree.
@@ -521,7 +522,7 @@ def _in_of(operand: Operand, values: tuple[Value, ...]) -> Test:
 
 def _compare_of(operator: str, left: Operand, right: Operand) -> Test:
     get_left, get_right = _getter(left), _getter(right)
-    numeric = _is_number(left) or _is_number(right)
+    numeric = is_number(left) or is_number(right)
     compare = _OPERATORS[operator]
 
     def test(fields: Fields) -> bool | None:

@@ -155,6 +155,31 @@ def test_what_columns_cannot_say_is_asked_of_the_header_and_of_no_others(shard: 
     assert [int(message.body) for message in shard.read(0, wanted)[0]] == [50, 60, 70, 80, 90]
 
 
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("1 = 2", []),
+        ("NOT 1 = 1", []),
+        ("1 IN (2, 'a')", []),
+        ("1 IS NULL", []),
+        ("1 BETWEEN 3 AND 4", []),
+        ("3 IN (1, 3) AND 0.5 < 1", [0, 1, 2]),
+        ("99999999999999999999 > 1.5 AND priority <= 99999999999999999999", [0, 1, 2]),
+        ("priority = 1 OR 1 = 2", [1]),
+        ("priority > subpriority", [1]),
+        ("subpriority <> priority AND stored_ms >= priority", [1, 2]),
+        ("priority = priority", [0, 1, 2]),
+    ],
+)
+def test_numbers_are_compared_with_numbers_by_columns_alone(shard: Shard, condition: str, expected: list[int]) -> None:
+    shard.send(Sent(0, b"0"), Sent(0, b"1", priority=1), Sent(0, b"2", priority=5 | 9 << 8))
+    wanted = MessageFilter.of(None, None, condition)
+    assert wanted is not None
+    with mock.patch("lsmq_node.storage.sieve.decode_header", side_effect=AssertionError):
+        found, _ = shard.read(0, wanted)
+    assert [int(message.body) for message in found] == expected
+
+
 @pytest.mark.part(3)
 def test_a_long_condition_over_what_columns_do_not_say_ends_a_read_sooner(shard: Shard) -> None:
     for first in range(0, 4_000, 1_000):
@@ -256,6 +281,7 @@ sent = st.builds(
     st.dictionaries(st.sampled_from(["n", "region"]), st.sampled_from(["1", "20", "-3.5", "eu", ""]), max_size=2),
 )
 operands = ["key", "tag", "type", "n", "region", "'a'", "'eu'", "20"]
+numbers = ["priority", "subpriority", "stored_ms", "1", "5", "4.5"]
 texts = st.one_of(
     st.builds(
         lambda left, sign, right: f"{left} {sign} {right}",
@@ -264,10 +290,10 @@ texts = st.one_of(
         st.sampled_from(operands),
     ),
     st.builds(
-        lambda which, sign, number: f"{which} {sign} {number}",
-        st.sampled_from(["priority", "subpriority"]),
+        lambda left, sign, right: f"{left} {sign} {right}",
+        st.sampled_from(numbers),
         st.sampled_from(["=", "<>", "<", ">"]),
-        st.sampled_from([0, 1, 4.5]),
+        st.sampled_from(numbers),
     ),
     st.sampled_from(
         [
@@ -283,6 +309,8 @@ texts = st.one_of(
             "stored_ms > 1",
             "key IN ('a', 'b')",
             "tag IN ('a', 3)",
+            "1 IN (2, 'a')",
+            "1 IS NULL",
         ]
     ),
 )

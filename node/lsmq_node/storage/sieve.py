@@ -19,13 +19,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsmq.errors import InvalidBatch
-from lsmq.filter_expressions import All, Compare, Field, FieldOf, FilterNode, In, IsNull, Like, Literal, Not
+from lsmq.filter_expressions import (
+    All,
+    Compare,
+    Field,
+    FieldOf,
+    FilterNode,
+    In,
+    IsNull,
+    Like,
+    Literal,
+    Not,
+    Operand,
+    is_number,
+)
 from lsmq.filter_expressions import Any as AnyOf
 from lsmq.filters import MessageFilter
 from lsmq.record_batch import Column, decode_header, key_hash, split_priority, tag_hash, type_hash
@@ -247,18 +260,26 @@ def may_be(node: FilterNode, columns: ReadColumn, count: int) -> tuple[Mask, Mas
         case Compare("=" | "<>" as operator, FieldOf(field), Literal(str() as value)):
             true, false = _is_word(field, (value,), columns, count)
             return (true, false) if operator == "=" else (false, true)
-        case Compare(operator, FieldOf(field), Literal(value)) if field in _NUMBERS:
-            return _exactly(_COMPARISONS[operator](_NUMBERS[field](columns), value))
+        case Compare(operator, left, right) if is_number(left) and is_number(right):
+            true = _COMPARISONS[operator](_numbers(left, columns), _numbers(right, columns))
+            return _exactly(np.broadcast_to(np.asarray(true, np.bool_), count))
         case In(FieldOf(field), values) if field in _NUMBERS:
             return _exactly(np.isin(_NUMBERS[field](columns), np.array(values)))
+        case In(Literal(int() | float() as value), values):
+            return _exactly(np.full(count, value in values))
         case In(FieldOf(field), values) if all(isinstance(value, str) for value in values):
             return _is_word(field, values, columns, count)
         case IsNull(FieldOf(Field.TAG | Field.TYPE as field)):
             return _exactly(columns(_HASHES[field][0]) == 0)
-        case IsNull(FieldOf(field)) if field in _NUMBERS:
+        case IsNull(operand) if is_number(operand):
             return _exactly(np.zeros(count, np.bool_))
         case Compare() | In() | IsNull() | Like():
             return np.ones(count, np.bool_), np.ones(count, np.bool_)
+
+
+def _numbers(operand: Operand, columns: ReadColumn) -> Any:
+    """A number, or a column of them."""
+    return _NUMBERS[operand.field](columns) if isinstance(operand, FieldOf) else cast(Literal, operand).value
 
 
 def _priority(columns: ReadColumn) -> I64:
