@@ -15,6 +15,10 @@ from lsmq.errors import LsmqError
 T = TypeVar("T")
 
 
+class CancelledByOthers(LsmqError):
+    """Somebody else has cancelled a task, as the end of an event loop does with all of them."""
+
+
 class BackgroundTasks:
     """Belongs to one event loop. ``failed`` is called in it, once for each task that broke."""
 
@@ -75,7 +79,8 @@ class BackgroundTasks:
             return
         lasting = self._owned.pop(task)
         if task.cancelled():
-            self._fail(LsmqError(f"the task {task.get_name()!r} was cancelled by something that does not own it"))
+            name = task.get_name()
+            self._fail(CancelledByOthers(f"the task {name!r} was cancelled by something that does not own it"))
             return
         error = task.exception()
         if isinstance(error, Exception):

@@ -19,7 +19,7 @@ from lsmq._message_parts import Body, Extras, parts_of
 from lsmq._receipts import NamedPendingBatch, PendingBatch, Receipt, Receipts, Sent, stored_before
 from lsmq._shard_sender import Identity, ProducerStats, SenderOptions, ShardSender
 from lsmq._unclosed_producers import open_producers, warn_of_unclosed
-from lsmq.background_tasks import BackgroundTasks
+from lsmq.background_tasks import BackgroundTasks, CancelledByOthers
 from lsmq.client import Client
 from lsmq.errors import BufferFull, ClientClosed, InvalidRequest, LsmqError, MessageTooLarge, TopicReplaced
 from lsmq.messages import (
@@ -274,7 +274,9 @@ class Producer:
 
     def _broke(self, error: Exception) -> None:
         """A sender is gone, and its batches have failed; messages that come for its shard get a new one."""
-        _log.error("a producer's sender ended: topic=%s unstored=%d error=%r", self._name, self._unstored(), error)
+        unstored = self._unstored()
+        level = logging.DEBUG if isinstance(error, CancelledByOthers) and not unstored else logging.ERROR
+        _log.log(level, "a producer's sender ended: topic=%s unstored=%d error=%r", self._name, unstored, error)
         gone = [shard for shard, sender in self._senders.items() if sender.broken]
         for shard in gone:
             self._gone_stats += self._senders.pop(shard).stats

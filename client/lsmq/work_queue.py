@@ -29,6 +29,8 @@ DEFAULT_WAIT_MS = 5_000
 DEFAULT_MAX_HANDLER_MS = 300_000
 _RELEASE_DEADLINE_MS = 2_000
 _MAX_REASON = 500
+#: How somebody else's delivery may be ended, and what the request says of it.
+_ENDS: dict[str, dict[str, bool]] = {"release": {"release": True}, "dead_letter": {"dead_letter": True}, "ack": {}}
 _EXTENSIONS_PER_VISIBILITY = 3
 #: An answer is not longer on its way than this, mostly, nor than a third of the visibility. If it is, the broker says
 #: so when the task is settled.
@@ -408,7 +410,11 @@ class WorkQueue(Iterated[Task]):
         ``release``: somebody else gets the message at once, as if it had not been delivered. ``dead_letter``: it is
         not tried again. ``ack``: it is done. Raises ``ReceiptExpired`` where the delivery is over already.
         """
-        more = {"release": {"release": True}, "dead_letter": {"dead_letter": True}, "ack": {}}[how]
+        if not isinstance(held, HeldMessage):
+            raise InvalidRequest(f"held is of type {type(held).__name__}; it must be one of the messages of held()")
+        if how not in _ENDS:
+            raise InvalidRequest(f"how is {how!r}; it must be one of {', '.join(_ENDS)}")
+        more = _ENDS[how]
         call = "ack" if how == "ack" else "nack"
 
         async def end(topic: Topic) -> None:

@@ -151,6 +151,32 @@ def test_what_an_event_loop_lost_is_logged_by_default(
     assert "ResourceWarning" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        """
+        with sync.Client(URL) as client:
+            producer = sync.Producer(client, TOPIC)
+            producer.send_and_wait("")
+        """,
+        """
+        async def main():
+            async with lsmq.Client(URL) as client:
+                producer = lsmq.Producer(client, TOPIC)
+                await producer.send_and_wait("")
+
+        asyncio.run(main())
+        """,
+    ],
+    ids=["blocking", "asynchronous"],
+)
+def test_nothing_is_logged_of_a_producer_that_held_nothing(
+    shared_node: NodeProcess, topic_name: str, stored: Callable[[], int], program: str
+) -> None:
+    assert run(program, shared_node, topic_name, "-W", "always::ResourceWarning").stderr == ""
+    assert stored() == 1
+
+
 SILENT = """
 def fill():
     producer = sync.Producer(client, TOPIC, linger_ms=60_000)

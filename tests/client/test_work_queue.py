@@ -325,6 +325,10 @@ async def test_what_somebody_has_is_listed_and_taken_from_him(shared_node: NodeP
             await tasks[0].ack()
         with pytest.raises(ReceiptExpired):
             await work.end_held(by_id[tasks[0].message.id], "release")
+        with pytest.raises(InvalidRequest, match="one of release, dead_letter, ack"):
+            await work.end_held(found[1], "done")  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match="one of the messages of held"):
+            await work.end_held(found, "ack")  # type: ignore[arg-type]
         await work.end_held(by_id[tasks[1].message.id], "ack")
         command = ["group", "held", "wq-listers", "--topic", "wq-listed", "--url", shared_node.url]
         shown = await asyncio.to_thread(CliRunner().invoke, root, [*command, "--json"])
