@@ -22,7 +22,7 @@ from lsmq import LsmqError, sync
 from lsmq.cli import main, root
 from lsmq.cli.consume import _Job
 from lsmq.cli.options import SIZE
-from lsmq.cli.render import counted, print_table
+from lsmq.cli.render import counted, print_fields, print_table
 from lsmq_node.storage.wal import Appender, EntryKind, encode_entry_header, segment_name
 from support.node_process import NodeProcess
 from support.python_process import PythonProcess, run_python
@@ -122,6 +122,20 @@ def test_ids_stay_on_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: p
     identity = "0123456789abcdef" * 2
     print_table(["id", "reason"], [[identity, "a reason that is much longer than what is left of the line"]])
     assert identity in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["at a terminal", "in a pipe"])
+def test_what_messages_hold_does_not_command_the_terminal(
+    terminal: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    evil = "a\x1b]0;title\x07\x1b[31m\r\x7f\x9b1mb"
+    print_table(["body", "key"], [[evil.encode(), evil]])
+    print_fields([("body", evil.encode()), ("properties", {"key": evil})])
+    shown = capsys.readouterr().out
+    assert shown.count("a\\x1b]0;title\\x07\\x1b[31m\\x0d\\x7f\\x9b1mb") == 3
+    assert not any(command in shown for command in ("\x1b]", "\x1b[31m", "\x07", "\r", "\x7f", "\x9b"))
 
 
 def test_a_terminal_too_narrow_for_a_table_gets_a_field_a_line(

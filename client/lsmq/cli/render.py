@@ -14,6 +14,7 @@ import click
 
 _WHOLE_COLUMNS = ("id", "offset", "queue", "transaction")
 _ENDLESS = 10_000
+_SHOWN_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 _FOLDABLE = 1.2  # A table so much wider than the terminal is still readable when its longest columns are folded.
 
 
@@ -143,13 +144,16 @@ def progress(label: str, total: int | None, *, of_bytes: bool = False, beside: b
 
 
 def _cell(value: Any) -> str:
+    """What stands in a table: text of messages tells the terminal nothing but where lines end."""
     if value is None:
         return "-"
     if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False, default=_plain)
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
-    return str(value)
+        text = json.dumps(value, ensure_ascii=False, default=_plain)
+    elif isinstance(value, bytes):
+        text = value.decode(errors="backslashreplace")
+    else:
+        text = str(value)
+    return text.translate(_SHOWN_CONTROLS)
 
 
 def _plain(value: Any) -> Any:
