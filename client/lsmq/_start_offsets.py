@@ -54,7 +54,9 @@ def chosen_queues(queues: Iterable[int] | Iterable[str] | None, pattern: str | N
         return Chosen([whole_queue(queue) for queue in found])
     names = tuple(dict.fromkeys(check_queue_name(queue) for queue in found))
     if len(names) > MAX_NAMES:
-        raise InvalidRequest(f"queues names {len(names)} queues, the limit is {MAX_NAMES}; give a pattern")
+        raise InvalidRequest(
+            f"queues names {len(names)} queues, the limit is {MAX_NAMES}; give a pattern, or read in parts"
+        )
     return Chosen(names=names)
 
 
