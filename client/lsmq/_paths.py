@@ -9,6 +9,8 @@ from lsmq.errors import InvalidRequest
 
 def quoted(name: str) -> str:
     """As a part of a path. Raises ``InvalidRequest`` for what is no text or has no bytes in UTF-8, or means a place."""
+    if name == "":
+        raise InvalidRequest("'' is no name: it has no characters")
     if name in (".", ".."):  # Another path would be asked for, escaped or not.
         raise InvalidRequest(f"{name!r} is no name: it means a place in a path")
     try:

@@ -130,6 +130,8 @@ class Consumer(MessageConsumer):
             raise InvalidRequest(
                 "on_out_of_range must be 'earliest', 'latest' or 'error'; uncommitted 'earliest' or 'latest'"
             )
+        if uncommitted == "latest" and group is None:
+            raise InvalidRequest("uncommitted='latest' is for groups; without one start='latest' says where to begin")
         check_counts(max_messages=max_messages, max_bytes=max_bytes, prefetch_bytes=prefetch_bytes)
         check_times(least=0, wait_ms=wait_ms)
         check_times(deadline_ms=deadline_ms, or_inf=True)

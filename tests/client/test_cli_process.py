@@ -84,6 +84,13 @@ def test_a_name_that_means_a_place_in_a_path_is_none(shell: Shell, command: str)
     assert b"means a place in a path" in shell(f"lsmq {command}", code=1).stderr
 
 
+@pytest.mark.parametrize(
+    "command", ["consume ''", "topic create ''", "group describe ''", "schedule delete '' --topic x"]
+)
+def test_a_name_without_characters_is_none(shell: Shell, command: str) -> None:
+    assert b"'' is no name: it has no characters" in shell(f"lsmq {command}", code=1).stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("ignored", ["", "trap '' INT; "], ids=["", "without Ctrl-C"])
 def test_a_member_that_is_told_to_end_leaves_its_group(

@@ -471,6 +471,7 @@ async def test_messages_that_a_failing_handler_left_are_handed_out_again(
         {"start": "committed"},
         {"on_out_of_range": "ignore"},
         {"uncommitted": "never"},
+        {"uncommitted": "latest"},
         {"max_messages": 0},
         {"wait_ms": -1},
     ],
