@@ -7,10 +7,12 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import click
 import pytest
 
 import lsmq
 from lsmq import sync
+from lsmq.cli.topic import alter
 from support.node_process import NodeProcess
 from support.python_process import run_python
 from support.waiting import comes_true, eventually
@@ -45,6 +47,15 @@ def test_options_are_changed_and_taken_away(run: Run, topic_name: str) -> None:
     ):
         assert says in run("topic", "alter", topic_name, *wrong, code=2).stderr.decode()
     assert "unknown_topic" in run("topic", "alter", f"{topic_name}x", "--ack", "leader", code=1).stderr.decode()
+
+
+def test_every_option_is_taken_away_by_the_name_that_sets_it(run: Run, topic_name: str) -> None:
+    run("topic", "create", topic_name, "--ttl", "1h", "--queues", "named", "--forget-empty", "1d")
+    options = [parameter.opts[0] for parameter in alter.params if isinstance(parameter, click.Option)]
+    named = options[: options.index("--unset")]
+    assert {"--retention", "--ttl", "--forget-empty", "--dedupe-window", "--max-bytes"} <= {*named}
+    shown = run("topic", "alter", topic_name, *(each for name in named for each in ("--unset", name))).stdout.decode()
+    assert shown.strip() == f"topic {topic_name}: ack=quorum"
 
 
 @pytest.mark.part(2)

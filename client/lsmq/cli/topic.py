@@ -193,8 +193,7 @@ async def alter(client: Client, name: str, unset: tuple[str, ...], as_json: bool
     """
     changes = {option: value for option, value in options.items() if value is not None}
     names = {text.removeprefix("--").replace("-", "_") for text in unset}
-    timed = ("retention", "delete_retention", "dedupe_window")
-    taken = {f"{each}_ms" if each in timed else each for each in names}
+    taken = {f"{each}_ms" if f"{each}_ms" in options else each for each in names}
     for wrong in sorted(taken - options.keys()):
         raise click.UsageError(f"--unset {wrong}: there is no such option to take away; there are {', '.join(options)}")
     for both in sorted(taken & changes.keys()):
