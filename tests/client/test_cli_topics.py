@@ -67,6 +67,10 @@ def test_where_messages_are_moved_to_is_set_shown_and_taken_away(
     full = ("--queue-max-messages", "2", "--overflow", "drop_oldest")
     shown = run("topic", "alter", topic_name, *full, "--dropped-to", over).stdout.decode()
     assert f"expired_to={late}" in shown and f"dropped_to={over}" in shown
+    for none_yet in (late, over):
+        listed = run("dlq", "list", topic_name, "--dead-letter", none_yet)
+        assert listed.stderr.decode().strip() == f"no dead letters in {none_yet}"
+    assert "unknown_topic" in run("dlq", "list", topic_name, "--dead-letter", f"{late}r", code=1).stderr.decode()
     run("produce", topic_name, stdin=b"1\n2\n3\n")
     with sync.Client(shared_node.url) as client:
         eventually(lambda: client.topic_usage(topic_name).dropped["overflow"] == 1, "one is moved")

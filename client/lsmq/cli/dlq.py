@@ -73,9 +73,9 @@ async def _read(letters: DeadLetters, topic: str) -> AsyncIterator[DeadLetter]:
         async for letter in letters.read():
             yield letter
     except UnknownTopic:
-        if letters.name != topic + SUFFIX:
+        options = (await letters.client.topic(topic)).options
+        if letters.name not in (topic + SUFFIX, options.get("expired_to"), options.get("dropped_to")):
             raise
-        await letters.client.topic(topic)
 
 
 def _show(letters: Sequence[DeadLetter]) -> None:
