@@ -348,15 +348,15 @@ class WorkQueue(Iterated[Task]):
         delete_on_ack: bool | None = None,
         order: Literal["none", "key", "priority"] | None = None,
         fair_by: str | None = None,
-        weights: Mapping[str, int] | None = None,
+        weights: Mapping[str, int] | Mapping[int, int] | None = None,
         max_in_flight_per: int | None = None,
         max_rate_per: float | None = None,
         priority_ageing_ms: int | None = None,
     ) -> None:
         """Say how the work queue behaves, for all its consumers; what is left out is the default. Durable on return.
 
-        ``fair_by`` is ``queue``, ``key``, ``tag``, ``type`` or a property, such as ``properties.customer``. See
-        docs/work-queues.md for what each means.
+        ``fair_by`` is ``queue``, ``key``, ``tag``, ``type`` or a property, such as ``properties.customer``; ``weights``
+        are by queues, whose numbers may be numbers or text, or by these. See docs/work-queues.md for what each means.
         """
         given = {
             "max_deliveries": max_deliveries,
@@ -367,7 +367,7 @@ class WorkQueue(Iterated[Task]):
             "delete_on_ack": delete_on_ack,
             "order": order,
             "fair_by": fair_by,
-            "weights": None if weights is None else dict(weights),
+            "weights": None if weights is None else {_tenant(name): weight for name, weight in weights.items()},
             "max_in_flight_per": max_in_flight_per,
             "max_rate_per": max_rate_per,
             "priority_ageing_ms": priority_ageing_ms,
@@ -559,3 +559,9 @@ def _by_shard(tasks: Iterable[Task]) -> Iterable[list[Task]]:
     for task in tasks:
         found.setdefault((task._shard, task.visibility_ms), []).append(task)
     return found.values()
+
+
+def _tenant(name: object) -> str:
+    if not isinstance(name, str | int):
+        raise InvalidRequest(f"weights names {name!r}; it must be text, or the number of a queue")
+    return str(name)

@@ -116,6 +116,10 @@ def test_a_work_queue_is_configured_on_the_command_line_and_without_asyncio(shar
         with sync.WorkQueue(client, topic, topic, order="priority") as work:
             work.configure(order="priority", fair_by="key", weights={"x": 2}, max_rate_per=1)
             assert work.describe().settings.weights == {"x": 2}
+            work.configure(weights={0: 5})
+            assert work.describe().settings.weights == {"0": 5}
+            with pytest.raises(InvalidRequest, match="it must be text, or the number of a queue"):
+                work.configure(fair_by="tag", weights={b"gold": 5})
             work.configure(fair_by="properties.customer")
             assert work.describe().settings.fair_by == "properties.customer"
         ran = CliRunner().invoke(root, [*command, "--fair-by", "properties.shop", "--json"])
