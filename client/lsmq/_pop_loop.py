@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lsmq._outages import Attempts
 from lsmq._paths import group_path
@@ -26,6 +26,17 @@ _log = logging.getLogger("lsmq")
 _AT_ONCE_S = 0.5
 #: Who does not want pops to be held asks again and again, and not faster than this.
 _LEAST_S = 0.005
+#: A pop that ends so soon is waited for, to ask the node for all of its shards in one.
+_SOON_MS = 100
+
+
+class _Held(NamedTuple):
+    """A pop at a node (None: at nobody), for some of the shards that it leads."""
+
+    url: str | None
+    shards: tuple[int, ...]
+    wait_ms: int
+    until: float
 
 
 def popped_from_dict(topic: Topic, fields: Mapping[str, Any]) -> PoppedMessage:
@@ -85,7 +96,7 @@ class PopLoop:
         """Pop until cancelled. Raises what does not pass, and what has not passed in ``deadline_ms``."""
         router = self._client._router
         router.follow(self._topic)
-        pops: dict[str | None, asyncio.Task[None]] = {}
+        pops: dict[asyncio.Task[None], _Held] = {}
         room: asyncio.Task[Any] | None = None
         try:
             # Asked afresh: what was known before may have been deleted, and made anew.
@@ -93,27 +104,42 @@ class PopLoop:
             while True:
                 topic = await router.current(topic, Deadline(self._deadline_ms))
                 if self._wanted() > 0:
-                    for url, shards in _by_leader(topic).items():
-                        if url not in pops:
-                            pops[url] = asyncio.create_task(self._pop(topic, url, shards))
+                    for held in self._to_hold(topic, pops.values()):
+                        pops[asyncio.create_task(self._pop(topic, held))] = held
                 if room is None:
                     self._room.clear()
                     room = asyncio.create_task(self._room.wait())
-                done, _ = await asyncio.wait({room, *pops.values()}, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait({room, *pops}, return_when=asyncio.FIRST_COMPLETED)
                 if room in done:
                     room = None
-                for url in [url for url, pop in pops.items() if pop in done]:
-                    pops.pop(url).result()
+                for pop in [pop for pop in pops if pop in done]:
+                    del pops[pop]
+                    pop.result()
         finally:
             try:
                 await self._last_answers()
             finally:
-                left = [*pops.values(), *([] if room is None else [room])]
+                left = [*pops, *([] if room is None else [room])]
                 for task in left:
                     task.cancel()
                 await asyncio.gather(*left, return_exceptions=True)
                 self._attempts.end()
                 router.unfollow(self._topic)
+
+    def _to_hold(self, topic: Topic, held: Collection[_Held]) -> list[_Held]:
+        """Pops for the shards that none is held for where they are led now.
+
+        A node that comes to lead more shards while it holds a pop is asked for these beside it, for as long as that
+        is held; then for all of them at once, as ever.
+        """
+        now, found = asyncio.get_running_loop().time(), []
+        for url, shards in _by_leader(topic).items():
+            here = [each for each in held if each.url == url]
+            missing = tuple(shard for shard in shards if not any(shard in each.shards for each in here))
+            left_ms = min((round(1000 * (each.until - now)) for each in here), default=self._wait_ms)
+            if missing and (not here or left_ms > _SOON_MS):
+                found.append(_Held(url, missing, left_ms, now + left_ms / 1000))
+        return found
 
     async def _last_answers(self) -> None:
         """Let come what may be on its way, so that it is given back: a pop is answered at once, or held.
@@ -125,8 +151,8 @@ class PopLoop:
             over = max(self._asked.values()) + _AT_ONCE_S
             await asyncio.wait(self._asked, timeout=max(0.0, over - asyncio.get_running_loop().time()))
 
-    async def _pop(self, topic: Topic, url: str | None, shards: tuple[int, ...]) -> None:
-        router = self._client._router
+    async def _pop(self, topic: Topic, held: _Held) -> None:
+        router, url, shards = self._client._router, held.url, held.shards
         backoff = self._backoffs.setdefault(url, Backoff())
         try:
             if url is None:
@@ -136,7 +162,7 @@ class PopLoop:
                 "topic": topic.name,
                 "shards": list(shards),
                 "max": max(1, self._wanted()),
-                "wait_ms": self._wait_ms,
+                "wait_ms": held.wait_ms,
                 **self._picked,
             }
             if self._visibility_ms is not None:
@@ -145,7 +171,7 @@ class PopLoop:
                 value["order"] = self._order
             tracing = self._client._tracing
             span = None if tracing is None else tracing.receiving(topic.name)
-            timeout_s = router.request_timeout_s + self._wait_ms / 1000
+            timeout_s = router.request_timeout_s + held.wait_ms / 1000
             pop = asyncio.current_task()
             assert pop is not None
             self._asked[pop] = asked_at
@@ -182,7 +208,7 @@ class PopLoop:
         for popped in messages:
             self._found(topic, popped, asked_at)
         took_s = asyncio.get_running_loop().time() - asked_at
-        if messages or took_s > max(self._wait_ms / 2000, _LEAST_S):
+        if messages or took_s > max(held.wait_ms / 2000, _LEAST_S):
             backoff.reset()
         else:
             await backoff.pause()  # It was not held, by a node that stops, or what stands between.

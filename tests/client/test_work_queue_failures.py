@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 
 from lsmq import Client, Producer, Task, WorkQueue
 from lsmq_lab.local_cluster import LocalCluster
+from support.clusters import running_cluster
 from support.node_process import NodeProcess
-from support.waiting import comes_true
+from support.waiting import PATIENCE_S, comes_true
 from support.work_process import WorkerProcess
 
 QUEUES = 12
@@ -33,6 +36,32 @@ async def test_the_tasks_of_a_killed_consumer_come_to_others(shared_node: NodePr
             heir.kill9()
         assert not set(victim.ended) & set(heir.begun), "what was acknowledged came again"
         assert max(Counter(heir.ended).values()) == 1
+
+
+@pytest.mark.slow
+async def test_a_node_that_comes_to_lead_more_is_asked_for_that_at_once(tmp_path: Path) -> None:
+    """Not when the pop is over that it holds for what it led before: here in an hour."""
+    with running_cluster(__name__, tmp_path / "c", settings={"max_wait_ms": 3_600_000}) as cluster:
+        urls = {node.id: node.url for node in cluster.plan.nodes}
+        async with AsyncExitStack() as scope:
+            nodes = [await scope.enter_async_context(Client(url)) for url in urls.values()]
+            client = await scope.enter_async_context(Client([*urls.values()], deadline_ms=60_000))
+            route = (await client.create_topic("moved", queues=QUEUES)).routes[0]
+            work = await scope.enter_async_context(WorkQueue(client, "moved", "g", wait_ms=3_600_000))
+
+            async def all_hold() -> bool:
+                return all([(await node.status())["waiters"] for node in nodes])
+
+            waiting = asyncio.create_task(work.poll(1))
+            await comes_true(all_hold, "each node holds a pop for what it leads")
+            leader = next(name for name, url in urls.items() if url == route.leader)
+            await asyncio.to_thread(cluster.kill, leader)
+            async with Producer(client, "moved") as producer:
+                await producer.send_and_wait("late", queue=route.first)
+            async with asyncio.timeout(PATIENCE_S):
+                (task,) = await waiting
+            assert task.text() == "late"
+            await task.ack()
 
 
 @pytest.mark.slow
