@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from lsmq import Client, Consumer, Message, Producer
+from lsmq import Client, ClusterAdmin, Consumer, Message, Producer
 from lsmq.groups import Group
+from lsmq.topics import FETCH_SESSION_HEADER
 from lsmq_lab.local_cluster import LocalCluster
-from support.clusters import believed
+from support.clusters import believed, running_cluster
 from support.waiting import PATIENCE_S, comes_true
 
 pytestmark = pytest.mark.slow
@@ -91,6 +93,30 @@ async def test_leaders_die_and_readers_go_on(cluster: LocalCluster) -> None:
         assert (await Group(client, "workers").lag(TOPIC)).lag == 0
         assert {queue.name for queue in await client.queues(TOPIC)} == set(NAMES) | set(fresh)
         assert len({route.shard for route in topic.routes}) > 1
+
+
+async def test_a_reader_hears_of_a_shard_that_its_node_leads_since(tmp_path: Path) -> None:
+    """Where it selected before: else nothing of that shard would come for as long as nothing else changes."""
+    with running_cluster(__name__, tmp_path / "c", settings={"cluster.even_out": False}) as cluster:
+        http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=believed()))
+        async with Client([node.url for node in cluster.plan.nodes]) as client, http:
+            moved, stays = (await client.create_topic(TOPIC, queues="named")).routes[:2]
+
+            async def fetch(**said: Any) -> tuple[str, bytes]:
+                async with http.post(f"{stays.leader}/v1/topics/{TOPIC}/fetch", json={"wait_ms": 0, **said}) as answer:
+                    return answer.headers.get(FETCH_SESSION_HEADER, ""), await answer.read()
+
+            session, _ = await fetch(pattern="**", start="earliest", keep=True)
+            (node,) = [node.id for node in cluster.plan.nodes if node.url == stays.leader]
+            await ClusterAdmin(client).transfer(moved.shard, node)
+
+            async def is_told() -> bool:
+                nonlocal session
+                session, body = await fetch(session=session)
+                assert session or b"unknown_fetch_session" in body, body
+                return not session
+
+            await comes_true(is_told, "it is told to select again")
 
 
 async def test_a_stream_from_one_node_has_the_queues_of_all(cluster: LocalCluster) -> None:

@@ -134,6 +134,15 @@ class NamedSessions:
             sources.append(NamedSource(port, epoch, version))
         return NamedSession(topic, parts, client, sources, which), found
 
+    def leads_more(self, session: NamedSession) -> bool:
+        """Whether a shard is led here by now that has such queues too, and was not when the session was opened."""
+        known = {source.port.number for source in session.named_sources}
+        return any(
+            part.shard not in known and self._topology.leadership(part.shard).here
+            for part in queue_ranges(session.topic, self._topology.home_shards)
+            if session.which.wants(part.first, part.end)
+        )
+
     async def _choose(self, port: ShardPort, topic: StoredTopic, choose: Callable[[TopicNames], U32]) -> U32:
         while True:
             names = await self._names.current(port, topic)

@@ -274,7 +274,8 @@ class Reads:
                 return found
 
     async def _check_parts(self, session: FetchSession) -> None:
-        """Raises ``NotLeader``, ``UnknownTopic``, or ``UnknownFetchSession`` where a shard is led in another epoch."""
+        """Raises ``NotLeader``, ``UnknownTopic``, or ``UnknownFetchSession`` where a shard is led in another epoch, or
+        one more is led that has queues that are selected."""
         parts = session.sources
         await self.ports(session.topic, [part.port.number for part in parts], ReadFrom.LEADER)
         for part in parts:
@@ -284,6 +285,8 @@ class Reads:
                     f"shard {part.port.number} is led in epoch {leads.epoch} by now; name the queues and offsets again"
                 )
             part.port.store.topic_by_id(session.topic.id)
+        if isinstance(session, NamedSession) and self.named.leads_more(session):
+            raise UnknownFetchSession("this node leads more of the topic by now; select the queues again")
 
     async def _read_ready(self, request: FetchRequest, session: FetchSession, hold: Hold) -> Fetched:
         """Read what is ready, and move the session past what was found."""
