@@ -57,7 +57,8 @@ class Sent(NamedTuple):
 
     def __repr__(self) -> str:
         said = {"queue": self.queue, "offset": self.offset, "id": self.id}
-        said |= {name: value for name in ("queue_name", "duplicate", "dropped") if (value := getattr(self, name))}
+        more = ("queue_name", "due_ms", "duplicate", "dropped")
+        said |= {name: value for name in more if (value := getattr(self, name))}
         return f"Sent({', '.join(f'{name}={value!r}' for name, value in said.items())})"
 
 

@@ -305,4 +305,5 @@ def test_where_a_message_was_sent_to_has_its_id_and_shows_it() -> None:
     assert repr(stored) == f"Sent(queue=3, offset=17, id='{message_id(5, 3, 17)}', queue_name='n')"
     later = Sent(3, -1, 0, later_id=delayed_id(2, 1_000, 7))
     assert later.id == delayed_id(2, 1_000, 7) and later.due_ms == 1_000
+    assert repr(later) == f"Sent(queue=3, offset=-1, id='{later.id}', due_ms=1000)"
     assert Sent(3, -1, 5, dropped=True).id == "" and pickle.loads(pickle.dumps(stored)) == stored

@@ -92,7 +92,7 @@ def test_the_directory_of_a_new_store_survives_a_power_cut_with_all_its_parents(
 
 def test_a_directory_in_use_names_the_process(tmp_path: Path) -> None:
     store = ShardStore.open(tmp_path / "s", tiny())
-    with pytest.raises(DataDirectoryLocked, match=f"in use by process {os.getpid()}"):
+    with pytest.raises(DataDirectoryLocked, match=f"in use by process {os.getpid()}, which is this one. Close"):
         ShardStore.open(tmp_path / "s", tiny())
     store.close()
     ShardStore.open(tmp_path / "s", tiny()).close()

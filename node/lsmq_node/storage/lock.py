@@ -57,9 +57,10 @@ class DirectoryLock:
 
 def _locked(directory: Path, fd: int) -> DataDirectoryLocked:
     pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
+    is_own = pid == str(os.getpid())
+    what = ", which is this one. Close what has it open" if is_own else ". Stop that process"
     return DataDirectoryLocked(
-        f"the data directory {directory} is in use by process {pid or 'unknown'}. Stop that process, or choose another "
-        "directory.",
+        f"the data directory {directory} is in use by process {pid or 'unknown'}{what}, or choose another directory.",
         directory=str(directory),
         pid=int(pid) if pid.isdigit() else None,
     )
