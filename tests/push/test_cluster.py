@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lsmq import Client, Message, Producer, PushConsumer
+from lsmq import Client, ClusterAdmin, Message, Producer, PushConsumer
 from lsmq_lab.local_cluster import LocalCluster
 from support.clusters import running_cluster
 from support.waiting import comes_true
@@ -122,6 +123,38 @@ async def test_subscribers_go_on_when_a_leader_goes(cluster: LocalCluster, troub
             await comes_true(lambda: sum(map(len, consumer.assignment)) == QUEUES, "all queues are there")
             assert await consumer.poll(timeout_ms=200) == []
     await asyncio.to_thread(cluster.wait_ready)
+
+
+async def test_queues_with_names_are_pushed_by_a_node_that_comes_to_lead_more_of_them(tmp_path: Path) -> None:
+    names, topic = [f"agents.{number}" for number in range(200)], "named"
+    with running_cluster(__name__, tmp_path / "c", settings={"cluster.even_out": False}) as cluster:
+        async with Client([node.url for node in cluster.plan.nodes]) as client:
+            moved, stays = (await client.create_topic(topic, queues="named")).routes[:2]
+            producer = Producer(client, topic)
+            found: Counter[str] = Counter()
+
+            async def send() -> None:
+                for receipt in [await producer.send("x", queue=name) for name in names]:
+                    await receipt
+
+            async def handle(message: Message) -> None:
+                assert message.queue_name is not None
+                found[message.queue_name] += 1
+
+            home, node = (
+                next(node.id for node in cluster.plan.nodes if node.url == route.leader) for route in (moved, stays)
+            )
+            consumer = PushConsumer(client, topic, group=topic)
+            async with asyncio.TaskGroup() as tasks:
+                running = tasks.create_task(consumer.run(handle))
+                for sent in range(1, 7):
+                    await send()
+                    await comes_true(lambda sent=sent: all(found[name] >= sent for name in names), "all is pushed")
+                    if sent % 2:
+                        await ClusterAdmin(client).transfer(moved.shard, node if sent % 4 == 1 else home)
+                await consumer.close()
+                await running
+            await producer.close()
 
 
 async def test_who_has_come_to_a_node_that_leads_no_more_hears_who_does(cluster: LocalCluster) -> None:
