@@ -53,7 +53,7 @@ class Found:
                     self.positions[queue] = offset
                 elif flags[at] == Flag.NAMES:
                     names[queue] = bytes(batch.payload[begin:ends]).decode(), offset
-                elif offset >= names[queue][1]:
+                elif queue in names and offset >= names[queue][1]:
                     self.messages.setdefault(names[queue][0], []).append(bytes(batch.payload[body_at:ends]).decode())
 
 

@@ -15,14 +15,15 @@ from lsmq.queue_names import compile_pattern, queue_slot
 from lsmq.record_batch import BatchBuilder, Column, RecordBatch
 from lsmq_node.broker import Broker
 from lsmq_node.broker.names import BrokerNames
+from lsmq_node.broker.reads import Reads
 from lsmq_node.storage import TopicNames
 from lsmq_node.storage.log_writer import LogWriter
 from support.node_process import NodeProcess
 from support.waiting import PATIENCE_S, eventually
 
-from .calls import Api
+from .calls import Answer, Api
 from .in_process import Session, with_node
-from .named_queues import bodies, fetch, listed, named_topic, path, send
+from .named_queues import Found, bodies, fetch, listed, named_topic, path, send
 
 
 @pytest.fixture
@@ -356,6 +357,44 @@ def test_a_deleted_queue_leaves_a_session_and_one_of_its_name_joins_anew(api: Ap
     assert found.messages == {"a": ["3"]}
     send(api, topic, ("z.z", "other"), ("b", "4"))
     assert fetch(api, topic, session=found.session, wait_ms=20_000).messages == {"b": ["4"]}
+
+
+@pytest.mark.parametrize(("pattern", "given"), [("mine.*", {}), ("**", {"another": ["not yours"]})])
+def test_a_queue_that_got_the_number_of_one_that_a_session_just_read_is_not_given_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, given: dict[str, list[str]]
+) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        async def sent(queue: str, body: str) -> str:
+            messages = [{"queue": queue, "body": body}]
+            answer = await client.post("/v1/topics/n/messages", json={"messages": messages})
+            return str((await answer.json())["results"][0]["id"])[8:16]
+
+        async def fetched(**document: Any) -> Found:
+            answer = await client.post("/v1/topics/n/fetch", json={"keep": True, **document})
+            assert answer.status == 200
+            return Found(Answer(answer.status, dict(answer.headers), await answer.read()))
+
+        await client.put("/v1/topics/n", json={"queues": "named"})
+        number = await sent("mine.1", "1")
+        found = await fetched(pattern=pattern, start="earliest")
+        assert found.messages == {"mine.1": ["1"]}
+        await sent("mine.1", "2")
+        read = Reads._read_held
+
+        async def replaced_first(*args: Any) -> Any:
+            monkeypatch.undo()
+            await client.delete("/v1/topics/n/queues/mine.1")
+            assert await sent("another", "not yours") == number
+            return await read(*args)
+
+        monkeypatch.setattr(Reads, "_read_held", replaced_first)
+        messages: dict[str, list[str]] = {}
+        for _ in range(2):
+            found = await fetched(session=found.session)
+            messages |= found.messages
+        assert messages == given
+
+    with_node(tmp_path, test)
 
 
 def test_one_request_waits_for_any_of_100_000_names_there_or_to_come(node: NodeProcess) -> None:

@@ -195,6 +195,22 @@ class NamedSessions:
         part.look(session.topic.id)
         session.parts.append(part)
 
+    async def leave_out(self, session: NamedSession, found: Fetched) -> None:
+        """Of what was read do without queues whose numbers have got names since the session was last looked at.
+
+        Whether those are wanted shows with the next look, which also reads on in them where the session is now.
+        """
+        for source in session.named_sources:
+            names = await self._names.current(source.port, session.topic)
+            changed, _ = names.changed_since(source.version)
+            first, end = source.port.store.numbers(session.topic.id)
+            for at, queues in enumerate(found.queues):
+                there = (queues >= first) & (queues < end)
+                stay = ~there if changed is None else ~np.isin(queues, changed)
+                found.queues[at], found.next_offsets[at] = queues[stay], found.next_offsets[at][stay]
+        found.queues = [queues for queues in found.queues if len(queues)]
+        found.next_offsets = [offsets for offsets in found.next_offsets if len(offsets)]
+
     def names_of(self, session: NamedSession, found: Fetched) -> list[bytes]:
         """What says the names of the queues that an answer moves, from where to where; the session is not moved yet."""
         moved = np.concatenate(found.queues).astype(np.uint32) if found.queues else np.empty(0, np.uint32)

@@ -303,6 +303,7 @@ class Reads:
         found = await self._read_held(request, pieces, lambda: self._read_pieces(request, pieces), hold)
         session.parts.append(session.parts.pop(0))  # The next answer begins elsewhere.
         if isinstance(session, NamedSession):
+            await self.named.leave_out(session, found)
             found.names += self.named.names_of(session, found)
             self.named.set_aside(session, found)
         for part, places in taken:
