@@ -135,7 +135,7 @@ class NamedFetcher(Fetcher):
         if session is not None and session[0] is slots:
             return {"value": {**value, "session": session[1]}, **rest}
         value |= self._selection.request(slots) | {"keep": True}
-        if self._selection.offsets:
+        if any(self._is_to_be_met(name) for name in value.get("names", ())):
             del value["start"]
             value["offsets"] = little_endian("q", [self._begin_of(name) for name in value["names"]])
             return {"value": value, **rest}
@@ -144,6 +144,11 @@ class NamedFetcher(Fetcher):
         if numbers:
             value |= {"numbers": numbers, "offsets": offsets}
         return {"value": value, **rest}
+
+    def _is_to_be_met(self, name: str) -> bool:
+        """Whether a queue begins at an offset, and nothing has come of it. Others are known by their numbers: the name
+        may be another queue's by now, which is read from its beginning."""
+        return name in self._selection.offsets and self._numbers.get(name, -1) not in self._named
 
     def _begin_of(self, name: str) -> int:
         """Where a queue is to be read from that was to begin at an offset."""

@@ -448,6 +448,27 @@ async def test_a_queue_that_is_deleted_and_used_again_is_read_from_its_beginning
         assert (await Group(client, topic_name).lag(topic_name)).lag == 0
 
 
+async def test_a_queue_that_was_made_anew_meanwhile_is_not_read_from_where_the_former_one_was(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    """By who named offsets to begin at, and asks again for all that he reads."""
+    start = {NAMES[0]: 1, NAMES[1]: 3}
+    async with (
+        named(shared_node, topic_name) as (client, producer),
+        Consumer(client, topic_name, queues=NAMES[:2], start=start) as consumer,
+    ):
+        assert by_name(await take(consumer, 4)) == {NAMES[0]: ["1", "2", "3"], NAMES[1]: ["3"]}
+        consumer.pause()
+        await client.delete_queue(topic_name, NAMES[0])
+        await producer.send_and_wait("other", queue="agents.heir")
+        for number in range(6):
+            await producer.send_and_wait(f"again {number}", queue=NAMES[0])
+        await producer.send_and_wait("4", queue=NAMES[1])
+        consumer.resume()
+        again = [f"again {number}" for number in range(6)]
+        assert by_name(await take(consumer, 7)) == {NAMES[0]: again, NAMES[1]: ["4"]}
+
+
 async def test_what_was_sent_before_is_known_again_by_name(shared_node: NodeProcess, topic_name: str) -> None:
     async with Client(shared_node.url) as client:
         await client.create_topic(topic_name, queues="named", dedupe_window_ms=3_600_000)
