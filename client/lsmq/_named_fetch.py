@@ -183,6 +183,8 @@ class NamedFetcher(Fetcher):
         for queue, (_, next_offset) in list(spans.items()):
             place = positions.slot(queue)
             asked = positions.fetch[place] if place >= 0 else begins.get(queue, next_offset)
+            if place >= 0 and queue in names and positions.share(queue) not in (NO_SLOT, queue_slot(names[queue])):
+                asked = max(asked, begins[queue])  # It is another's by now, of which nothing is missing before.
             if queue not in names or not (source == self._leader or self._wants(names[queue])):
                 asked = next_offset  # It was deleted meanwhile; its number may be another's that nobody asked for.
             if asked < next_offset and queue not in positions.held:

@@ -23,6 +23,7 @@ from lsmq import (
     partitioners,
     sync,
 )
+from lsmq._fetcher import OutOfRange
 from lsmq._named_positions import NamedPositions
 from lsmq.queue_names import SLOTS, check_queue_name, compile_pattern, queue_slot
 from support.fault_proxy import FaultProxy
@@ -467,6 +468,26 @@ async def test_a_queue_that_was_made_anew_meanwhile_is_not_read_from_where_the_f
         consumer.resume()
         again = [f"again {number}" for number in range(6)]
         assert by_name(await take(consumer, 7)) == {NAMES[0]: again, NAMES[1]: ["4"]}
+
+
+@pytest.mark.parametrize("policy", ["latest", "error"])
+async def test_what_was_not_read_of_a_deleted_queue_is_no_gap_of_the_next_one_with_its_number(
+    shared_node: NodeProcess, topic_name: str, policy: OutOfRange
+) -> None:
+    async with (
+        named(shared_node, topic_name, each=1) as (client, producer),
+        Consumer(client, topic_name, pattern="**", on_out_of_range=policy) as consumer,
+    ):
+        (number,) = {message.queue for message in await take(consumer, 10) if message.queue_name == NAMES[0]}
+        consumer.pause()
+        await producer.send_and_wait("not read", queue=NAMES[0])
+        await client.delete_queue(topic_name, NAMES[0])
+        sent = await producer.send_and_wait("heir's", queue="agents.heir")
+        assert (sent.queue, sent.offset) == (number, 2)
+        consumer.resume()
+        assert by_name(await take(consumer, 1)) == {"agents.heir": ["heir's"]}
+        await producer.send_and_wait("more", queue="agents.heir")
+        assert by_name(await take(consumer, 1)) == {"agents.heir": ["more"]}
 
 
 async def test_what_was_sent_before_is_known_again_by_name(shared_node: NodeProcess, topic_name: str) -> None:
