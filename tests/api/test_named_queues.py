@@ -18,6 +18,7 @@ from lsmq_node.broker.names import BrokerNames
 from lsmq_node.broker.reads import Reads
 from lsmq_node.storage import TopicNames
 from lsmq_node.storage.log_writer import LogWriter
+from lsmq_node.storage.name_table import NameTable
 from support.node_process import NodeProcess
 from support.waiting import PATIENCE_S, eventually
 
@@ -237,6 +238,55 @@ def test_of_those_who_declare_a_queue_at_once_one_is_told_that_he_made_it(
             patch.setattr(LogWriter, "commit", held_up)
             assert sorted(await asyncio.gather(*(declared() for _ in range(5)))) == [200, 200, 200, 200, 201]
         assert await declared() == 200
+
+    with_node(tmp_path, test)
+
+
+@pytest.mark.parametrize("way", ["send", "declare", "delete", "trim", "alter"])
+def test_who_was_torn_out_of_making_a_queue_holds_up_no_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """What is in line then, names that others know nothing of, is waited for, and others have their turn."""
+    free, commit, check = threading.Event(), LogWriter.commit, TopicNames._check_may_append
+
+    def held_up(writer: LogWriter) -> None:
+        assert free.wait(PATIENCE_S)
+        commit(writer)
+
+    def torn(*args: Any) -> None:
+        raise MemoryError
+
+    async def test(client: Session, broker: Broker) -> None:
+        loop = asyncio.get_running_loop()
+
+        def checked(names: TopicNames) -> Any:
+            loop.call_soon(free.set)  # which has its turn once the loop goes on
+            return check(names)
+
+        def sent(name: str) -> Any:
+            return client.post("/v1/topics/n/messages", json={"messages": [{"queue": name, "body": "x"}]})
+
+        await client.put("/v1/topics/n", json={"queues": "named"})
+        await sent("a")
+        with monkeypatch.context() as patch:
+            patch.setattr(LogWriter, "commit", held_up)
+            with monkeypatch.context() as tear:
+                tear.setattr(NameTable, "hold", torn)
+                assert (await sent("b")).status == 500
+            await client.get("/v1/topics/n/queues")  # so that all that is committed is known again
+            patch.setattr(TopicNames, "_check_may_append", checked)
+            match way:
+                case "send":
+                    answer = await sent("c")
+                case "declare":
+                    answer = await client.put("/v1/topics/n/queues/c")
+                case "delete":
+                    answer = await client.delete("/v1/topics/n/queues/a")
+                case "trim":
+                    answer = await client.post("/v1/topics/n/queues/a/trim", json={"before": 1})
+                case _:
+                    answer = await client.patch("/v1/topics/n/queues/a", json={"retention_messages": 1})
+        assert answer.status in (200, 201, 204)
 
     with_node(tmp_path, test)
 

@@ -407,7 +407,7 @@ class Broker:
                 self.allowances.began_producers(begin)
                 return port, *found
             except NamesBehind:
-                await self.names.current(port, topic)
+                await self.names.catch_up(port, topic)
 
     async def delete(self, request: DeleteRequest) -> None:
         """Durable on return. Raises ``UnknownQueue``, ``NotLeader``, ``OffsetOutOfRange`` for what is not there yet."""

@@ -158,7 +158,7 @@ class NameCleaner:
             try:
                 return names.forget(some)
             except NamesBehind:
-                await self._broker.names.current(port, topic)
+                await self._broker.names.catch_up(port, topic)
 
     # The log of names
 
@@ -179,7 +179,7 @@ class NameCleaner:
             try:
                 appended, cursor = names.rewrite(cursor, _AT_ONCE)
             except NamesBehind:
-                await self._broker.names.current(port, topic)
+                await self._broker.names.catch_up(port, topic)
                 continue
             if appended is not None:
                 await port.wait(appended, Ack.QUORUM)

@@ -60,6 +60,13 @@ class BrokerNames:
             await self.in_threads(names.refresh)
         return names
 
+    async def catch_up(self, port: ShardPort, topic: StoredTopic) -> None:
+        """What helps after ``NamesBehind`` of a write. Besides what is committed it waits for what is in line and is not
+        known, as where a thread was torn out of putting names there. Raises what a write raises."""
+        names = await self.current(port, topic)
+        if not names.knows_the_line() and (barrier := port.store.barrier()) is not None:
+            await port.wait(barrier, Ack.QUORUM)
+
     def lasting(self, port: ShardPort, topic_id: int, names: Sequence[str]) -> NDArray[np.uint32] | None:
         """The numbers of queues that are there, good for a write before anything is awaited; None where some are not.
 
@@ -80,6 +87,7 @@ class BrokerNames:
         try:
             appended = known.declare(names, self.slots(topic, port.number), lambda count: accounts)
         except NamesBehind:
+            await self.catch_up(port, topic)
             return
         if appended is not None:
             await port.wait(appended, Ack.QUORUM)

@@ -81,6 +81,7 @@ class OwnOptions:
                 if port.store.names(topic.id).lasting_numbers(queue.encode()) is None:
                     raise unknown_queue(topic, queue)
             except NamesBehind:
+                await self._names.catch_up(port, topic)
                 continue
             return port
 

@@ -96,7 +96,7 @@ class QueueLists:
                 slots, admit = self._names.slots(topic, port.number), self._name_admission.of(port.store)
                 appended = names.declare((name,), slots, admit)
             except NamesBehind:
-                await self._names.current(port, topic)
+                await self._names.catch_up(port, topic)
                 continue
             if appended is not None:
                 await port.wait(appended, Ack.QUORUM)
@@ -113,7 +113,7 @@ class QueueLists:
             try:
                 appended, gone = port.store.names(topic.id).delete((name,))
             except NamesBehind:
-                await self._names.current(port, topic)
+                await self._names.catch_up(port, topic)
                 continue
             if not gone:
                 raise unknown_queue(topic, name)
@@ -128,7 +128,7 @@ class QueueLists:
             try:
                 appended = port.store.names(topic.id).trim(name, before)
             except NamesBehind:
-                await self._names.current(port, topic)
+                await self._names.catch_up(port, topic)
                 continue
             if appended is None:
                 raise unknown_queue(topic, name)

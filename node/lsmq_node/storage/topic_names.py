@@ -130,9 +130,22 @@ class TopicNames(KnownNames):
                 except RoundOver:
                     continue
 
+    def knows_the_line(self) -> bool:
+        """Whether all that is in line is known, without which nothing is put there: else it is to be committed first.
+
+        Raises ``UnknownTopic``.
+        """
+        with self._lock:
+            _, _, end = self._settle()
+            return self._reach() >= end
+
+    def _reach(self) -> int:
+        """Up to here the log of names is known, with what is in line."""
+        return self._in_line[-1].end if self._in_line else self._position
+
     def _check_may_append(self) -> Round:
         round_, _, end = self._settle()
-        if (self._in_line[-1].end if self._in_line else self._position) < end:
+        if self._reach() < end:
             raise NamesBehind
         self._topic().begins = self._table.begins  # For whoever puts something in line now.
         return round_
