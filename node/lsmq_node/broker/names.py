@@ -61,8 +61,8 @@ class BrokerNames:
         return names
 
     async def catch_up(self, port: ShardPort, topic: StoredTopic) -> None:
-        """What helps after ``NamesBehind`` of a write. Besides what is committed it waits for what is in line and is not
-        known, as where a thread was torn out of putting names there. Raises what a write raises."""
+        """What helps after ``NamesBehind`` of a write: what is committed is known then, and what is in line and was not
+        known, as where a thread was torn out of putting names there, is committed. Raises what a write raises."""
         names = await self.current(port, topic)
         if not names.knows_the_line() and (barrier := port.store.barrier()) is not None:
             await port.wait(barrier, Ack.QUORUM)
