@@ -128,12 +128,13 @@ class NamedFetcher(Fetcher):
             "wait_ms": wait_ms,
             **self._picks,
         }
-        rest = {"content_type": MSGPACK, "accept": BATCHES}
+        rest: dict[str, Any] = {"content_type": MSGPACK, "accept": BATCHES}
         if url != self._leader:
             numbers, offsets = self._named.where([queue for part in slots for queue in part])
             return {"value": {**value, "queues": numbers, "offsets": offsets}, **rest}
         if session is not None and session[0] is slots:
             return {"value": {**value, "session": session[1]}, **rest}
+        rest["must_lead"] = self._shards
         value |= self._selection.request(slots) | {"keep": True}
         if any(self._is_to_be_met(name) for name in value.get("names", ())):
             del value["start"]
@@ -264,6 +265,7 @@ class NamedFetchLoop(FetchLoop):
                 value=self.selection.request((range(route.first, route.end),), "latest"),
                 content_type=MSGPACK,
                 accept=BATCHES,
+                must_lead=(route.shard,),
                 deadline=self._client._deadline(),
             )
             self._meet_all(answer.body)

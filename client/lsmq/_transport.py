@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -40,7 +40,7 @@ from lsmq.errors import (
     UnexpectedAnswer,
     from_dict,
 )
-from lsmq.topics import FORWARD_HEADER, Topic
+from lsmq.topics import FETCH_SHARDS_HEADER, FORWARD_HEADER, Topic
 
 T = TypeVar("T")
 
@@ -174,12 +174,13 @@ class Transport:
         stall_s: float | None = None,
         also: Container[int] = (),
         trace: Mapping[str, str] | None = None,
+        must_lead: Sequence[int] = (),
     ) -> Response:
         """Send one request. ``value`` is packed as msgpack; ``body`` goes out as it is.
 
         ``topic`` is the one in the path or in ``value``. ``stall_s`` bounds the time without any bytes.
         Answers with a status in ``also`` count as such, and not as errors. ``trace`` are headers that say of which
-        trace it is.
+        trace it is. ``must_lead``: see ``FETCH_SHARDS_HEADER``.
 
         Raises the node's error, ``ConnectionFailed`` or ``TimedOut``.
         """
@@ -192,6 +193,8 @@ class Transport:
             headers.update(trace)
         if topic is not None:
             headers.update(topic.identity)
+        if must_lead:
+            headers[FETCH_SHARDS_HEADER] = ",".join(map(str, must_lead))
         if value is not None:
             body = _packed(value)
         if body is not None:
@@ -223,6 +226,7 @@ class Transport:
                         stall_s=stall_s,
                         also=also,
                         trace=trace,
+                        must_lead=must_lead,
                     )
                 if response.status >= 300 and response.status not in also:
                     error = error_from_answer(url, response.status, response.content_type, answered)

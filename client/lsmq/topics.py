@@ -63,6 +63,9 @@ TOPIC_ID_HEADER = "Lsmq-Topic-Id"
 TOPIC_CREATED_HEADER = "Lsmq-Topic-Created"
 #: In an answer to a fetch: what the next request goes on with.
 FETCH_SESSION_HEADER = "Lsmq-Fetch-Session"
+#: Of a fetch of queues by name: the shards, with commas between them, that whoever is asked is to read; where he does
+#: not lead one of them now, he answers an error, and not with what he has of others.
+FETCH_SHARDS_HEADER = "Lsmq-Fetch-Shards"
 #: What is to become of a request for a shard that the node does not lead: ``pass``, ``redirect`` or ``refuse``.
 FORWARD_HEADER = "Lsmq-Forward"
 

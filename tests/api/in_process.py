@@ -53,7 +53,9 @@ def with_node(
     async def run() -> None:
         config = NodeConfig(data=tmp_path, slow_write_delay_ms=1, **settings)
         with own_disks(config) as disks:
-            shards = OpenShards({0: ShardStore.open(tmp_path / "shard-0", SMALL, disk=disk)}, {})
+            numbers = range(config.shards)
+            stores = {number: ShardStore.open(tmp_path / f"shard-{number}", SMALL, disk=disk) for number in numbers}
+            shards = OpenShards(stores, {})
             waiters = WaiterTable(config.max_waiters)
             parts = Parts()
             broker = Broker(config, SingleNode(config, disks, shards, waiters.wake, parts), waiters, parts)

@@ -57,6 +57,7 @@ GIVEN: dict[str, list[Any]] = {
 HEADERS = [
     ("Content-Type", "application/msgpack;x=\xff"), ("Content-Type", "text/plain"), ("Accept", "application/msgpack"),
     ("Lsmq-Topic-Id", "1"), ("Lsmq-Topic-Id", "9" * 5_000), ("Content-Encoding", "gzip"), ("Content-Encoding", "\xe9"),
+    ("Lsmq-Fetch-Shards", "0,1"), ("Lsmq-Fetch-Shards", "0,,\xb2"),
     ("Lsmq-Topic-Created", "1"), ("Lsmq-Topic-Created", "9" * 5_000),
     ("Expect", "x"), ("Host", "\xff"), ("Host", ""), ("Host", "[::1"), ("Origin", "\xff"), ("Origin", "null"),
     ("Accept", "\xff\xfe"), ("X-Odd", "\xff"),

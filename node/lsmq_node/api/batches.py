@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,7 @@ from lsmq.errors import (
     from_dict,
 )
 from lsmq.record_batch import Column, Flag
-from lsmq.topics import FETCH_SESSION_HEADER
+from lsmq.topics import FETCH_SESSION_HEADER, FETCH_SHARDS_HEADER
 from lsmq_node.broker import Fetched, FetchRequest, Hold, ProduceRequest, ReadFrom
 from lsmq_node.broker.forwarding import shard_to_ask
 from lsmq_node.config import Forward
@@ -326,6 +327,7 @@ async def fetch_batches(call: Call) -> web.StreamResponse:
         selected = await call.workers.run(
             lambda: selected_of(document, topic, call.broker.admission), large=len(document.get("names", ())) > _MANY
         )
+        selected = replace(selected, shards=call.integers_of(FETCH_SHARDS_HEADER, "the numbers of shards"))
         request = FetchRequest(**limits, selected=selected, keep=document["keep"])
     else:
         for name in ("queues", "offsets"):

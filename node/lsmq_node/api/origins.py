@@ -43,7 +43,8 @@ _ASKED = "Access-Control-Request-Method"
 #: What a page of an allowed origin may send, and read of an answer. Browsers remember it for so many seconds.
 _PREFLIGHT = {
     "Access-Control-Allow-Methods": "GET, HEAD, POST, PUT, PATCH, DELETE",
-    "Access-Control-Allow-Headers": "Authorization, Content-Type, Lsmq-Forward, Lsmq-Topic-Id, Lsmq-Topic-Created",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Lsmq-Forward, Lsmq-Topic-Id, Lsmq-Topic-Created, "
+    "Lsmq-Fetch-Shards",
     "Access-Control-Max-Age": "600",
 }
 _READABLE = "Lsmq-Duplicate, Lsmq-Fetch-Session, Retry-After, WWW-Authenticate"

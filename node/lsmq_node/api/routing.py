@@ -275,6 +275,16 @@ class Call:
             raise InvalidRequest(f"{header} is {given!r}; it must be {what}", field=header)
         return int(given)
 
+    def integers_of(self, header: str, what: str) -> frozenset[int]:
+        """The integers of a header, between which there are commas. Raises ``InvalidRequest``."""
+        given = self.request.headers.get(header)
+        if given is None:
+            return frozenset()
+        items = given.split(",")
+        if not all(_INTEGER.fullmatch(item) for item in items):
+            raise InvalidRequest(f"{header} is {given!r}; it must be {what}, with commas between them", field=header)
+        return frozenset(map(int, items))
+
     def told(self, error: LsmqError) -> LsmqError:
         """What is told of it: who asked for a topic by name, and had it deleted meanwhile, knows of no id."""
         topic_id = error.details.get("topic_id") if isinstance(error, UnknownTopic) else None

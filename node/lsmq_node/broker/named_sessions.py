@@ -111,13 +111,13 @@ class NamedSessions:
     async def open(self, topic: StoredTopic, selected: Selected, client: str | None) -> tuple[NamedSession, Fetched]:
         """A session that was not begun yet, of the shards that are led here, and what is to be answered at once.
 
-        Raises ``NotLeader`` where none is.
+        Raises ``NotLeader``, ``Unavailable`` where none is, or not all that are asked for.
         """
         which = selected.which
         shards = [
             part.shard for part in queue_ranges(topic, self._topology.home_shards) if which.wants(part.first, part.end)
         ]
-        led = [shard for shard in shards if self._topology.leadership(shard).here]
+        led = [shard for shard in shards if shard in selected.shards or self._topology.leadership(shard).here]
         found = Fetched()
         parts, sources = [], []
         for port in await self._names.ports(topic, led or shards, ReadFrom.LEADER):

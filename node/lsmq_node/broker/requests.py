@@ -82,6 +82,7 @@ class Selected:
 
     Those that come after the session began are read from their earliest message. ``reset`` is for queues in which
     ``group`` has committed no offset. ``numbers`` and ``offsets``, or ``by_name``, say it for some queues otherwise.
+    ``shards``: of these, those with such queues must be led here.
     """
 
     which: Selection
@@ -91,6 +92,7 @@ class Selected:
     numbers: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     offsets: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     by_name: Mapping[str, int] = field(default_factory=dict)
+    shards: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
