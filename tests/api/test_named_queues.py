@@ -447,6 +447,18 @@ def test_a_queue_that_got_the_number_of_one_that_a_session_just_read_is_not_give
     with_node(tmp_path, test)
 
 
+def test_a_session_of_numbers_says_the_names_of_queues_in_each_answer(api: Api, topic: str) -> None:
+    send(api, topic, ("a", "1"), ("b", "2"))
+    found = fetch(api, topic, queues=[0, 1], offsets=[0, 0], keep=True)
+    assert found.messages == {"a": ["1"], "b": ["2"]}
+    send(api, topic, ("b", "3"))
+    found = fetch(api, topic, session=found.session, wait_ms=20_000)
+    assert found.messages == {"b": ["3"]}
+    api.call("DELETE", path(topic, "b"), status=204)
+    send(api, topic, ("a", "4"), ("c", "5"))
+    assert fetch(api, topic, session=found.session, wait_ms=20_000).messages == {"a": ["4"], "c": ["5"]}
+
+
 def test_one_request_waits_for_any_of_100_000_names_there_or_to_come(node: NodeProcess) -> None:
     api = Api(node.url)
     topic = named_topic(api, "many")

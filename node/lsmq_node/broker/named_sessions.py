@@ -83,13 +83,6 @@ class NamedSession(FetchSession):
         super().end(waiters)
         waiters.unwatch(self.topic.names_id, self._names)
 
-    def positions(self, queues: U32) -> I64:
-        """Where the reader is in each of some queues."""
-        found = np.zeros(len(queues), np.int64)
-        for part in self.parts:
-            part.copy_positions(queues, found)
-        return found
-
 
 class NamedSessions:
     """Opens such sessions, and has new queues join them. Loop thread only."""
@@ -211,11 +204,11 @@ class NamedSessions:
         found.queues = [queues for queues in found.queues if len(queues)]
         found.next_offsets = [offsets for offsets in found.next_offsets if len(offsets)]
 
-    def names_of(self, session: NamedSession, found: Fetched) -> list[bytes]:
+    def names_of(self, session: FetchSession, found: Fetched) -> list[bytes]:
         """What says the names of the queues that an answer moves, from where to where; the session is not moved yet."""
         moved = np.concatenate(found.queues).astype(np.uint32) if found.queues else np.empty(0, np.uint32)
         batches = []
-        for source in session.named_sources:
+        for source in session.sources:
             first, end = source.port.store.numbers(session.topic.id)
             own = moved[(moved >= first) & (moved < end)]
             if len(own):

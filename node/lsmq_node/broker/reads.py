@@ -306,6 +306,10 @@ class Reads:
             await self.named.leave_out(session, found)
             found.names += self.named.names_of(session, found)
             self.named.set_aside(session, found)
+        elif session.topic.named and session.client is not None:  # The node's own readers ask for names themselves.
+            for part in session.parts:
+                await self.names.current(part.port, session.topic)
+            found.names += self.named.names_of(session, found)
         for part, places in taken:
             for moved, next_offsets in zip(found.queues, found.next_offsets, strict=True):
                 part.move(moved, next_offsets)

@@ -188,6 +188,13 @@ class FetchSession:
         """The shards it reads, each as it was led when the session began."""
         return self.parts
 
+    def positions(self, queues: NDArray[Any]) -> NDArray[np.int64]:
+        """Where the reader is in each of some queues."""
+        found = np.zeros(len(queues), np.int64)
+        for part in self.parts:
+            part.copy_positions(queues, found)
+        return found
+
     @property
     def name(self) -> str:
         """The random part of its token, which stays."""
