@@ -210,6 +210,35 @@ def test_what_was_read_of_a_deleted_queue_is_not_given_as_that_of_another(
     with_node(tmp_path, test)
 
 
+@pytest.mark.parametrize("picks", ["key=k", "tag=t"])
+def test_what_is_found_in_a_queue_by_name_is_of_no_other_that_got_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, picks: str
+) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        async def sent(name: str) -> Any:
+            body = {"messages": [{"queue": name, "key": "k", "tag": "t", "body": name}]}
+            return await client.post("/v1/topics/n/messages", json=body)
+
+        await client.put("/v1/topics/n", json={"queues": "named"})
+        await sent("mine")
+        number = BrokerNames.number
+
+        async def replaced_next(*args: Any) -> int:
+            monkeypatch.undo()
+            found = await number(*args)
+            await client.delete("/v1/topics/n/queues/mine")
+            await sent("another")
+            return found
+
+        monkeypatch.setattr(BrokerNames, "number", replaced_next)
+        answer = await client.get(f"/v1/topics/n/messages?queue_name=mine&{picks}")
+        assert (answer.status, (await answer.json())["messages"]) == (200, [])
+        answer = await client.get(f"/v1/topics/n/messages?queue_name=another&{picks}")
+        assert [message["queue"] for message in (await answer.json())["messages"]] == ["another"]
+
+    with_node(tmp_path, test)
+
+
 def test_of_those_who_declare_a_queue_at_once_one_is_told_that_he_made_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,7 +101,8 @@ async def find_messages(call: Call) -> web.StreamResponse:
     page.
     """
     query, topic, broker = call.query, await call.topic(), call.broker
-    if query["queue_name"] is not None:
+    name = query["queue_name"]
+    if name is not None:
         query["queue"] = await _number(call, topic)
         query["queue_name"] = None  # Whoever else is asked is told the number.
     shards = sorted({part.shard for part in broker.ranges(topic)})
@@ -113,7 +114,7 @@ async def find_messages(call: Call) -> web.StreamResponse:
             raise InvalidRequest(f"shard is {query['shard']}; of what is asked for, there are {shards}", field="shard")
         shards = [query["shard"]]
     if query["key"] is None and query["key_b64"] is None and filter_of_query(query) is not None:
-        return answer(call.request, await search_messages(call, topic, shards))
+        return answer(call.request, _only_of(name, await search_messages(call, topic, shards)))
     key = _key(query)
     most_bytes = broker.config.max_response_bytes
     asked = KeyQuery(
@@ -135,7 +136,14 @@ async def find_messages(call: Call) -> web.StreamResponse:
     found: dict[str, Any] = {"messages": messages, "next": None if reached is None else _cursor(reached)}
     if query["explain"]:
         found["explain"] = [each for part in parts for each in part["explain"]]
-    return answer(call.request, found)
+    return answer(call.request, _only_of(name, found))
+
+
+def _only_of(name: str | None, found: dict[str, Any]) -> dict[str, Any]:
+    """What was looked for by the number of the queue with a name: that may have become another's meanwhile."""
+    if name is not None:
+        found["messages"] = [message for message in found["messages"] if message["queue"] == name]
+    return found
 
 
 @ROUTES.get(
