@@ -197,6 +197,11 @@ class NamedFetcher(Fetcher):
     def _wants(self, name: str) -> bool:
         return contains(self._named.ranges, queue_slot(name)) and self._selection.has(name)
 
+    async def _check_gaps(self, chunk: FetchedBatches, gaps: Sequence[int]) -> None:
+        """Queues that are met with this answer begin where they do: nothing of them was missed."""
+        if met := [queue for queue in gaps if queue in self._named]:
+            await super()._check_gaps(chunk, met)
+
     def _move(self, chunk: FetchedBatches) -> None:
         assert isinstance(chunk, NamedBatches)
         positions = self._named

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -488,6 +489,26 @@ async def test_what_was_not_read_of_a_deleted_queue_is_no_gap_of_the_next_one_wi
         assert by_name(await take(consumer, 1)) == {"agents.heir": ["heir's"]}
         await producer.send_and_wait("more", queue="agents.heir")
         assert by_name(await take(consumer, 1)) == {"agents.heir": ["more"]}
+
+
+@pytest.mark.parametrize("policy", ["latest", "error"])
+async def test_what_has_expired_before_a_queue_is_met_is_no_gap(
+    shared_node: NodeProcess, topic_name: str, policy: OutOfRange, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is removed while the consumer looks whether it is one."""
+    async with named(shared_node, topic_name, each=0) as (client, producer):
+        await producer.send_and_wait("expires", queue="a", ttl_ms=1)
+        await producer.send_and_wait("stays", queue="a")
+        ask = Client._offsets
+
+        async def trimmed_first(self: Client, topic: Any, *args: Any) -> Any:
+            monkeypatch.undo()
+            await client.trim_queue(topic_name, "a", 1)
+            return await ask(self, topic, *args)
+
+        monkeypatch.setattr(Client, "_offsets", trimmed_first)
+        async with Consumer(client, topic_name, pattern="**", on_out_of_range=policy) as consumer:
+            assert by_name(await take(consumer, 1)) == {"a": ["stays"]}
 
 
 async def test_what_was_sent_before_is_known_again_by_name(shared_node: NodeProcess, topic_name: str) -> None:
