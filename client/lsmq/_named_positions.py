@@ -114,6 +114,11 @@ class NamedPositions(QueuePositions):
         self.paused = {who: left for who, paused in self.paused.items() if (left := intersect(paused, ranges))}
         self.generation += 1
 
+    def skip_to(self, queue: int, offset: int) -> None:
+        if self.slot(queue) < 0:  # It was committed meanwhile.
+            self.meet(queue, NO_SLOT, offset)
+        super().skip_to(queue, offset)
+
     def committed(self, offsets: Mapping[int, int]) -> None:
         super().committed(offsets)
         if not self._forgets:

@@ -511,6 +511,41 @@ async def test_what_has_expired_before_a_queue_is_met_is_no_gap(
             assert by_name(await take(consumer, 1)) == {"a": ["stays"]}
 
 
+async def test_a_queue_is_committed_and_forgotten_while_the_consumer_looks_whether_it_has_a_gap(
+    shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        named(shared_node, topic_name, each=0) as (client, producer),
+        Consumer(client, topic_name, group=topic_name, on_out_of_range="latest") as member,
+    ):
+        await producer.send_and_wait("0", queue="a")
+        (first,) = await take(member, 1)
+        member.pause()
+        await producer.send_and_wait("expires", queue="a", ttl_ms=1)
+        await producer.send_and_wait("passed over", queue="a")
+        ask, looked = Client._offsets, asyncio.Event()
+
+        async def committed_first(self: Client, topic: Any, *args: Any) -> Any:
+            monkeypatch.undo()
+            await member.commit()
+            assert first.queue not in member.positions
+            await client.trim_queue(topic_name, "a", 2)
+            looked.set()
+            return await ask(self, topic, *args)
+
+        monkeypatch.setattr(Client, "_offsets", committed_first)
+        member.resume()
+        await looked.wait()
+
+        async def is_at_the_latest() -> bool:
+            assert await member.poll(timeout_ms=0) == []
+            return member.positions.get(first.queue) == 3
+
+        await comes_true(is_at_the_latest, "it goes on at the latest")
+        await producer.send_and_wait("3", queue="a")
+        assert by_name(await take(member, 1)) == {"a": ["3"]}
+
+
 async def test_what_was_sent_before_is_known_again_by_name(shared_node: NodeProcess, topic_name: str) -> None:
     async with Client(shared_node.url) as client:
         await client.create_topic(topic_name, queues="named", dedupe_window_ms=3_600_000)
