@@ -204,3 +204,20 @@ async def test_a_queue_that_is_committed_where_it_was_sought_to_is_read_from_the
         go_on.set()
         again = await take(consumer, 3)
         assert [(message.queue, message.offset) for message in again] == [(queue, 5), (queue, 6), (queue, 7)]
+
+
+@pytest.mark.parametrize("trimmed", [0, 2])
+async def test_a_queue_that_is_sought_to_its_beginning_and_committed_is_read_from_there(
+    shared_node: NodeProcess, topic_name: str, trimmed: int
+) -> None:
+    async with (
+        filled(shared_node, topic_name, names=1, each=8) as client,
+        Consumer(client, topic_name, group=topic_name) as consumer,
+    ):
+        (queue,) = {message.queue for message in await take(consumer, 4)}
+        await consumer.commit()
+        (row,) = await client.queues(topic_name)
+        await client.trim_queue(topic_name, row.name, trimmed)
+        consumer.seek(queue, trimmed)
+        await consumer.commit()
+        assert [message.offset for message in await take(consumer, 8 - trimmed)] == list(range(trimmed, 8))

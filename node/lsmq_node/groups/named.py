@@ -20,31 +20,37 @@ NumberArray = NDArray[Any]
 NO_SLOT = 0xFFFF
 
 
-async def slots_of(broker: Broker, topic: StoredTopic, queues: NumberArray) -> NumberArray:
-    """The slot that each queue's name lies in; ``NO_SLOT`` where there is no such queue. Raises as reading does."""
-    found = np.full(len(queues), NO_SLOT, np.uint32)
+async def _slots_and_begins(broker: Broker, topic: StoredTopic, queues: NumberArray) -> tuple[NumberArray, OffsetArray]:
+    """The slot that each queue's name lies in, ``NO_SLOT`` where there is no such queue; and from which offset on its
+    number is its own. Raises as reading does."""
+    found, begins = np.full(len(queues), NO_SLOT, np.uint32), np.zeros(len(queues), np.int64)
     parts = split_by_shard(queues, topic, broker.topology.home_shards)
     ports = await broker.reads.ports(topic, [shard for shard, _ in parts])
     for port, (_, places) in zip(ports, parts, strict=True):
         names = await broker.names.current(port, topic)
-        found[places] = names.slots_of(queues[places].astype(np.uint32))
+        numbers = queues[places].astype(np.uint32)
+        found[places], begins[places] = names.slots_of(numbers), names.begins_of(numbers)
         port.check_readable()
-    return found
+    return found, begins
 
 
 async def worth_committing(
-    broker: Broker, topic: StoredTopic, queues: NumberArray, offsets: OffsetArray
+    broker: Broker, topic: StoredTopic, queues: NumberArray, offsets: OffsetArray, *, reset: bool
 ) -> tuple[NumberArray, NumberArray]:
     """Which of these a commit says something for, and the slots of those.
 
     A queue that was deleted has no offset to commit, and one at or below what is kept says nothing: its number may be
-    another queue's by now, which goes on behind it.
+    another queue's by now, which goes on behind it. A ``reset`` may go back to what is kept first, where that cannot be
+    the end of another.
     """
-    slots = await slots_of(broker, topic, queues)
+    slots, begins = await _slots_and_begins(broker, topic, queues)
     there = np.flatnonzero(slots != NO_SLOT)
     if len(there):
         earliest, _ = await broker.offsets(topic, queues[there])
-        there = there[offsets[there] > earliest]
+        least = earliest + 1
+        if reset:
+            least[(begins[there] == 0) | (begins[there] < earliest)] -= 1
+        there = there[offsets[there] >= least]
     return there, slots[there]
 
 

@@ -211,7 +211,7 @@ class GroupService(MachineService[ShardGroups]):
         broker.admission.queues(topic, queues)
         shares = queues
         if topic.named and member is not None:
-            worth, shares = await worth_committing(broker, topic, queues, offsets)
+            worth, shares = await worth_committing(broker, topic, queues, offsets, reset=reset)
             queues, offsets = queues[worth], offsets[worth]
             if not len(queues):
                 return

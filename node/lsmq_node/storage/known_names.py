@@ -358,6 +358,16 @@ class KnownNames:
             found[known] = self._table.slots[local[known]]
             return found
 
+    def begins_of(self, numbers: U32) -> I64:
+        """From which offset on each number is its queue's, where another had it before; else 0."""
+        with self._lock:
+            self._settle()
+            local = numbers.astype(np.int64) - self._topic().first
+            found = np.zeros(len(local), np.int64)
+            known = np.flatnonzero((local >= 0) & (local < len(self._table.begins)))
+            found[known] = self._table.begins[local[known]]
+            return found
+
     def changed_since(self, version: int) -> tuple[U32 | None, int]:
         """Numbers that have got names since a version, and the version now; None for the numbers: any may have."""
         with self._lock:
