@@ -362,6 +362,32 @@ def test_a_group_of_another_shard_is_waited_for(bench: Bench) -> None:
     assert bounds(bench, topic.id, 0) == [(5, 5)]
 
 
+# Damage
+
+
+def damage(bench: Bench, content: bytes) -> None:
+    """Of the only table, in the block that has this; and begin again."""
+    (table,) = bench.store._tables.version.tables()
+    whole = bench.disk.content(table.path)
+    at = whole.index(content)
+    bench.disk.put(table.path, whole[:at] + b"?" + whole[at + 1 :])
+    bench.reopen()
+    bench.store.retention.rest = None
+
+
+@pytest.mark.parametrize("overflow", ["drop_lowest_priority", "drop_nearest_deadline"])
+def test_a_queue_that_cannot_be_read_stays_and_others_are_brought_down(bench: Bench, overflow: str) -> None:
+    topic = bench.store.create_topic("t", 3, TopicOptions(queue_max_messages=5, overflow=overflow))
+    for number in range(40):
+        put(bench.store, topic.id, *((queue, b"%d %03d" % (queue, number) * 100) for queue in range(3)))
+    flush(bench.store)
+    damage(bench, b"1 010" * 100)
+    for _ in range(3):
+        retain(bench.store)
+    assert [len(bodies(bench.store, topic.id, queue)) for queue in (0, 2)] == [5, 5]
+    assert gone(bench, topic.id) == {LossReason.OVERFLOW: 70}
+
+
 # A full disk
 
 

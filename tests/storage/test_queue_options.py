@@ -12,7 +12,7 @@ from lsmq.errors import CorruptFile, InvalidRequest
 from lsmq_node.storage import TopicOptions
 from lsmq_node.storage.queue_options import UNLIMITED, QueueOptions, decode, encode, key_of
 
-from .harness import abandon, bodies, merge, retain
+from .harness import abandon, bodies, flush, merge, put, retain
 from .test_retention import HOUR_MS, Bench
 
 
@@ -118,6 +118,39 @@ def test_the_bytes_of_a_queue_are_counted_once(bench: Bench) -> None:
     bench.fill(topic.id, 1, 3)
     retain(bench.store)
     assert bench.store.stats().records_read_total == read + 3
+
+
+def test_a_queue_of_which_not_all_can_be_read_holds_up_no_other(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 3)
+    for queue in range(3):
+        give(bench, topic.id, queue, retention_bytes=5_000)
+    for number in range(40):
+        put(bench.store, topic.id, *((queue, b"%d %03d" % (queue, number) * 100) for queue in range(3)))
+    flush(bench.store)
+    (table,) = bench.store._tables.version.tables()
+    whole = bench.disk.content(table.path)
+    at = whole.index(b"1 010" * 100)
+    bench.disk.put(table.path, whole[:at] + b"?" + whole[at + 1 :])
+    bench.reopen()
+    for _ in range(3):
+        retain(bench.store)
+    first, damaged, last = starts(bench, topic.id)
+    assert damaged <= 10 and 25 <= first == last <= 31
+
+
+def test_while_it_cannot_be_read_what_queues_keep_nothing_of_their_topic_goes_and_others_do(bench: Bench) -> None:
+    options = TopicOptions(retention_messages=2)
+    topic, other = bench.store.create_topic("t", 2, options), bench.store.create_topic("other", 2, options)
+    give(bench, topic.id, 0, retention_messages=UNLIMITED)
+    place = key_of(topic.id, 1)
+    bench.store.wait(bench.store.put_documents({place: b"of a release that is to come"}))
+    bench.fill(topic.id, 2, 5)
+    bench.fill(other.id, 2, 5)
+    retain(bench.store)
+    assert (starts(bench, topic.id), starts(bench, other.id)) == ([0, 0], [3, 3])
+    bench.store.wait(bench.store.put_documents({place: None}))
+    retain(bench.store)
+    assert starts(bench, topic.id) == [0, 3]
 
 
 def test_options_go_with_their_topic(bench: Bench) -> None:

@@ -6,6 +6,8 @@ of the log that says why, so replicas agree. Of messages of one rank the oldest 
 
 A queue that holds many more than it may, since the limit is new, is brought down in rounds, each of which looks at its
 first :data:`_AT_ONCE` messages and lets no more than half of them go: so what stays stands against what comes later.
+
+A queue that cannot be read stays as it is.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lsmq.errors import CorruptFile
 from lsmq.record_batch import Column, Flag, RecordBatch, priority_rank, split_batches
 
 from .columns import DTYPES, I64, U32, decode_column
@@ -65,7 +68,15 @@ class Evictions:
 
     def _bring_down(self, item: TopicState, rows: I64, starts: I64, ends: I64, limit: int, delete: Delete) -> bool:
         queues = (rows + item.first).astype(np.uint32)
-        queue, offset, rank, seen = self._look_through(item, queues, starts, ends)
+        try:
+            queue, offset, rank, seen = self._look_through(item, queues, starts, ends)
+        except CorruptFile:
+            if len(rows) == 1:  # What ranks lowest cannot be told, so all stays; the table remembers the damage.
+                return True
+            done = True
+            for some in np.array_split(np.arange(len(rows)), 2):
+                done &= self._bring_down(item, rows[some], starts[some], ends[some], limit, delete)
+            return done
         order = np.lexsort((offset, rank, queue))
         firsts = queue[order].searchsorted(queues)
         counts = np.append(firsts[1:], len(order)) - firsts

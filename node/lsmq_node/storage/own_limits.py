@@ -8,9 +8,12 @@ is held to within a piece, and rather too much stays than too little.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
+
+from lsmq.errors import CorruptFile
 
 from .columns import I64
 from .queries import Queries
@@ -62,30 +65,37 @@ def own(limit: LimitValue, of_topic: int | None) -> int | None:
 
 def read_limits(
     documents: Iterable[LimitsDocument], state: ShardState, numbers_of: Callable[[int, Sequence[str]], I64]
-) -> dict[int, QueueOwnLimits]:
-    """By topic. ``numbers_of`` has the numbers of a topic's queues by their names, below 0 where there is none.
+) -> tuple[dict[int, QueueOwnLimits], dict[int, CorruptFile]]:
+    """By topic, and why where they cannot be read: of such a topic nobody knows what may go.
 
-    Raises what that raises, and ``CorruptFile``.
+    ``numbers_of`` has the numbers of a topic's queues by their names, below 0 where there is none. Raises what that
+    raises but ``CorruptFile``.
     """
-    by_topic: dict[int, list[tuple[int | str, QueueOptions]]] = {}
+    by_topic: dict[int, list[LimitsDocument]] = {}
     for key, body in documents:
-        by_topic.setdefault(topic_of(key), []).append(decode(key, body))
-    found = {}
-    for topic_id, each in by_topic.items():
+        by_topic.setdefault(topic_of(key), []).append((key, body))
+    found: dict[int, QueueOwnLimits] = {}
+    unknown: dict[int, CorruptFile] = {}
+    for topic_id, documents_of in by_topic.items():
         item = state.topics.get(topic_id)
         if item is None:
             continue
-        called = [queue for queue, _ in each]
-        if item.named:
-            numbers = numbers_of(topic_id, [str(queue) for queue in called])
-        else:
-            numbers = np.array(called, np.int64)
+        try:
+            each = [decode(key, body) for key, body in documents_of]
+            called = [queue for queue, _ in each]
+            if item.named:
+                numbers = numbers_of(topic_id, [str(queue) for queue in called])
+            else:
+                numbers = np.array(called, np.int64)
+        except CorruptFile as damage:
+            unknown[topic_id] = damage
+            continue
         rows = numbers - item.first
         there = np.flatnonzero((numbers >= 0) & (rows >= 0) & (rows < item.end - item.first))
         if len(there):
             there = there[np.argsort(rows[there])]
             found[topic_id] = QueueOwnLimits(rows[there], tuple(each[at][1] for at in there.tolist()))
-    return found
+    return found, unknown
 
 
 class QueueSizes:
@@ -101,7 +111,7 @@ class QueueSizes:
         self._known = {place: known for place, known in self._known.items() if place in wanted}
 
     def starts(self, item: TopicState, sized: Sequence[tuple[int, int]]) -> I64:
-        """Where each of these rows is to begin. Reads what came since the last time. Raises ``CorruptFile``."""
+        """Where each of these rows is to begin. Reads what came since the last time, as far as it can be read."""
         return np.array([self._start(item, row, limit) for row, limit in sized], np.int64)
 
     def _start(self, item: TopicState, row: int, limit: int) -> int:
@@ -110,5 +120,6 @@ class QueueSizes:
         if known is None or known.limit != limit or known.seen > end:
             known = self._known[place] = QueuePieces(limit, start)
         known.seen = max(known.seen, start)
-        count_pieces(self._queries, item, row, known, end)
+        with suppress(CorruptFile):  # Rather too much stays than too little; the table remembers the damage.
+            count_pieces(self._queries, item, row, known, end)
         return known.cut(start)

@@ -15,10 +15,13 @@ and round.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+
+from lsmq.errors import CorruptFile
 
 from .columns import I64, U32
 from .compaction import LogStarts
@@ -39,6 +42,8 @@ from .time_cuts import TimeCut
 from .topic_options import BY_RANK
 
 _NEVER = 1 << 62
+
+_log = logging.getLogger("lsmq.storage")
 
 Trim = Callable[[int, U32, I64, LossReason], bool]
 """Move log starts of a topic's queues up to offsets, and say why; returns whether that is applied by now.
@@ -101,6 +106,7 @@ class Retention:
         self._named = named
         self._own: dict[int, QueueOwnLimits] = {}  # by topic
         self._sizes = QueueSizes(queries)
+        self._unknown: set[int] = set()  # topics of which it cannot be read what their queues keep
         self._measured: dict[int, tuple[int, int]] = {}  # at which version of each topic
         self._newest: dict[int, tuple[int, int | None]] = {}  # at which version, and limit, of each topic
         self._rings: dict[int, int] = {}  # at which revision of each topic its queues were cut to a limit
@@ -130,13 +136,15 @@ class Retention:
             for topic_id in known.keys() - self._state.topics.keys():
                 del known[topic_id]
         self._evictions.forget_others(self._state.topics)
+        unknown: dict[int, CorruptFile] = {}
         self._own = {}
         if trim is not None:
-            self._own = read_limits(self._documents(QUEUE_OPTIONS), self._state, self._named.numbers)
+            self._own, unknown = read_limits(self._documents(QUEUE_OPTIONS), self._state, self._named.numbers)
+        self._tell_of(unknown)
         self._sizes.keep((topic_id, row) for topic_id, each in self._own.items() for row, _ in each.sized())
         letting_go = self._state.letting_go
         alone = [self._state.topics.get(topic_id) for topic_id in self._own if topic_id not in letting_go]
-        items = [*letting_go.values(), *(item for item in alone if item is not None)]
+        items = [item for item in (*letting_go.values(), *alone) if item is not None and item.topic.id not in unknown]
         measured = {item.topic.id for item in items if item.topic.options.needs_rest} if trim is not None else set()
         self._extents.forget(measured)
         self.holdings = {topic_id: held for topic_id, held in self.holdings.items() if topic_id in measured}
@@ -149,6 +157,14 @@ class Retention:
         if trim is not None and done:
             done = self._make_room(items, trim)
         return done
+
+    def _tell_of(self, unknown: Mapping[int, CorruptFile]) -> None:
+        """Of these topics it cannot be read what single queues keep."""
+        for topic_id in unknown.keys() - self._unknown:
+            item, damage = self._state.topics.get(topic_id), unknown[topic_id]
+            name = topic_id if item is None else item.topic.name
+            _log.warning("nothing goes by itself of topic %r: what its queues keep is not known: %s", name, damage)
+        self._unknown = set(unknown)
 
     def _look(self, item: TopicState, trim: Trim | None) -> bool:
         options, topic_id = item.topic.options, item.topic.id
