@@ -214,6 +214,17 @@ def test_what_is_over_the_limit_of_a_topic_is_moved_and_what_has_expired_goes_it
     assert gone == {LossReason.LAPSED: 1, LossReason.OVERFLOW: 5 - len(left)}
 
 
+def test_of_many_queues_over_their_limit_none_waits_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lsmq_node.storage.evictions._AT_ONCE", 5)
+    shard = Moving(
+        tmp_path, queues=3, expired_to=None, dropped_to="d", queue_max_messages=2, overflow="drop_lowest_priority"
+    )
+    shard.put(*((queue, b"%d" % queue, 0) for queue in range(3) for _ in range(5)))
+    shard.store._maintenance._retain()
+    shard.move()
+    assert [len(shard.bodies(queue)) for queue in range(3)] == [2, 2, 2]
+
+
 @pytest.mark.parametrize("overflow", ["refuse", "drop_newest"])
 def test_a_topic_that_drops_nothing_it_had_moves_nothing(overflow: str) -> None:
     with pytest.raises(InvalidRequest, match="dropped_to"):

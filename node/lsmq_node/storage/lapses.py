@@ -89,6 +89,16 @@ class _Over:
     ends: I64
     places: frozenset[tuple[int, int]] | None = None
 
+    def with_others(self, others: _Over) -> _Over:
+        """Both; where one has places and the other has not, the topic was altered in between, and the others count."""
+        if (self.places is None) != (others.places is None):
+            return others
+        queues, ends = np.append(self.queues, others.queues), np.append(self.ends, others.ends)
+        order = np.lexsort((-ends, queues))
+        chosen = order[_firsts(queues[order])]
+        places = None if self.places is None or others.places is None else self.places | others.places
+        return _Over(queues[chosen], ends[chosen], places)
+
     def has(self, queues: U32, offsets: I64) -> NDArray[np.bool_]:
         """Which messages of the queues are among them, if they are below the ends."""
         if self.places is None:
@@ -177,9 +187,7 @@ class Lapses:
         if drops:
             over = np.flatnonzero(limits < offsets)
             if len(over):
-                self.over[topic_id] = _Over(queues[over], offsets[over])
-            else:
-                self.over.pop(topic_id, None)
+                self._hand_over(topic_id, _Over(queues[over], offsets[over]))
         movable = limits > item.start[rows]
         return queues[movable], limits[movable], bool((limits == offsets).all())
 
@@ -192,8 +200,13 @@ class Lapses:
         firsts = _firsts(queues)
         lasts = np.append(firsts[1:], len(queues)) - 1
         places = frozenset(zip(queues.tolist(), offsets.tolist(), strict=True))
-        self.over[topic_id] = _Over(queues[firsts], offsets[lasts] + 1, places)
+        self._hand_over(topic_id, _Over(queues[firsts], offsets[lasts] + 1, places))
         return True
+
+    def _hand_over(self, topic_id: int, over: _Over) -> None:
+        """Beside what was handed over before, in the same look of retention."""
+        known = self.over.get(topic_id)
+        self.over[topic_id] = over if known is None else known.with_others(over)
 
     def _before_first(self, item: TopicState, queues: U32, at: I64, ends: I64, stays: Expired) -> I64:
         """Of each of the sorted queues, how far nothing ``stays``: not further than it was looked through."""
