@@ -16,7 +16,7 @@ from lsmq_node.storage import TopicOptions
 from lsmq_node.storage.lapses import STRETCH
 from lsmq_node.storage.losses import LossReason
 
-from .harness import flush, merge, profile, read_queue
+from .harness import flush, merge, profile, put, read_queue
 from .test_expiry import Shard
 
 
@@ -125,6 +125,31 @@ def test_the_oldest_make_room_in_a_queue_only_when_what_has_expired_among_them_i
     assert shard.store._maintenance._retain()
     assert shard.bodies() == [b"third", b"fourth"]
     assert shard.moved() == [b"expires"]
+
+
+def test_what_waits_to_be_moved_holds_up_no_other_queue(tmp_path: Path) -> None:
+    shard = Moving(tmp_path, queues=3, queue_max_messages=2, overflow="drop_oldest", retention_ms=60_000)
+    shard.put((0, b"expires", 1_000), (0, b"last", 0))
+    shard.after(61_000)
+    for _ in range(10):
+        shard.put((1, b"x", 0))
+    shard.store._maintenance._retain()
+    assert [shard.store.bounds(shard.topic, queue) for queue in (0, 1)] == [(0, 2), (8, 10)]
+
+
+def test_a_disk_nearly_full_gets_room_though_something_waits_to_be_moved(shard: Moving) -> None:
+    shard.store.retention.rest = None
+    yields = shard.store.create_topic("yields", 1, TopicOptions(on_disk_full="drop_oldest"))
+    for _ in range(40):
+        put(shard.store, yields.id, (0, b"x" * 500))
+        shard.after(1)
+    shard.put((0, b"expires", 1_000), (0, b"last", 0))
+    shard.after(1_500)
+    shard.store.alter_topic("t", TopicOptions(expired_to="d", retention_ms=500, revision=1))
+    shard.store.retention.disk_shortage = lambda: 5_000
+    shard.store._maintenance._retain()
+    assert shard.store.bounds(shard.topic, 0) == (0, 2), "it waits"
+    assert 5 <= shard.store.bounds(yields.id, 0)[0] <= 20
 
 
 def test_log_starts_that_move_by_themselves_wait_for_it_and_go_on(shard: Moving) -> None:

@@ -16,7 +16,7 @@ from .line import Appended, Line
 from .log_writer import LogWriter
 from .losses import LossReason
 from .merger import Merger
-from .retention import Retention
+from .retention import Gone, Retention
 from .shard_time import ShardTime
 
 #: An entry that moves log starts holds at most so many queues.
@@ -67,18 +67,19 @@ class Retainer:
         self._merger.drop(self._retention.dead_tables())
         return done
 
-    def _trim(self, topic_id: int, queues: U32, offsets: I64, why: LossReason) -> bool:
+    def _trim(self, topic_id: int, queues: U32, offsets: I64, why: LossReason) -> Gone:
         try:
             queues, offsets, whole = self._lapses.held_back(topic_id, queues, offsets, why)
+            gone = Gone.ALL if whole else Gone.SOME
             if not len(queues):
-                return whole
+                return gone
             for first in range(0, len(queues), _TRIM_QUEUES):
                 part = slice(first, first + _TRIM_QUEUES)
                 appended = self._put_in_line(topic_id, queues[part], offsets[part], why)
             self._writer.commit()
-            return self._writer.is_committed(appended) and whole
+            return gone if self._writer.is_committed(appended) else Gone.LATER
         except NotLeader:
-            return False
+            return Gone.LATER
 
     def _has_deleted(self) -> bool:
         """Whether what was deleted last is gone, so that nothing is deleted, and counted, twice."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 
@@ -45,11 +46,17 @@ _NEVER = 1 << 62
 
 _log = logging.getLogger("lsmq.storage")
 
-Trim = Callable[[int, U32, I64, LossReason], bool]
-"""Move log starts of a topic's queues up to offsets, and say why; returns whether that is applied by now.
 
-Raises ``LsmqError``.
-"""
+class Gone(IntEnum):
+    """What has become of that which is to go."""
+
+    LATER = 0  # it is in line, and not applied yet
+    SOME = 1  # all but what waits to be moved to another topic
+    ALL = 2
+
+
+Trim = Callable[[int, U32, I64, LossReason], Gone]
+"""Move log starts of a topic's queues up to offsets, and say why. Raises ``LsmqError``."""
 
 
 @dataclass(slots=True)
@@ -149,13 +156,14 @@ class Retention:
         self._extents.forget(measured)
         self.holdings = {topic_id: held for topic_id, held in self.holdings.items() if topic_id in measured}
         self.is_watchful = trim is not None and any(_is_watched(item) for item in items)
-        done = True
+        done = applied = True
         for item in items:
-            done &= self._look(item, trim)
+            gone = self._look(item, trim)
+            done, applied = done and gone is Gone.ALL, applied and gone is not Gone.LATER
             if delete is not None and item.topic.options.overflow in BY_RANK:
                 done &= self._evictions.run(item, delete)
-        if trim is not None and done:
-            done = self._make_room(items, trim)
+        if trim is not None and applied:
+            done &= self._make_room(items, trim)
         return done
 
     def _tell_of(self, unknown: Mapping[int, CorruptFile]) -> None:
@@ -166,7 +174,7 @@ class Retention:
             _log.warning("nothing goes by itself of topic %r: what its queues keep is not known: %s", name, damage)
         self._unknown = set(unknown)
 
-    def _look(self, item: TopicState, trim: Trim | None) -> bool:
+    def _look(self, item: TopicState, trim: Trim | None) -> Gone:
         options, topic_id = item.topic.options, item.topic.id
         queue_bytes = None if item.quota is None else item.quota.queue_bytes
         if trim is None and queue_bytes is not None:
@@ -175,26 +183,26 @@ class Retention:
             self._measure(item)
         before, own_befores = self._cuts(item, trim)
         heads = self._heads.get(topic_id)
-        done = True
+        gone = Gone.ALL  # What waits in one queue holds up nothing else; what is in line would be counted as there.
         if before is not None:
             latest = before if own_befores is None else max(before, int(own_befores.max()))
             if not (heads and heads.have_nothing(latest, item.version)):
-                done = self._expire(item, before, trim, own_befores=own_befores)
-        if trim is None or not done:
-            return done
-        if options.retention_messages is not None or topic_id in self._own:
-            done = self._keep_newest(item, options.retention_messages, trim)
-        if done:
-            done = self._shorten(item, trim)
-        if done and queue_bytes is not None:
+                gone = self._expire(item, before, trim, own_befores=own_befores)
+        if trim is None:
+            return gone
+        if gone and (options.retention_messages is not None or topic_id in self._own):
+            gone = min(gone, self._keep_newest(item, options.retention_messages, trim))
+        if gone:
+            gone = min(gone, self._shorten(item, trim))
+        if gone and queue_bytes is not None:
             queue_bytes.read(item, self._queries, lambda: self._tables.closing)
             if options.overflow == "drop_oldest":
-                done = self._move(item, *queue_bytes.over(item), trim, LossReason.OVERFLOW)
-        if done and options.overflow == "drop_oldest" and (overflow := self._overflow(item)) is not None:
-            done = self._expire(item, overflow, trim, LossReason.OVERFLOW)
-        if done and options.delete_consumed:
-            done = self._drop_consumed(item, trim)
-        return done
+                gone = min(gone, self._move(item, *queue_bytes.over(item), trim, LossReason.OVERFLOW))
+        if gone and options.overflow == "drop_oldest" and (overflow := self._overflow(item)) is not None:
+            gone = min(gone, self._expire(item, overflow, trim, LossReason.OVERFLOW))
+        if gone and options.delete_consumed:
+            gone = min(gone, self._drop_consumed(item, trim))
+        return gone
 
     def dead_tables(self) -> list[Table]:
         """Tables that hold nothing but what is gone, or what is of topics that are. Opens none of them.
@@ -305,14 +313,14 @@ class Retention:
         extent = self._extents.of(item)
         return extent.time_of_oldest((1 - part) * extent.size_bytes) if part < 1 else None
 
-    def _keep_newest(self, item: TopicState, limit: int | None, trim: Trim) -> bool:
+    def _keep_newest(self, item: TopicState, limit: int | None, trim: Trim) -> Gone:
         """Of each queue the newest; of those with limits of their own what these say, bytes among it."""
         topic_id, own_limits = item.topic.id, self._own.get(item.topic.id)
         mark = item.version, limit
         if own_limits is not None:
             self._newest.pop(topic_id, None)
         elif self._newest.get(topic_id) == mark:
-            return True
+            return Gone.ALL
         rows = np.arange(item.end - item.first) if limit is not None else np.empty(0, np.int64)
         wanted = item.committed[rows] - (limit or 0)
         if own_limits is not None:
@@ -322,36 +330,37 @@ class Retention:
             if sized := own_limits.sized():
                 rows = np.append(rows, [row for row, _ in sized])
                 wanted = np.append(wanted, self._sizes.starts(item, sized))
-        done = self._move(item, rows, wanted, trim, LossReason.EXPIRED)
-        if done and own_limits is None:  # Those may be changed, or taken away, at any time.
+        gone = self._move(item, rows, wanted, trim, LossReason.EXPIRED)
+        if gone is Gone.ALL and own_limits is None:  # Those may be changed, or taken away, at any time.
             self._newest[topic_id] = mark
-        return done
+        return gone
 
-    def _shorten(self, item: TopicState, trim: Trim) -> bool:
+    def _shorten(self, item: TopicState, trim: Trim) -> Gone:
         """Bring queues down to a limit that was set: who is written to keeps to it, the others are brought here."""
         topic_id, options = item.topic.id, item.topic.options
         limit = options.queue_max_messages
         if limit is None or options.overflow != "drop_oldest":
             self._rings.pop(topic_id, None)
-            return True
+            return Gone.ALL
         if self._rings.get(topic_id) == options.revision and not options.moves:
-            return True
+            return Gone.ALL
         rows = np.arange(item.end - item.first)
-        done = self._move(item, rows, item.committed[: len(rows)] - limit, trim, LossReason.OVERFLOW)
-        if done:
+        gone = self._move(item, rows, item.committed[: len(rows)] - limit, trim, LossReason.OVERFLOW)
+        if gone is Gone.ALL:
             self._rings[topic_id] = options.revision
-        return done
+        return gone
 
-    def _drop_consumed(self, item: TopicState, trim: Trim) -> bool:
+    def _drop_consumed(self, item: TopicState, trim: Trim) -> Gone:
         rest = self._rest(item.topic.id)
         mark = (self._state.offsets.changes, item.version, rest)
         if self._consumed.get(item.topic.id) == mark:
-            return True
-        floors = self._consumed_floors(item, rest)
-        done = floors is None or self._move(item, np.arange(len(floors)), floors, trim, LossReason.CONSUMED)
-        if done:
+            return Gone.ALL
+        gone, floors = Gone.ALL, self._consumed_floors(item, rest)
+        if floors is not None:
+            gone = self._move(item, np.arange(len(floors)), floors, trim, LossReason.CONSUMED)
+        if gone is Gone.ALL:
             self._consumed[item.topic.id] = (mark[0], item.version, rest)
-        return done
+        return gone
 
     def _consumed_floors(self, item: TopicState, rest: Rest | None) -> I64 | None:
         """Below these offsets all groups of the topic have done with its queues; None where no group is known of, or
@@ -382,16 +391,16 @@ class Retention:
             floors = self._consumed_floors(item, rest)
             if floors is None and (rest is None or rest.groups is None):
                 continue  # whose messages these are is not known by now
-            done &= self._expire(item, before, trim, LossReason.DISK, floors)
+            done &= self._expire(item, before, trim, LossReason.DISK, floors) is Gone.ALL
         return done
 
     # -- moving log starts -------------------------------------------------------------------------------
 
-    def _move(self, item: TopicState, rows: I64, wanted: I64, trim: Trim, why: LossReason) -> bool:
+    def _move(self, item: TopicState, rows: I64, wanted: I64, trim: Trim, why: LossReason) -> Gone:
         """Move log starts up to what is ``wanted`` of these rows."""
         moved = np.flatnonzero(np.minimum(wanted, item.committed[rows]) > item.start[rows])
         if not len(moved):
-            return True
+            return Gone.ALL
         offsets = np.minimum(wanted[moved], item.committed[rows[moved]])
         return trim(item.topic.id, (rows[moved] + item.first).astype(np.uint32), offsets, why)
 
@@ -403,7 +412,7 @@ class Retention:
         why: LossReason = LossReason.EXPIRED,
         limits: I64 | None = None,
         own_befores: I64 | None = None,
-    ) -> bool:
+    ) -> Gone:
         """Move log starts past what was stored ``before``, and none beyond its limit.
 
         ``own_befores``: what counts instead for queues with limits of their own.
@@ -428,21 +437,19 @@ class Retention:
             for each in np.unique(befores[left]).tolist():
                 cut.pass_over(left[befores[left] == each], each, lambda: self._tables.closing)
         moved = np.flatnonzero(found > starts)
-        if (
-            trim is not None
-            and len(moved)
-            and not trim(item.topic.id, (moved + item.first).astype(np.uint32), found[moved], why)
-        ):
-            return False
+        if trim is not None and len(moved):
+            gone = trim(item.topic.id, (moved + item.first).astype(np.uint32), found[moved], why)
+            if gone is not Gone.ALL:
+                return gone
         if self._tables.closing or limits is not None:
-            return not self._tables.closing
+            return Gone.LATER if self._tables.closing else Gone.ALL
         known[cut.unsure] = 0
         active = np.flatnonzero(found < ends)
         heads.not_before_ms = known
         heads.empty_at = version if len(active) == 0 and len(moved) == 0 else -1
         heads.oldest_ms = int(known[active].min()) if len(active) else _NEVER
         heads.asked_lsn, heads.asked_ms = asked_lsn, asked_ms
-        return True
+        return Gone.ALL
 
 
 def _is_watched(item: TopicState) -> bool:
