@@ -15,6 +15,7 @@ from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.storage import TopicOptions
 from lsmq_node.storage.lapses import STRETCH
 from lsmq_node.storage.losses import LossReason
+from lsmq_node.storage.queue_options import QueueOptions, encode, key_of
 
 from .harness import flush, merge, profile, put, read_queue
 from .test_expiry import Shard
@@ -237,6 +238,18 @@ def test_what_is_over_the_limit_of_a_topic_is_moved_and_what_has_expired_goes_it
     assert set(left) <= {b"4", b"5"} and left
     gone = shard.store.retention.usage(shard.topic).gone
     assert gone == {LossReason.LAPSED: 1, LossReason.OVERFLOW: 5 - len(left)}
+
+
+def test_a_queue_with_limits_of_number_and_bytes_waits_for_what_has_expired(shard: Moving) -> None:
+    document = encode(0, QueueOptions(retention_messages=3, retention_bytes=1_000))
+    shard.store.wait(shard.store.put_documents({key_of(shard.topic, 0): document}))
+    shard.put((0, b"first" * 100, 0), (0, b"expires" * 100, 1_000), *((0, b"last" * 100, 0) for _ in range(4)))
+    shard.after(1_500)
+    shard.store._maintenance._retain()
+    assert shard.store.bounds(shard.topic, 0) == (1, 6)
+    shard.move()
+    shard.store._maintenance._retain()
+    assert shard.store.bounds(shard.topic, 0) == (3, 6)
 
 
 def test_of_many_queues_over_their_limit_none_waits_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -210,6 +210,7 @@ class Lapses:
 
     def _before_first(self, item: TopicState, queues: U32, at: I64, ends: I64, stays: Expired) -> I64:
         """Of each of the sorted queues, how far nothing ``stays``: not further than it was looked through."""
+        assert (queues[1:] > queues[:-1]).all(), "each queue is asked for once"
         topic_id, ends, left = item.topic.id, ends.copy(), _MOST_AT_ONCE
         try:
             while len(active := np.flatnonzero(at < ends)):

@@ -326,10 +326,10 @@ class Retention:
         if own_limits is not None:
             others = ~np.isin(rows, own_limits.rows)
             starts = item.committed[own_limits.rows] - own_limits.newest(limit)
-            rows, wanted = np.append(rows[others], own_limits.rows), np.append(wanted[others], starts)
             if sized := own_limits.sized():
-                rows = np.append(rows, [row for row, _ in sized])
-                wanted = np.append(wanted, self._sizes.starts(item, sized))
+                at = own_limits.rows.searchsorted([row for row, _ in sized])
+                starts[at] = np.maximum(starts[at], self._sizes.starts(item, sized))
+            rows, wanted = np.append(rows[others], own_limits.rows), np.append(wanted[others], starts)
         gone = self._move(item, rows, wanted, trim, LossReason.EXPIRED)
         if gone is Gone.ALL and own_limits is None:  # Those may be changed, or taken away, at any time.
             self._newest[topic_id] = mark
