@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsmq.errors import LsmqError, QuotaExceeded, RequestTooLarge, TooManyMessages
+from lsmq.errors import LsmqError, QuotaExceeded, RequestTooLarge, TooManyDelayed, TooManyMessages
 from lsmq.record_batch import LAST_DUE_MS, BatchBuilder, RecordBatch
 from lsmq_node.delayed.deliveries import moved
 from lsmq_node.storage import TopicOptions
@@ -448,6 +448,22 @@ def test_a_delayed_message_is_put_at_another_time_though_its_topic_is_full(bench
     bench.store.wait(bench.store.append(topic.id, moved(found, 2 * HOUR_MS, old_ms, old_offset)))
     again = bench.store.delayed.read(BEGIN, LAST_DUE_MS, 10, KIB).records
     assert again is not None and len(again) == 1 and int(again.keys[0] & ~DUE) > old_ms
+
+
+def test_a_delayed_message_is_put_at_another_time_though_no_more_may_be_pending(bench: Bench) -> None:
+    bench.reopen(max_delayed=2)
+    topic = bench.store.create_topic("t", 1)
+    some = BatchBuilder()
+    for due_ms in (0, 0, HOUR_MS, HOUR_MS):
+        some.add(0, b"later" if due_ms else b"now", due_ms=due_ms)
+    bench.store.wait(bench.store.append(topic.id, RecordBatch(some.build())))
+    found = bench.store.delayed.read(BEGIN, LAST_DUE_MS, 1, KIB).records
+    assert found is not None
+    old_ms, old_offset = int(found.keys[0] & ~DUE), int(found.offsets[0])
+    bench.store.wait(bench.store.append(topic.id, moved(found, 2 * HOUR_MS, old_ms, old_offset)))
+    assert bench.store.delayed.count == 2
+    with pytest.raises(TooManyDelayed, match="2 delayed messages are pending in this shard, and 2 more"):
+        bench.store.append(topic.id, RecordBatch(some.build()))
 
 
 def test_batches_that_come_together_count_together_and_none_is_stored(bench: Bench) -> None:

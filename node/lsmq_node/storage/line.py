@@ -199,10 +199,12 @@ class Line:
         columns = [BatchColumns(batch, state.topic.id) for state, batch in items]
         for (state, batch), parsed in zip(items, columns, strict=True):
             check_batch(state, batch, parsed, self._options)
-        more_delayed = sum(  # What a transaction has decided is taken.
-            batch.record_count
-            for _, batch in items
-            if Column.DUE_MS in batch.directory and batch.producer_id < BROKER_PRODUCERS
+        more_delayed = sum(  # What a transaction has decided is taken, and so is what is put at another time.
+            int(np.count_nonzero(parsed.optional[Column.DUE_MS]))
+            for (_, batch), parsed in zip(items, columns, strict=True)
+            if Column.DUE_MS in batch.directory
+            and Column.OFFSET not in batch.directory
+            and batch.producer_id < BROKER_PRODUCERS
         )
         with self.lock:
             self._check_takes()
