@@ -300,6 +300,21 @@ def test_repair_keeps_what_is_pending_and_nothing_else(tmp_path: Path, flushed: 
     store.close()
 
 
+def test_what_is_sent_to_a_topic_that_is_being_deleted_is_pending_nowhere(tmp_path: Path, disk: Drive) -> None:
+    clock = SimClock()
+    store = open_stepped(tmp_path / "s", tiny(), disk, clock)
+    topic, other = store.create_topic("a", 1), store.create_topic("b", 1)
+    send(store, other.id, (0, b"stays", DAY_MS))
+    store.drop_topic(topic.id)
+    store.append(topic.id, delayed((0, b"goes", DAY_MS)))
+    store.commit()
+    seen = store.delayed.count, [each.body for each in pending(store)]
+    abandon(store)
+    store = open_stepped(tmp_path / "s", tiny(), disk, clock)
+    assert seen == (store.delayed.count, [each.body for each in pending(store)]) == (1, [b"stays"])
+    abandon(store)
+
+
 def test_the_document_of_what_is_delivered_has_these_bytes() -> None:
     """Written by one release, read by the next: docs/formats/documents.md."""
     hand = Hand((1_700_000_000_000, 258), (1_700_000_000_001, 3), 7, 9, (1, 5))

@@ -243,8 +243,9 @@ class Applier:
             self.apply_entry(entry)
             return None
         state = self._state.topics.get(entry.topic_id)
-        if state is None:  # written to a topic in the moment it was deleted; its producer goes on elsewhere
-            self._replay_orphan(entry)
+        if state is None:
+            batch = stored_batch(entry.body, self._source, entry.lsn, "log entry")
+            self._apply_orphan(batch_key(batch, entry.topic_id), entry.end_lsn, entry.time_ms)
             return None
         batch = stored_batch(entry.body, self._source, entry.lsn, "log entry")
         repeats = self.repeats_of(entry, batch)
@@ -268,12 +269,11 @@ class Applier:
             return None
         return decode_repeats(memoryview(entry.body)[batch.total_bytes :], self._source, entry.lsn)
 
-    def _replay_orphan(self, entry: LogEntry) -> None:
-        batch = stored_batch(entry.body, self._source, entry.lsn, "log entry")
-        producer = batch_key(batch, entry.topic_id)
+    def _apply_orphan(self, producer: BatchKey | None, end_lsn: int, stored_ms: int) -> None:
+        """What was written to a topic in the moment it was deleted is nowhere; its producer goes on elsewhere."""
         if producer is not None:
-            self._state.producers.record(producer.producer_id, producer.stored(entry.end_lsn, entry.time_ms, _NOWHERE))
-        self._applied(entry.end_lsn, entry.time_ms)
+            self._state.producers.record(producer.producer_id, producer.stored(end_lsn, stored_ms, _NOWHERE))
+        self._applied(end_lsn, stored_ms)
 
     def _applied(self, end_lsn: int, time_ms: int) -> None:
         assert self._tables.applied_lsn < end_lsn, "entries are applied in the order of the log"
@@ -284,6 +284,9 @@ class Applier:
         """Put records in the memtable, then show them to readers."""
         if item.ids is not None:
             self._state.ids.landed(len(item.ids))
+        if self._state.topics.get(item.state.topic.id) is not item.state:
+            self._apply_orphan(item.producer, item.end_lsn, item.stored_ms)
+            return
         memtable = self._tables.room_for(len(item.payload), len(item.keys))
         optional = item.optional
         if item.state.topic.options.ttl_ms is not None or Column.EXPIRES_MS in optional:
@@ -299,10 +302,7 @@ class Applier:
             self._cover(item)
         producer = item.producer
         if producer is not None:
-            answer = item.stored()
-            if self._state.topics.get(item.state.topic.id) is not item.state:
-                answer = answer._replace(offsets=_NOWHERE)
-            self._state.producers.record(producer.producer_id, answer)
+            self._state.producers.record(producer.producer_id, item.stored())
         if item.repeats is not None and (dropped := int(np.count_nonzero(item.answers < 0))):
             self._state.note_dropped(item.state, dropped)
         if item.is_delayed:
