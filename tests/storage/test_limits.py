@@ -526,6 +526,26 @@ def test_a_disk_below_twice_what_is_kept_free_gets_room_and_no_more_goes_than_gi
     abandon(bench.store)
 
 
+def test_a_disk_nearly_full_gets_room_though_messages_go_all_the_time(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    abandon(bench.store)
+    bench.store = bench.open(min_free_bytes=64 * KIB)
+    bench.store.retention.rest = None
+    topic = bench.store.create_topic("t", 1, TopicOptions(on_disk_full="drop_oldest"))
+    ring = bench.store.create_topic("ring", 1, TopicOptions(queue_max_messages=1, overflow="drop_oldest"))
+    for _ in range(10):
+        send(bench, topic.id, 0, 40, 400)
+        flush(bench.store)
+    merge(bench.store)
+    bench.disk.capacity_bytes = bench.disk.used_bytes + 96 * KIB
+    for _ in range(3):
+        send(bench, ring.id, 0, 2)
+        retain(bench.store)
+        (start, _), *_ = bounds(bench, topic.id, 0)
+        assert 24 * KIB <= start * 410 <= 48 * KIB, "about what is missing"
+    abandon(bench.store)
+
+
 def test_a_topic_in_which_nothing_has_changed_is_not_gone_through(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -166,12 +166,12 @@ class Maintenance:
     def disk_shortage(self) -> int:
         """Bytes that should go so that the disk does not fill: what is garbage by now does not count any more.
 
-        0 while it is not known how much that is.
+        0 where it cannot be told how much that is. May read the disk.
         """
-        if not self._options.min_free_bytes or not self._merger.garbage.is_fresh(self._tables.version.on_disk()):
+        wanted = _DROP_BELOW * self._options.min_free_bytes
+        if not wanted or self._disk.free_bytes(self._path) >= wanted or not self._merger.count_garbage():
             return 0
-        wanted = _DROP_BELOW * self._options.min_free_bytes - self._merger.garbage.dead_bytes()
-        return max(0, wanted - self._disk.free_bytes(self._path))
+        return max(0, wanted - self._merger.garbage.dead_bytes() - self._disk.free_bytes(self._path))
 
     def wait_for_room(self, timeout: float) -> None:
         """Block while writes are refused, ``timeout`` seconds at most; not when no room will ever come."""

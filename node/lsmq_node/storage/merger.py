@@ -104,6 +104,7 @@ class Merger:
         self._counters = counters
         self._expired = expired
         self.garbage = GarbageCounter(state, self.log_starts, expired, self.is_nowhere)
+        self._counting = runtime.Lock()  # one thread refreshes at a time
         self._next_look = 0.0
         self.looks_later = False
         self._lock = runtime.Lock()  # guards the two below
@@ -163,9 +164,7 @@ class Merger:
             if now < self._next_look and not at_once:
                 self.looks_later = True
                 return None
-            try:
-                self.garbage.refresh(version, lambda: self._tables.closing)
-            except FileNotFoundError:  # merged away meanwhile: look again at what there is now
+            if not self.count_garbage():
                 self.looks_later = True
                 return None
             self._next_look = self._clock.monotonic() + _LOOK_PAUSE * (self._clock.monotonic() - now)
@@ -178,6 +177,17 @@ class Merger:
             return None
         dead = sum(self.garbage.known[table.meta.number].dead_bytes for table in found.tables)
         return DueMerge((found.run,), tables=found.tables, dead_bytes=dead)
+
+    def count_garbage(self) -> bool:
+        """Whether it is known how much garbage there is, as of now. In any thread; reads what has changed."""
+        with self._counting:
+            version = self._tables.version.on_disk()
+            if not self.garbage.is_fresh(version):
+                try:
+                    self.garbage.refresh(version, lambda: self._tables.closing)
+                except FileNotFoundError:  # merged away meanwhile: look again at what there is then
+                    return False
+            return not self._tables.closing
 
     def _free_generations(self, version: Version) -> list[list[TableRun]]:
         """Stretches of neighbouring generations that may be merged, oldest first; the last one ends with the newest."""
