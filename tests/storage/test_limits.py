@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +16,26 @@ from lsmq_node.delayed.deliveries import moved
 from lsmq_node.storage import TopicOptions
 from lsmq_node.storage.delayed import BEGIN, DUE
 from lsmq_node.storage.losses import LossReason
+from lsmq_node.storage.merger import NoRoom
 from lsmq_node.storage.producers import BROKER_PRODUCERS
 from lsmq_node.storage.retention import Retention
 from lsmq_node.storage.shares import Holding, Rest, allowed_share, kept_share
 from lsmq_node.storage.state import TopicState
 
-from .harness import KIB, abandon, append, bodies, body, flush, merge, put, retain
+from .harness import (
+    KIB,
+    abandon,
+    append,
+    bodies,
+    body,
+    flush,
+    keep_house,
+    merge,
+    merge_checkpoint,
+    put,
+    retain,
+    small_parts,
+)
 from .test_retention import HOUR_MS, Bench
 
 
@@ -510,7 +525,8 @@ def test_a_disk_below_twice_what_is_kept_free_gets_room_and_no_more_goes_than_gi
     for _ in range(10):
         send(bench, topic.id, 0, 40, 400)
         flush(bench.store)
-    merge(bench.store)
+    with small_parts():
+        merge(bench.store)
     retain(bench.store)
     assert bounds(bench, topic.id, 0) == [(0, 400)], "there is room"
     bench.disk.capacity_bytes = bench.disk.used_bytes + 96 * KIB
@@ -518,7 +534,7 @@ def test_a_disk_below_twice_what_is_kept_free_gets_room_and_no_more_goes_than_gi
     (start, _), *_ = bounds(bench, topic.id, 0)
     assert 24 * KIB <= start * 410 <= 48 * KIB, "about what is missing"
     retain(bench.store)
-    assert bounds(bench, topic.id, 0) == [(start, 400)], "while it is not known what that gives"
+    assert bounds(bench, topic.id, 0) == [(start, 400)], "what is about to come back is enough"
     merge(bench.store)
     retain(bench.store)
     assert bounds(bench, topic.id, 0) == [(start, 400)], "and then it is enough"
@@ -536,7 +552,8 @@ def test_a_disk_nearly_full_gets_room_though_messages_go_all_the_time(tmp_path: 
     for _ in range(10):
         send(bench, topic.id, 0, 40, 400)
         flush(bench.store)
-    merge(bench.store)
+    with small_parts():
+        merge(bench.store)
     bench.disk.capacity_bytes = bench.disk.used_bytes + 96 * KIB
     for _ in range(3):
         send(bench, ring.id, 0, 2)
@@ -544,6 +561,32 @@ def test_a_disk_nearly_full_gets_room_though_messages_go_all_the_time(tmp_path: 
         (start, _), *_ = bounds(bench, topic.id, 0)
         assert 24 * KIB <= start * 410 <= 48 * KIB, "about what is missing"
     abandon(bench.store)
+
+
+@pytest.mark.parametrize("queues", [1, 20])
+def test_a_disk_nearly_full_stays_usable_though_little_of_the_store_goes(tmp_path: Path, queues: int) -> None:
+    bench = Bench(tmp_path)
+    abandon(bench.store)
+    with small_parts():
+        bench.store = bench.open(min_free_bytes=160 * KIB)
+        bench.store.retention.rest = None
+        topic = bench.store.create_topic("t", queues, TopicOptions(on_disk_full="drop_oldest"))
+        for number in range(80):
+            for queue in range(queues):
+                send(bench, topic.id, queue, 40 // queues, 400)
+            flush(bench.store)
+            if number == 50:
+                bench.disk.capacity_bytes = bench.disk.used_bytes + 400 * KIB
+            retain(bench.store)
+            for work in (bench.store._merger.merge_level0, bench.store._merger.merge_rest):
+                for _ in range(3):
+                    with suppress(NoRoom):
+                        work()
+            merge_checkpoint(bench.store)
+            keep_house(bench.store)
+            assert not bench.store.disk_full
+        assert 0 < gone(bench, topic.id)[LossReason.DISK] < 1_600, "half of what was sent"
+        abandon(bench.store)
 
 
 def test_a_topic_in_which_nothing_has_changed_is_not_gone_through(

@@ -6,13 +6,14 @@ that concerns it; what comes out is a few numbers.
 
 Tables are written anew, one at a time or with their neighbours, where the store is more than ``MAX_SHARE`` garbage,
 the worst first: where messages go in the order they came, tables are mostly dead when their turn comes, and cost
-little. After it a table has no garbage, so each turn ends.
+little. After it a table has no garbage, so each turn ends. On a disk that is nearly full that share is not waited for:
+each table is written anew that is worth it and for which there is room.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -160,6 +161,19 @@ class GarbageCounter:
     def dead_bytes(self) -> int:
         """What is known to be of no use to a reader, tombstones included."""
         return sum(dead.dead_bytes + dead.tombstone_bytes for dead in self.known.values())
+
+    def worthwhile(self, version: Version, busy: Container[int] = ()) -> list[tuple[TableRun, Table, int]]:
+        """Tables with garbage enough to write them anew, by themselves, on a disk that is nearly full; the worst first.
+
+        With the run of each, and how many bytes would go. No table of ``busy`` ones.
+        """
+        found = [
+            (run, table, self.known[table.meta.number].dead_bytes)
+            for run in version.runs()
+            for table in run.tables
+            if self._share(table) > _LEAST_SHARE and table.meta.number not in busy and table.damage is None
+        ]
+        return sorted(found, key=lambda each: self._share(each[1]), reverse=True)
 
     def choose(self, version: Version, busy: set[int], table_bytes: int, limit_bytes: int) -> Rewrite | None:
         """What to write anew next, if anything: the table with the most garbage, and neighbours that are like it.

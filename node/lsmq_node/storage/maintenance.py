@@ -38,8 +38,6 @@ from .version import TableRun
 
 _AHEAD_FROM = 4  # the next segment is allocated when this part, one in so many, of the present one is used
 _TICK_SECONDS = 1.0
-#: With less than so many times ``min_free_bytes`` left, the oldest messages go of topics that allow it.
-_DROP_BELOW = 2
 #: Memory that no memtable has wanted for so long goes back to the system, and what else was freed meanwhile.
 _TRIM_SECONDS = 10.0
 #: So many attempts that find the disk full are waited for: the first may have begun before the caller came.
@@ -162,16 +160,6 @@ class Maintenance:
             path=str(self._path),
             frozen_memtables=len(self._tables.frozen),
         )
-
-    def disk_shortage(self) -> int:
-        """Bytes that should go so that the disk does not fill: what is garbage by now does not count any more.
-
-        0 where it cannot be told how much that is. May read the disk.
-        """
-        wanted = _DROP_BELOW * self._options.min_free_bytes
-        if not wanted or self._disk.free_bytes(self._path) >= wanted or not self._merger.count_garbage():
-            return 0
-        return max(0, wanted - self._merger.garbage.dead_bytes() - self._disk.free_bytes(self._path))
 
     def wait_for_room(self, timeout: float) -> None:
         """Block while writes are refused, ``timeout`` seconds at most; not when no room will ever come."""

@@ -44,6 +44,8 @@ PIECE_TABLES = 8
 _ONE_TABLE = 1 << 62
 #: Of what a sample says is dead, so much is relied on where space is reserved.
 _TRUSTED_PERCENT = 95
+#: With less than so many times ``min_free_bytes`` left, the disk is nearly full.
+_SHORT_BELOW = 2
 #: A look for garbage that took long is repeated only after so many times as long.
 _LOOK_PAUSE = 20
 
@@ -107,9 +109,10 @@ class Merger:
         self._counting = runtime.Lock()  # one thread refreshes at a time
         self._next_look = 0.0
         self.looks_later = False
-        self._lock = runtime.Lock()  # guards the two below
+        self._lock = runtime.Lock()  # guards the three below
         self._busy: set[int] = set()  # numbers of tables that are being merged
         self._reserved_bytes = 0
+        self._giving_back = 0  # merges that take less space than they free
 
     # -- what is due -------------------------------------------------------------------------------------
 
@@ -170,6 +173,12 @@ class Merger:
             self._next_look = self._clock.monotonic() + _LOOK_PAUSE * (self._clock.monotonic() - now)
         with self._lock:
             busy = set(self._busy)
+        if self.short_bytes():
+            worthwhile = self.garbage.worthwhile(version, busy)
+            alone = (DueMerge((run,), (table,), dead_bytes=dead) for run, table, dead in worthwhile)
+            fits = next((work for work in alone if self._fits(work)), None)
+            if fits is not None:
+                return fits
         options = self._options
         limit_bytes = max(options.table_bytes, min(PIECE_TABLES * options.table_bytes, self._room_bytes()))
         found = self.garbage.choose(version, busy, options.table_bytes, limit_bytes)
@@ -188,6 +197,33 @@ class Merger:
                 except FileNotFoundError:  # merged away meanwhile: look again at what there is then
                     return False
             return not self._tables.closing
+
+    def short_bytes(self) -> int:
+        """What the disk lacks of what is to be free: above 0 it is nearly full. Level 0 needs room for its merge."""
+        if not self._options.min_free_bytes:
+            return 0
+        short = _SHORT_BELOW * self._options.min_free_bytes - self._disk.free_bytes(self._path)
+        waiting = None if self._reserved_bytes else self.due_level0()
+        if waiting is not None:
+            short = max(short, waiting.needed_bytes(self._options.table_bytes) - self._room_bytes())
+        return max(0, short)
+
+    def missing_bytes(self) -> int:
+        """:meth:`short_bytes` but for the garbage that is about to go. 0 while it goes, or is not known."""
+        short = self.short_bytes()
+        if not short or not self.count_garbage():
+            return 0
+        with self._lock:
+            if self._giving_back:
+                return 0
+        version = self._tables.version.on_disk()
+        alone = [DueMerge((run,), (table,), dead_bytes=dead) for run, table, dead in self.garbage.worthwhile(version)]
+        return max(0, short - sum(work.dead_bytes for work in alone if self._fits(work)))
+
+    def _fits(self, work: DueMerge) -> bool:
+        """Whether there is room to write a table anew: for that some may be used of what is kept for the flush."""
+        free = self._disk.free_bytes(self._path) - self._options.min_free_bytes // 2
+        return work.needed_bytes(self._options.table_bytes) <= free
 
     def _free_generations(self, version: Version) -> list[list[TableRun]]:
         """Stretches of neighbouring generations that may be merged, oldest first; the last one ends with the newest."""
@@ -274,16 +310,19 @@ class Merger:
     def _reserved(self, work: DueMerge) -> Iterator[None]:
         size = work.needed_bytes(self._options.table_bytes)
         # What gives space back may use some of what is kept for the flush, or a full disk would stay full.
-        kept = self._options.min_free_bytes // 2 if 2 * work.dead_bytes > size else None
+        gives_back = 2 * work.dead_bytes > size or (work.dead_bytes > 0 and self.short_bytes() > 0)
+        kept = self._options.min_free_bytes // 2 if gives_back else None
         with self._lock:
             if self._room_bytes(kept) < size:
                 raise NoRoom(f"{self._path}: a merge needs {size >> 20} MiB of free space for a while")
             self._reserved_bytes += size
+            self._giving_back += gives_back
         try:
             yield
         finally:
             with self._lock:
                 self._reserved_bytes -= size
+                self._giving_back -= gives_back
 
     def _merge(self, work: DueMerge) -> None:
         sources = work.sources

@@ -384,6 +384,7 @@ class Retention:
         shortage = self.disk_shortage() // self.shards_on_disk if yielding else 0
         if shortage <= 0:
             return True
+        self.is_watchful = True
         before = joined([self._extents.of(item) for item in yielding]).time_of_oldest(shortage)
         done = True
         for item in yielding:

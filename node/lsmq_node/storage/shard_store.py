@@ -133,7 +133,7 @@ class ShardStore:
             path, options, disk, clock, self._tables, self._merger, self._segments, writer, retainer.run
         )
         self._maintenance.is_watchful = lambda: retention.is_watchful
-        retention.disk_shortage = self._maintenance.disk_shortage
+        retention.disk_shortage = self._merger.missing_bytes
         cleaner = KeyCleaner(
             self._state, self._queries, clock, self._time, self._line, writer, self.delete, self._maintenance.paused
         )
