@@ -159,6 +159,20 @@ def test_that_a_key_is_gone_is_kept_for_a_while(tmp_path: Path) -> None:
     abandon(topic.store)
 
 
+def test_it_goes_sooner_where_the_topic_is_told_so_later(tmp_path: Path) -> None:
+    topic = Topic(tmp_path)
+    topic.put([(0, "a", False), (0, "b", False), (0, "a", True)])
+    topic.clean()
+    topic.store.alter_topic("t", TopicOptions(cleanup="compact", delete_retention_ms=HOUR_MS, revision=1))
+    topic.clock.time_ms += HOUR_MS // 2
+    topic.clean()
+    assert topic.left()[0] == [1, 2]
+    topic.clock.time_ms += HOUR_MS
+    topic.clean()
+    assert topic.left()[0] == [1]
+    abandon(topic.store)
+
+
 def test_a_topic_to_which_little_came_is_not_looked_through_for_it_at_once(tmp_path: Path) -> None:
     topic = Topic(tmp_path)
     topic.put([(0, f"key-{number}", False) for number in range(100)])

@@ -66,7 +66,7 @@ class _Looked:
     deletes: int  # of what was kept, those that say that a key is gone
     not_before_s: float
     due_s: float  # where something was written since
-    deletes_due_s: float
+    looked_s: float
 
 
 class _Stopped(Exception):
@@ -141,7 +141,8 @@ class KeyCleaner:
         if now < looked.not_before_s:
             return False
         much = fresh > 0 and (2 * fresh >= looked.kept or now >= looked.due_s)
-        return much or (looked.deletes > 0 and now >= looked.deletes_due_s)
+        # The topic may have been given another time since.
+        return much or (looked.deletes > 0 and now >= looked.looked_s + _delete_retention_ms(item) / 1000)
 
     def _look_through(self, topic_id: int, item: TopicState) -> None:
         began_s, written = self._clock.monotonic(), int(item.committed.sum())
@@ -159,9 +160,9 @@ class KeyCleaner:
             found = self._of_queues(topic_id, item, queues, until)
             kept, deletes, first = kept + found[0], deletes + found[1], stop
         now = self._clock.monotonic()
-        took_s, retention_s = now - began_s, _delete_retention_ms(item) / 1000
+        took_s = now - began_s
         due_s = now + max(_PATIENCE_S, _PAUSE * took_s)
-        self._looked[topic_id] = _Looked(written, kept, deletes, now + took_s, due_s, now + retention_s)
+        self._looked[topic_id] = _Looked(written, kept, deletes, now + took_s, due_s, now)
 
     def _of_queues(self, topic_id: int, item: TopicState, queues: U32, ends: I64) -> tuple[int, int]:
         """Clean some queues up to ``ends``: how many messages are left, and how many of them say that a key is gone."""
