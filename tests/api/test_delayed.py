@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from lsmq.messages import MAX_DELAY_MS
-from lsmq.record_batch import BatchBuilder
+from lsmq.record_batch import LAST_DUE_MS, BatchBuilder
+from lsmq_node.disks.looking import shard_directory
+from lsmq_node.storage import ShardStore
+from lsmq_node.storage.delayed import BEGIN
 from support.node_process import NodeProcess
+from support.waiting import eventually
 
 from .calls import Api
 
@@ -217,6 +221,23 @@ def test_a_shard_takes_no_more_than_its_limit(make_node: Callable[..., NodeProce
     api.send("t", {"body": "at once"})
     delayed(api, "t", f"/{sent[0]['id']}", "DELETE")
     api.send("t", {"body": "x", "delay_ms": HOUR_MS})
+
+
+def test_those_of_a_deleted_topic_do_not_count_for_ever(make_node: Callable[..., NodeProcess]) -> None:
+    node = make_node(max_delayed=3)
+    api = Api(node.start().url)
+    api.create("gone", 1)
+    api.send("gone", *({"body": f"{number:09}" * 500, "delay_ms": HOUR_MS} for number in range(3)))
+    api.call("DELETE", "/v1/topics/gone", status=204)
+    assert node.stop() == 0
+    with ShardStore.open(shard_directory(node.data, 0)) as store:
+        store.compact()
+        assert store.delayed.read(BEGIN, LAST_DUE_MS, 10, 1 << 20).records is None, "a merge has taken them away"
+    api = Api(node.start().url)
+    api.create("t", 1)
+    three = [{"body": "x", "delay_ms": HOUR_MS}] * 3
+    eventually(lambda: api.send("t", *three, status=None).status == 200, "none is pending")
+    api.send("t", {"body": "x", "delay_ms": HOUR_MS}, status=429)
 
 
 def test_metrics_say_what_is_pending_and_how_late_the_others_were(node: NodeProcess) -> None:

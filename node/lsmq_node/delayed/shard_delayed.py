@@ -189,9 +189,18 @@ class ShardDelayed(ShardMachine):
                 more = read.more
                 await self._store(read, kept)
             self._arrived(next_ms)
+            if self._next_ms == _NEVER:
+                self._count_none()
         except BaseException:
             self._next_ms = 0
             raise
+
+    def _count_none(self) -> None:
+        """Nothing is pending: what merges took away of deleted topics does not count any more."""
+        stored = self.store.delayed.stored
+        if self.hand.done < stored:
+            hand = self.hand._replace(done=stored)
+            self.put_aside(Step({HAND: hand.encode()}, appended=partial(setattr, self, "hand", hand)))
 
     async def _read(self, after: DuePlace, upto_ms: int, max_records: int, max_bytes: int) -> DueRead:
         return await self._in_readers(partial(self.store.delayed.read, after, upto_ms, max_records, max_bytes))

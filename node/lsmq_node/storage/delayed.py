@@ -82,7 +82,7 @@ class Hand(NamedTuple):
 
 
 def delayed_count(documents: Documents) -> int:
-    """Pending ones, about: those of a topic that was deleted may count for longer than they are there."""
+    """Pending ones, about: those of a topic that was deleted may count until nothing is pending."""
     return max(0, int(documents.get(STORED) or 0) - Hand.decode(documents.get(HAND)).done)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from lsmq.record_batch import Column
 
 from .columns import encode_columns
-from .delayed import HAND, DuePlace, Hand, delayed_count, split_due
+from .delayed import HAND, STORED, DuePlace, Hand, delayed_count, split_due
 from .disk import Clock
 from .due_reads import DueRead
 from .line import Appended, Line
@@ -40,6 +40,12 @@ class DelayedRecords:
     def count(self) -> int:
         """See :func:`.delayed.delayed_count`."""
         return delayed_count(self._state.documents)
+
+    @property
+    def stored(self) -> int:
+        """How many were delayed when they came, less those that were cancelled: what :attr:`.Hand.done` comes to when
+        nothing is pending, but for those of deleted topics that merges have taken away."""
+        return int(self._state.documents.get(STORED) or 0)
 
     def read(self, after: DuePlace, upto_ms: int, max_records: int, max_bytes: int) -> DueRead:
         """Those behind ``after`` that are due up to ``upto_ms``, as far as they are committed.
