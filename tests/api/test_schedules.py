@@ -173,7 +173,7 @@ def test_a_schedule_of_a_time_zone_that_is_not_known_waits_and_holds_up_no_other
             return bool(found["count"] == 1 and found["next_ms"] > time.time() * 1000)
 
         await comes_true(has_come, "it goes on when the zone is known")
-        answer = await client.get("/v1/topics/jobs/queues/1/messages")
+        answer = await client.get("/v1/topics/jobs/queues/1/messages?wait_ms=20000")
         assert len((await answer.json())["messages"]) == 1
 
     zoneinfo.ZoneInfo.clear_cache(only_keys=["Test/Nowhere"])
