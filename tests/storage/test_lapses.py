@@ -252,6 +252,20 @@ def test_a_queue_with_limits_of_number_and_bytes_waits_for_what_has_expired(shar
     assert shard.store.bounds(shard.topic, 0) == (3, 6)
 
 
+def test_what_is_over_a_limit_is_moved_though_something_comes_all_the_time(tmp_path: Path) -> None:
+    shard = Moving(tmp_path, dropped_to="d", queue_max_messages=2, overflow="drop_oldest")
+    shard.put(*((0, b"%d" % number, 0) for number in range(5)))
+    shard.store._maintenance._retain()
+    for _ in range(10):
+        shard.put((1, b"other", 0))
+        lapsed = shard.lapses.find(shard.topic, 100, 1 << 20)
+        assert lapsed is not None
+        if lapsed.why is LossReason.OVERFLOW:
+            break
+        shard.lapses.moved(lapsed)
+    assert lapsed.offsets.tolist() == [0, 1, 2]
+
+
 def test_of_many_queues_over_their_limit_none_waits_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lsmq_node.storage.evictions._AT_ONCE", 5)
     shard = Moving(

@@ -79,6 +79,7 @@ class _Known:
     seen: I64 = field(default_factory=lambda: _NONE)
     next: _Next = field(default_factory=_Next)
     version: int = -1  # of the topic, at which all was seen
+    over_next: bool = False  # what is over a limit has its turn, whatever expires or comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,12 +265,15 @@ class Lapses:
         :meth:`moved`, before the next one, when they are moved; else they are found again. Raises ``UnknownTopic``.
         """
         item = self._queries.topic_state(topic_id)
-        look, known = None, self._known.setdefault(topic_id, _Known())
-        if item.topic.options.expired_to is not None:
+        known = self._known.setdefault(topic_id, _Known())
+        look = self._over_limit(item) if known.over_next else None
+        known.over_next = False
+        if look is None and item.topic.options.expired_to is not None:
             count = item.end - item.first
             if count > len(known.seen):
                 known.seen = np.append(known.seen, np.zeros(count - len(known.seen), np.int64))
             look = self._due(item, known) or self._fresh(item, known)
+            known.over_next = look is not None
         look = look or self._over_limit(item)
         while look is not None:
             try:
