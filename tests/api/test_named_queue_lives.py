@@ -261,6 +261,11 @@ def test_limits_of_a_queue_hold_for_names(api: Api, topic_name: str) -> None:
     send(api, topic_name, ("q1099", "2"))
     refused = send(api, topic_name, ("q1099", "3"), status=507)
     assert refused.code == "quota_exceeded"
+    assert refused.error["queue"] == "q1099"
+    assert refused.error["message"].startswith(f"queue 'q1099' of topic {topic_name!r} holds 2 messages")
+    refused = send(api, topic_name, ("q0", "2"), *[("new", "1")] * 3, status=413)
+    assert refused.code == "too_many_messages" and refused.error["queue"] == "new"
+    assert "sent together to queue 'new' of topic" in refused.error["message"]
     assert bodies(api, topic_name, "q1099") == ["1", "2"]
 
 

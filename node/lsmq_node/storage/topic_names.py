@@ -19,7 +19,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lsmq.errors import InvalidBatch, InvalidRequest, OffsetOutOfRange, TooManyQueues
+from lsmq.errors import (
+    InvalidBatch,
+    InvalidRequest,
+    LsmqError,
+    OffsetOutOfRange,
+    QuotaExceeded,
+    RequestTooLarge,
+    TooManyMessages,
+    TooManyQueues,
+)
 from lsmq.queue_names import NUMBER_BITS, SEPARATOR, check_queue_name, queue_slot
 from lsmq.record_batch import Column, RecordBatch
 
@@ -102,6 +111,12 @@ class TopicNames(KnownNames):
                     appended = self._put_in_line(changes, items, round_, flush, new, accounts)
                 except RoundOver:
                     continue
+                except (QuotaExceeded, TooManyMessages, RequestTooLarge) as error:
+                    at = np.flatnonzero(queues == error.details.get("queue", -1))
+                    if not len(at):
+                        raise
+                    name = joined.decode(errors="replace").split(SEPARATOR)[which[at[0]]]
+                    raise _with_name(error, name) from None
                 return appended[-1], queues
 
     def lasting_numbers(self, joined: bytes) -> U32 | None:
@@ -386,6 +401,12 @@ class TopicNames(KnownNames):
             self._line.check_waiting(len(body))
             self._line.append_entry(EntryKind.TRIM, self._id, len(rows), body)
         return self._put_in_line(with_offsets(NameChange.FORGET, numbers, ends), [], round_)[-1]
+
+
+def _with_name(error: LsmqError, name: str) -> LsmqError:
+    """Of a queue at its limit, which is named in place of its number, of which nobody knows."""
+    message = error.message.replace(f"queue {error.details['queue']} of", f"queue {name!r} of", 1)
+    return type(error)(message, **{**error.details, "queue": name})
 
 
 def _positions(state: TopicState, rows: I64, offsets: I64) -> bytes:
