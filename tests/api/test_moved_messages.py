@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from lsmq_node.broker import Broker
+from lsmq_node.storage import TopicOptions
+from lsmq_node.storage.lapses import Lapsed, Lapses
 from support.node_process import NodeProcess
-from support.waiting import eventually
+from support.waiting import comes_true, eventually
 
 from .calls import Api
+from .in_process import Session, with_node
 
 KEPT_MS = 3_600_000
 
@@ -137,6 +143,41 @@ def test_a_circle_over_both_options_is_refused_and_dropping_what_is_new_as_well(
     assert f"{topic}.b to {topic}.a to {topic}.b" in refused.error["message"]
     document |= {"dropped_to": f"{topic}.c", "overflow": "drop_newest"}
     assert "dropped_to" in api.call("PUT", f"/v1/topics/{topic}.b", document, status=400).error["message"]
+
+
+def test_what_was_found_as_the_topic_to_move_to_was_taken_away_is_moved_when_it_is_given_again(tmp_path: Path) -> None:
+    find, topics = Lapses.find, Lapses.topics
+    done: list[str | None] = []
+
+    async def check(client: Session, broker: Broker) -> None:
+        store = broker.topology.port(0).store
+        await client.put("/v1/topics/from", json={"queues": 1, "expired_to": "late"})
+
+        def alter(expired_to: str | None, revision: int) -> None:
+            store.alter_topic("from", TopicOptions(expired_to=expired_to, revision=revision))
+            done.append(expired_to)
+
+        def finds(lapses: Lapses, topic_id: int, *limits: int) -> Lapsed | None:
+            lapsed = find(lapses, topic_id, *limits)
+            if not done and lapsed is not None and len(lapsed.queues):
+                alter(None, 1)
+            return lapsed
+
+        def looks(lapses: Lapses) -> list[int]:
+            if len(done) == 1:
+                alter("late", 2)
+            return topics(lapses)
+
+        async def has_come() -> bool:
+            answer = await client.get("/v1/topics/late/queues/0/messages")
+            return answer.status == 200 and len((await answer.json())["messages"]) == 1
+
+        with patch.object(Lapses, "find", finds), patch.object(Lapses, "topics", looks):
+            await client.post("/v1/topics/from/messages", json={"messages": [{"body": "x", "ttl_ms": 1}]})
+            await comes_true(has_come, "it is moved")
+            assert done == [None, "late"]
+
+    with_node(tmp_path, check)
 
 
 @pytest.mark.part(2)

@@ -106,7 +106,9 @@ class Mover(ShardMachine):
                 return False
             topic = self.store.topic_by_id(topic_id)
             to = getattr(topic.options, _OPTIONS[lapsed.why])
-            if len(lapsed.queues) and to is not None:
+            if len(lapsed.queues):
+                if to is None:  # It was taken away since: they are found again where it is given again.
+                    return False
                 await self._move(topic, to, lapsed)
             else:
                 await asyncio.sleep((self._loop.time() - began_s) * (1 / _SHARE - 1))
