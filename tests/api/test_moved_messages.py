@@ -180,6 +180,36 @@ def test_what_was_found_as_the_topic_to_move_to_was_taken_away_is_moved_when_it_
     with_node(tmp_path, check)
 
 
+def test_a_target_that_holds_few_makes_no_others_slow_nor_itself_once_it_holds_more(tmp_path: Path) -> None:
+    find = Lapses.find
+    asked: dict[int, int] = {}  # by topic's id, how many at once
+
+    async def check(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/small", json={"queues": 1, "max_messages": 1})
+        await client.put("/v1/topics/a", json={"queues": 1, "expired_to": "small"})
+        await client.put("/v1/topics/b", json={"queues": 1, "expired_to": "large"})
+        ids = [broker.topology.port(0).store.topic(name).id for name in ("a", "b")]
+
+        def finds(lapses: Lapses, topic_id: int, max_messages: int, max_bytes: int) -> Lapsed | None:
+            asked[topic_id] = max_messages
+            return find(lapses, topic_id, max_messages, max_bytes)
+
+        async def ask_for(*wanted: int) -> None:
+            async def asked_so() -> bool:
+                return [asked.get(topic_id) for topic_id in ids] == list(wanted)
+
+            await comes_true(asked_so, f"so many are asked for: {wanted}")
+
+        with patch.object(Lapses, "find", finds):
+            expiring = {"messages": [{"body": "x", "ttl_ms": 1}] * 3}
+            await client.post("/v1/topics/a/messages", json=expiring)
+            await ask_for(1, 500)
+            await client.patch("/v1/topics/small", json={"max_messages": None})
+            await ask_for(500, 500)
+
+    with_node(tmp_path, check)
+
+
 @pytest.mark.part(2)
 def test_none_is_lost_when_the_node_is_killed_while_they_are_moved(make_node: Callable[..., NodeProcess]) -> None:
     node = make_node(segment_bytes=256 * 1024, memtable_bytes=4 * 1024 * 1024).start()

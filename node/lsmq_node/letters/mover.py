@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _PERIOD_S = 1.0
 _AT_ONCE = 500
 _BYTES_AT_ONCE = 1 << 20
+#: Where the target took fewer, so many times as many are tried with each turn that went well.
+_GROWS = 8
 #: So many pieces of a topic, then it is the next one's turn.
 _TURN = 32
 #: Of one thread, for looking at what has not expired.
@@ -53,7 +55,7 @@ class Mover(ShardMachine):
         self._broker = service.broker
         self._lapses = self.store.lapses.begin()
         self._task: asyncio.Task[Any] | None = None
-        self._at_once = _AT_ONCE
+        self._at_once: dict[int, int] = {}  # by topic's id, where its target may hold fewer
         #: By topic's id, the code of what keeps its messages from being moved.
         self.waiting: dict[int, str] = {}
 
@@ -79,6 +81,8 @@ class Mover(ShardMachine):
                 try:
                     more |= await self._move_some(topic_id)
                     self.waiting.pop(topic_id, None)
+                    if (at_once := _GROWS * self._at_once.pop(topic_id, _AT_ONCE)) < _AT_ONCE:
+                        self._at_once[topic_id] = at_once
                 except UnknownTopic:
                     continue
                 except LsmqError as error:
@@ -88,7 +92,7 @@ class Mover(ShardMachine):
 
     def _waits(self, topic_id: int, error: LsmqError) -> None:
         if isinstance(error, RequestTooLarge | TooManyMessages):  # The target may hold fewer.
-            self._at_once = 1
+            self._at_once[topic_id] = 1
         if self.waiting.get(topic_id) != error.code:
             tell = self._log.info if error.retriable else self._log.warning
             name = self.store.topic_by_id(topic_id).name if self.store.has_topic(topic_id) else topic_id
@@ -97,7 +101,7 @@ class Mover(ShardMachine):
 
     async def _move_some(self, topic_id: int) -> bool:
         """Up to :data:`_TURN` pieces of a topic; whether there may be more."""
-        find = partial(self._lapses.find, topic_id, self._at_once, _BYTES_AT_ONCE)
+        find = partial(self._lapses.find, topic_id, self._at_once.get(topic_id, _AT_ONCE), _BYTES_AT_ONCE)
         for _ in range(_TURN):
             began_s = self._loop.time()
             lapsed = await self._broker.in_readers(find)
