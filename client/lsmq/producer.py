@@ -274,9 +274,8 @@ class Producer:
 
     def _broke(self, error: Exception) -> None:
         """A sender is gone, and its batches have failed; messages that come for its shard get a new one."""
-        unstored = self._unstored()
-        level = logging.DEBUG if isinstance(error, CancelledByOthers) and not unstored else logging.ERROR
-        _log.log(level, "a producer's sender ended: topic=%s unstored=%d error=%r", self._name, unstored, error)
+        if (unstored := self._unstored()) or not isinstance(error, CancelledByOthers):
+            _log.error("a producer's sender ended: topic=%s unstored=%d error=%r", self._name, unstored, error)
         gone = [shard for shard, sender in self._senders.items() if sender.broken]
         for shard in gone:
             self._gone_stats += self._senders.pop(shard).stats
@@ -296,8 +295,7 @@ class Producer:
             return await self._tracing.send(self._name, options, lambda traced: self.send(body, **traced))
         if self._topic is None:
             await self.start()
-        key = tag = queue = extras = None
-        dedupe = 0
+        key, tag, queue, extras, dedupe = None, None, None, None, 0
         if options:
             body, key, tag, queue, extras, dedupe = parts_of(body, options)
         if not self._space_turn.locked():
