@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Generic, Self, TypeVar
 
@@ -24,6 +25,16 @@ class AsyncCloseable(ABC):
         await self.close()
 
 
+async def begun(start: Awaitable[None], close: Callable[[], Awaitable[None]]) -> None:
+    """Start what is closed where that fails, or is cancelled: nobody has anything yet that he could close."""
+    try:
+        await start
+    except BaseException:
+        with suppress(LsmqError):
+            await close()
+        raise
+
+
 class Starting(AsyncCloseable):
     """``async with`` starts it, too."""
 
@@ -31,12 +42,7 @@ class Starting(AsyncCloseable):
     async def start(self) -> None: ...
 
     async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:  # Nobody has anything yet that he could close.
-            with suppress(LsmqError):
-                await self.close()
-            raise
+        await begun(self.start(), self.close)
         return self
 
 

@@ -8,6 +8,7 @@ from typing import Any, Self, Unpack
 
 import xxhash
 
+from lsmq._lifecycle import begun
 from lsmq._message_parts import NO_EXTRAS, Body, parts_of
 from lsmq._paths import topic_path
 from lsmq._receipts import Receipt
@@ -153,11 +154,7 @@ class GroupProducer:
         return Identity(self._id, self._epoch, self._taken[shard])
 
     async def __aenter__(self) -> Self:
-        try:
-            await self.start()
-        except BaseException:  # Nobody has anything yet that he could close.
-            await self.abort()
-            raise
+        await begun(self.start(), self.abort)
         return self
 
     async def __aexit__(

@@ -48,7 +48,7 @@ class _Seen:
     next_at: float = 0.0
     version: int = 0  # of the names
     #: Seconds; 0: not empty. Below 0: nor was all expired when that was asked; it is asked again at so many.
-    since: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    since: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0, np.float64))
     ends: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
@@ -216,7 +216,7 @@ def _due(
     count = end - first
     if count > len(seen.since):
         size = max(count, 2 * len(seen.since))
-        seen.since = np.concatenate((seen.since, np.zeros(size - len(seen.since), np.float32)))
+        seen.since = np.concatenate((seen.since, np.zeros(size - len(seen.since), np.float64)))
         seen.ends = np.concatenate((seen.ends, np.zeros(size - len(seen.ends), np.int64)))
     rows = numbers.astype(np.int64) - first
     empty, ends = store.are_empty(topic.id, numbers)

@@ -196,6 +196,8 @@ class NamedSessions:
         for source in session.named_sources:
             names = await self._names.current(source.port, session.topic)
             changed, _ = names.changed_since(source.version)
+            if changed is not None and not len(changed):
+                continue
             first, end = source.port.store.numbers(session.topic.id)
             for at, queues in enumerate(found.queues):
                 there = (queues >= first) & (queues < end)

@@ -76,7 +76,9 @@ class Mover(ShardMachine):
     async def _run(self) -> None:
         while self.is_current and not self._service.held.closed:
             topics, more = self._lapses.topics(), False
-            self.waiting = {topic_id: code for topic_id, code in self.waiting.items() if topic_id in topics}
+            for known in (self.waiting, self._at_once):
+                for gone in known.keys() - set(topics):
+                    del known[gone]
             for topic_id in topics:
                 try:
                     more |= await self._move_some(topic_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -166,12 +167,11 @@ class KnownNames:
                 if self._is_trimmed(position, first):
                     return
                 self._drop(0)  # it is not at the position any more
-                self._is_whole = False
-                if changes is not None:
-                    self._take_in(changes)
-                self._position = position = behind
-                self._numbers.forget()
-                self._is_whole = True
+                with self._changing():
+                    if changes is not None:
+                        self._take_in(changes)
+                    self._position = position = behind
+                    self._numbers.forget()
 
     def _is_trimmed(self, position: int, first: int) -> bool:
         """Whether changes from a position of the log to the ``first`` that was read have gone, as it was written anew:
@@ -215,16 +215,9 @@ class KnownNames:
         with self._line.lock:
             round_, committed, end = self._line.current, log.committed.item(0), log.next.item(0)
         waiting = self._in_line
-        are_others = False
-        while waiting:
-            oldest = waiting[0]
-            if oldest.first != self._position or oldest.end > committed or not _holds(oldest):
-                break
-            self._is_whole = False
-            are_others |= self._landed(waiting.popleft())
-        if are_others:
-            self._look_at_the_line()
-        self._is_whole = True
+        if waiting:
+            with self._changing():
+                self._take_committed(committed)
         lost = len(waiting)
         if waiting and not _holds(waiting[-1]):  # What is dropped is dropped up to the last of the line.
             lost = next(at for at, item in enumerate(waiting) if not _holds(item))
@@ -233,31 +226,47 @@ class KnownNames:
         self._drop(lost)
         return round_, self._position if waiting else committed, end
 
+    def _take_committed(self, committed: int) -> None:
+        """What of the line is committed is in line no more."""
+        waiting, are_others = self._in_line, False
+        while waiting:
+            oldest = waiting[0]
+            if oldest.first != self._position or oldest.end > committed or not _holds(oldest):
+                break
+            are_others |= self._landed(waiting.popleft())
+        if are_others:
+            self._look_at_the_line()
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Who is torn out of it leaves what is not whole, and all is read again."""
+        self._is_whole = False
+        yield
+        self._is_whole = True
+
     def _start_anew(self, table: NameTable, position: int) -> None:
         """Know what the table has up to a position of the log, and nothing else: what follows is read."""
-        self._is_whole = False
-        self._in_line.clear()
-        self._table, self._position = table, position
-        self._look_at_the_line()
-        self._numbers.forget()
-        self._recent.restart(position)
-        self._made.all_gone()
-        self._is_whole = True
+        with self._changing():
+            self._in_line.clear()
+            self._table, self._position = table, position
+            self._look_at_the_line()
+            self._numbers.forget()
+            self._recent.restart(position)
+            self._made.all_gone()
 
     def _drop(self, lost: int) -> None:
         """But for the first items, what is in line does not count."""
         if len(self._in_line) <= lost:
             return
-        self._is_whole = False
-        while len(self._in_line) > lost:
-            item = self._in_line.pop()
-            if item.new:
-                self._made.gone(item.changes.numbers)
-                if item.aside is None:
-                    self._table.drop(item.changes.numbers)
-        self._look_at_the_line()
-        self._numbers.forget()
-        self._is_whole = True
+        with self._changing():
+            while len(self._in_line) > lost:
+                item = self._in_line.pop()
+                if item.new:
+                    self._made.gone(item.changes.numbers)
+                    if item.aside is None:
+                        self._table.drop(item.changes.numbers)
+            self._look_at_the_line()
+            self._numbers.forget()
 
     def _landed(self, item: InLine) -> bool:
         """What was the first item in line is committed; whether other names stand aside or are to go since."""

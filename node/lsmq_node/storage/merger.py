@@ -11,7 +11,7 @@ No merge begins unless the disk has room for what it may write beside what is ke
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -173,12 +173,8 @@ class Merger:
             self._next_look = self._clock.monotonic() + _LOOK_PAUSE * (self._clock.monotonic() - now)
         with self._lock:
             busy = set(self._busy)
-        if self.short_bytes():
-            worthwhile = self.garbage.worthwhile(version, busy)
-            alone = (DueMerge((run,), (table,), dead_bytes=dead) for run, table, dead in worthwhile)
-            fits = next((work for work in alone if self._fits(work)), None)
-            if fits is not None:
-                return fits
+        if self.short_bytes() and (work := next(self._worthwhile(version, busy), None)) is not None:
+            return work
         options = self._options
         limit_bytes = max(options.table_bytes, min(PIECE_TABLES * options.table_bytes, self._room_bytes()))
         found = self.garbage.choose(version, busy, options.table_bytes, limit_bytes)
@@ -216,14 +212,17 @@ class Merger:
         with self._lock:
             if self._giving_back:
                 return 0
-        version = self._tables.version.on_disk()
-        alone = [DueMerge((run,), (table,), dead_bytes=dead) for run, table, dead in self.garbage.worthwhile(version)]
-        return max(0, short - sum(work.dead_bytes for work in alone if self._fits(work)))
+        coming = sum(work.dead_bytes for work in self._worthwhile(self._tables.version.on_disk()))
+        return max(0, short - coming)
 
-    def _fits(self, work: DueMerge) -> bool:
-        """Whether there is room to write a table anew: for that some may be used of what is kept for the flush."""
+    def _worthwhile(self, version: Version, busy: Container[int] = ()) -> Iterator[DueMerge]:
+        """Tables that are written anew on a disk that is nearly full, where there is room for it: for that some may be
+        used of what is kept for the flush."""
         free = self._disk.free_bytes(self._path) - self._options.min_free_bytes // 2
-        return work.needed_bytes(self._options.table_bytes) <= free
+        for run, table, dead in self.garbage.worthwhile(version, busy):
+            work = DueMerge((run,), (table,), dead_bytes=dead)
+            if work.needed_bytes(self._options.table_bytes) <= free:
+                yield work
 
     def _free_generations(self, version: Version) -> list[list[TableRun]]:
         """Stretches of neighbouring generations that may be merged, oldest first; the last one ends with the newest."""

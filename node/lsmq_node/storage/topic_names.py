@@ -185,8 +185,10 @@ class TopicNames(KnownNames):
     def _look_aside(self, numbers: I64, names: NameBatch) -> None:
         """Names that are to go have no number any more, and those that stand aside have one."""
         numbers[self._are_going(numbers)] = -1
-        for at, raw in enumerate(names.raw()) if self._aside else ():
-            if (number := self._aside.get(raw, -1)) >= 0:
+        missing = np.flatnonzero(numbers < 0)
+        if self._aside and len(missing):
+            for at, raw in zip(missing.tolist(), names.take(missing).raw(), strict=True):
+                number = self._aside.get(raw, -1)
                 numbers[at] = -1 if number in self._forgetting else number
 
     def _slots_of(self, names: NameBatch, slots: Slots) -> U16:
@@ -260,20 +262,19 @@ class TopicNames(KnownNames):
         )
         last = appended[len(batches) - 1]
         begin, end = int(appended[0].offsets[0]), int(last.offsets[-1]) + 1
-        self._is_whole = False
         # A name that is to go is in the table still, and the table has a name once.
         is_aside = bool(self._forgetting)
         item = InLine(begin, end, last, changes, 0 if new is None else len(new), new if is_aside else None)
-        self._in_line.append(item)
-        self._came(item)
-        if new is not None:
-            if not is_aside:
-                self._table.hold(changes.numbers, new)
-            self._numbers.take(len(new))
-            self._made.made(changes.numbers, accounts)
-        elif changes.kind is NameChange.FORGET:
-            self._made.gone(changes.numbers)
-        self._is_whole = True
+        with self._changing():
+            self._in_line.append(item)
+            self._came(item)
+            if new is not None:
+                if not is_aside:
+                    self._table.hold(changes.numbers, new)
+                self._numbers.take(len(new))
+                self._made.made(changes.numbers, accounts)
+            elif changes.kind is NameChange.FORGET:
+                self._made.gone(changes.numbers)
         return appended[len(batches) - 1 :]
 
     def rewrite_due(self) -> bool:
