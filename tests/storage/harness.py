@@ -15,6 +15,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 
 from lsmq.messages import dedupe_hash
@@ -329,3 +330,16 @@ def background(store: ShardStore, work: Callable[[], object], kind: str = "test"
     house = store._maintenance
     with mock.patch("lsmq_node.storage.maintenance._TICK_SECONDS", 0.0):
         house._guard(lambda: (house._retry_in_want(work, kind), None)[1])
+
+
+@contextlib.contextmanager
+def torn_out_of(kind: type[Any], name: str) -> Iterator[None]:
+    """Whoever calls this method is torn out of it once all is done, as by a signal; the block is expected to be."""
+    real = getattr(kind, name)
+
+    def torn(*given: Any) -> None:
+        real(*given)
+        raise KeyboardInterrupt
+
+    with mock.patch.object(kind, name, torn), pytest.raises(KeyboardInterrupt):
+        yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from lsmq_node.delayed.deliveries import moved
 from lsmq_node.storage import TopicOptions
 from lsmq_node.storage.delayed import BEGIN, DUE
 from lsmq_node.storage.losses import LossReason
-from lsmq_node.storage.merger import NoRoom
 from lsmq_node.storage.producers import BROKER_PRODUCERS
 from lsmq_node.storage.retention import Retention
 from lsmq_node.storage.shares import Holding, Rest, allowed_share, kept_share
@@ -29,12 +27,9 @@ from .harness import (
     bodies,
     body,
     flush,
-    keep_house,
     merge,
-    merge_checkpoint,
     put,
     retain,
-    small_parts,
 )
 from .test_retention import HOUR_MS, Bench
 
@@ -514,79 +509,6 @@ def test_what_came_while_others_led_counts(bench: Bench) -> None:
         line.restart(bench.store.committed_lsn, (), bench.store.committed_lsn, QuotaExceeded("for the test"))
     with pytest.raises(QuotaExceeded):
         append(bench.store, topic.id, (0, b"x"))
-
-
-def test_a_disk_below_twice_what_is_kept_free_gets_room_and_no_more_goes_than_gives_it(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    abandon(bench.store)
-    bench.store = bench.open(min_free_bytes=64 * KIB)
-    bench.store.retention.rest = None
-    topic = bench.store.create_topic("t", 1, TopicOptions(on_disk_full="drop_oldest"))
-    for _ in range(10):
-        send(bench, topic.id, 0, 40, 400)
-        flush(bench.store)
-    with small_parts():
-        merge(bench.store)
-    retain(bench.store)
-    assert bounds(bench, topic.id, 0) == [(0, 400)], "there is room"
-    bench.disk.capacity_bytes = bench.disk.used_bytes + 96 * KIB
-    retain(bench.store)
-    (start, _), *_ = bounds(bench, topic.id, 0)
-    assert 24 * KIB <= start * 410 <= 48 * KIB, "about what is missing"
-    retain(bench.store)
-    assert bounds(bench, topic.id, 0) == [(start, 400)], "what is about to come back is enough"
-    merge(bench.store)
-    retain(bench.store)
-    assert bounds(bench, topic.id, 0) == [(start, 400)], "and then it is enough"
-    assert bench.store.stats().disk_dropped_messages_total == start
-    abandon(bench.store)
-
-
-def test_a_disk_nearly_full_gets_room_though_messages_go_all_the_time(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    abandon(bench.store)
-    bench.store = bench.open(min_free_bytes=64 * KIB)
-    bench.store.retention.rest = None
-    topic = bench.store.create_topic("t", 1, TopicOptions(on_disk_full="drop_oldest"))
-    ring = bench.store.create_topic("ring", 1, TopicOptions(queue_max_messages=1, overflow="drop_oldest"))
-    for _ in range(10):
-        send(bench, topic.id, 0, 40, 400)
-        flush(bench.store)
-    with small_parts():
-        merge(bench.store)
-    bench.disk.capacity_bytes = bench.disk.used_bytes + 96 * KIB
-    for _ in range(3):
-        send(bench, ring.id, 0, 2)
-        retain(bench.store)
-        (start, _), *_ = bounds(bench, topic.id, 0)
-        assert 24 * KIB <= start * 410 <= 48 * KIB, "about what is missing"
-    abandon(bench.store)
-
-
-@pytest.mark.parametrize("queues", [1, 20])
-def test_a_disk_nearly_full_stays_usable_though_little_of_the_store_goes(tmp_path: Path, queues: int) -> None:
-    bench = Bench(tmp_path)
-    abandon(bench.store)
-    with small_parts():
-        bench.store = bench.open(min_free_bytes=160 * KIB)
-        bench.store.retention.rest = None
-        topic = bench.store.create_topic("t", queues, TopicOptions(on_disk_full="drop_oldest"))
-        for number in range(80):
-            for queue in range(queues):
-                send(bench, topic.id, queue, 40 // queues, 400)
-            flush(bench.store)
-            if number == 50:
-                bench.disk.capacity_bytes = bench.disk.used_bytes + 400 * KIB
-            retain(bench.store)
-            for work in (bench.store._merger.merge_level0, bench.store._merger.merge_rest):
-                for _ in range(3):
-                    with suppress(NoRoom):
-                        work()
-            merge_checkpoint(bench.store)
-            keep_house(bench.store)
-            assert not bench.store.disk_full
-        assert 0 < gone(bench, topic.id)[LossReason.DISK] < 1_600, "half of what was sent"
-        abandon(bench.store)
 
 
 def test_a_topic_in_which_nothing_has_changed_is_not_gone_through(

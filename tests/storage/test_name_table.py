@@ -40,6 +40,12 @@ class TableMachine(RuleBasedStateMachine):
     def batch(self, names: list[str]) -> Any:
         return self.table.batch_joined("\0".join(names).encode())
 
+    @staticmethod
+    def taken(known: dict[str, int], data: st.DataObject) -> tuple[list[str], Any]:
+        """Some of the names are no more there; they and their numbers."""
+        names = data.draw(st.lists(st.sampled_from(sorted(known)), min_size=1, unique=True))
+        return names, np.array([known.pop(name) for name in names], np.uint32)
+
     @rule(names=picks, data=st.data())
     def hold(self, names: list[str], data: st.DataObject) -> None:
         names = [name for name in names if name not in self.held and name not in self.shown]
@@ -51,26 +57,23 @@ class TableMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def show(self, data: st.DataObject) -> None:
-        names = data.draw(st.lists(st.sampled_from(sorted(self.held)), min_size=1, unique=True))
-        numbers = np.array([self.held.pop(name) for name in names], np.uint32)
+        names, numbers = self.taken(self.held, data)
         self.table.show(numbers, numbers.astype(np.uint16))
         self.shown.update(zip(names, numbers.tolist(), strict=True))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
-        names = data.draw(st.lists(st.sampled_from(sorted(self.held)), min_size=1, unique=True))
-        numbers = [self.held.pop(name) for name in names]
-        self.table.drop(np.array(numbers, np.uint32))
-        self.free += numbers
+        _, numbers = self.taken(self.held, data)
+        self.table.drop(numbers)
+        self.free += numbers.tolist()
 
     @precondition(lambda self: self.shown)
     @rule(data=st.data())
     def forget(self, data: st.DataObject) -> None:
-        names = data.draw(st.lists(st.sampled_from(sorted(self.shown)), min_size=1, unique=True))
-        numbers = [self.shown.pop(name) for name in names]
-        self.table.forget(np.array(numbers, np.uint32))
-        self.free += numbers
+        _, numbers = self.taken(self.shown, data)
+        self.table.forget(numbers)
+        self.free += numbers.tolist()
 
     @rule()
     def look(self) -> None:

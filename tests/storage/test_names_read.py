@@ -16,11 +16,10 @@ from lsmq_node.storage import NamesBehind, ShardStore, StoredTopic, TopicNames, 
 from lsmq_node.storage import name_listing as listings
 from lsmq_node.storage.name_table import NameTable
 from lsmq_node.storage.named_topics import NamedTopics
-from lsmq_node.storage.queue_names import NameBatch
 from lsmq_node.storage.state import NAMES_TOPIC
 from support.clock import SimClock
 
-from .harness import keep_house, open_stepped, tiny
+from .harness import keep_house, open_stepped, tiny, torn_out_of
 from .test_topic_names import bodies, current, named, put
 
 
@@ -110,24 +109,14 @@ def test_reading_of_names_that_breaks_off_goes_on_where_it_was(
     same_names(store, known, topic)
 
 
-def test_who_is_torn_out_of_taking_in_names_that_he_read_knows_them_afterwards(
-    store: ShardStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_torn_out_of_taking_in_names_that_he_read_knows_them_afterwards(store: ShardStore) -> None:
     topic = named(store)
     make(store, topic, "first")
     known = reader_of(store).names(topic)
     current(known)
     make(store, topic, *(f"n{at}" for at in range(10)))
-    hold = NameTable.hold
-
-    def torn_out(table: NameTable, numbers: Any, names: NameBatch) -> None:
-        hold(table, numbers, names)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(NameTable, "hold", torn_out)
-        with pytest.raises(KeyboardInterrupt):
-            known.refresh()
+    with torn_out_of(NameTable, "hold"):
+        known.refresh()
     same_names(store, known, topic)
 
 
@@ -208,24 +197,14 @@ def test_a_name_that_is_not_to_go_after_all_outlives_the_log_that_is_written_ane
     store.close()
 
 
-def test_a_listing_after_a_thread_was_torn_out_says_that_names_are_to_be_read(
-    store: ShardStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listing_after_a_thread_was_torn_out_says_that_names_are_to_be_read(store: ShardStore) -> None:
     topic = named(store)
     make(store, topic, "a", "b")
     current(store.names(topic))
     listing = store.named.listing(topic)
     assert [raw for raw, _ in listing.page(b"", b"", 10)] == [b"a", b"b"]
-    hold = NameTable.hold
-
-    def torn_out(table: NameTable, numbers: Any, batch: NameBatch) -> None:
-        hold(table, numbers, batch)
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(NameTable, "hold", torn_out)
-        with pytest.raises(KeyboardInterrupt):
-            put(store, topic, ("c", b"2"))
+    with torn_out_of(NameTable, "hold"):
+        put(store, topic, ("c", b"2"))
     store.commit()
     with pytest.raises(NamesBehind):
         listing.page(b"", b"", 10)

@@ -34,12 +34,11 @@ from lsmq_node.storage import topic_names as names_module
 from lsmq_node.storage.name_slots import queue_slots
 from lsmq_node.storage.name_table import NameTable
 from lsmq_node.storage.named_topics import NamedTopics
-from lsmq_node.storage.queue_names import NameBatch
 from lsmq_node.storage.renumber import with_queues
 from lsmq_node.storage.state import NAMES_TOPIC
 from support.clock import SimClock
 
-from .harness import abandon, flush, keep_house, merge, open_stepped, profile, tiny
+from .harness import abandon, flush, keep_house, merge, open_stepped, profile, tiny, torn_out_of
 
 ALL = Slots(0, 4096)
 #: Short and long ones, some alike for long, some beyond ASCII.
@@ -370,23 +369,15 @@ def test_names_of_a_round_that_is_dropped_are_forgotten_with_it(tmp_path: Path) 
 
 @pytest.mark.parametrize("is_full", [False, True])
 def test_who_is_torn_out_of_giving_names_numbers_leaves_none_that_is_not_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_full: bool
+    tmp_path: Path, is_full: bool
 ) -> None:
     disk = Drive(tmp_path)
     store = open_stepped(tmp_path / "shard", tiny(), disk, SimClock())
     topic = named(store)
     appended, _ = put(store, topic, ("first", b"1"))
     store.wait(appended)
-    hold = NameTable.hold
-
-    def torn(table: NameTable, numbers: Any, names: NameBatch) -> None:
-        hold(table, numbers, names)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(NameTable, "hold", torn)
-    with pytest.raises(KeyboardInterrupt):
+    with torn_out_of(NameTable, "hold"):
         put(store, topic, ("torn", b"2"))
-    monkeypatch.undo()
     if is_full:
         disk.at(1, errno.ENOSPC, ("write",))
         with pytest.raises(DiskFull):
