@@ -118,6 +118,24 @@ def test_empty_queues_are_forgotten_and_others_are_not(tmp_path: Path, monkeypat
     with_node(tmp_path, test)
 
 
+def test_however_long_a_machine_is_up_no_empty_queue_is_forgotten_early(tmp_path: Path) -> None:
+    """The loop's time counts from the machine's start, or from long before."""
+
+    async def test(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/named", json={"queues": "named"})
+        await client.put("/v1/topics/named/queues/a")
+        topic, (port,) = await broker.topic("named"), broker.topology.ports()
+        numbers = port.store.names(topic.id).all_numbers()
+        seen, began = name_cleaner._Seen(port.store), 200_000_001.0
+
+        def is_due(after_s: float) -> bool:
+            return bool(len(name_cleaner._due(seen, port.store, topic, numbers, began + after_s, 10.0)[0]))
+
+        assert [is_due(after_s) for after_s in (0.0, 5.0, 9.9, 10.0)] == [False, False, False, True]
+
+    with_node(tmp_path, test)
+
+
 def test_queues_whose_messages_have_expired_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether anybody reads them or not."""
     monkeypatch.setattr(name_cleaner, "_LOOK_S", 0.02)
