@@ -93,7 +93,7 @@ async def test_a_real_node_that_is_stopped_by_a_signal_holds_up_nothing(
 async def test_not_leader_with_the_leaders_address_costs_no_other_request(
     shared_node: NodeProcess, topic_name: str
 ) -> None:
-    async with PlayedCluster(shared_node.url) as cluster, client_of(cluster) as client:
+    async with PlayedCluster(shared_node.url) as cluster, client_of(cluster, refresh_s=600) as client:
         await client.create_topic(topic_name)
         async with Producer(client, topic_name) as producer:
             await producer.send_and_wait("one")
