@@ -460,10 +460,10 @@ class Fetcher:
         self._topic = fresh
 
 
-def out_of_range(topic: str, queue: int, offset: int, earliest: int, latest: int) -> OffsetOutOfRange:
+def out_of_range(topic: str, queue: int | str, offset: int, earliest: int, latest: int) -> OffsetOutOfRange:
     """The error for an offset that a queue does not have, any more or yet."""
     return OffsetOutOfRange(
-        f"queue {queue} of topic {topic!r} has offsets {earliest} to {latest}, not {offset}; begin at one of"
+        f"queue {queue!r} of topic {topic!r} has offsets {earliest} to {latest}, not {offset}; begin at one of"
         " these, or at 'earliest' or 'latest' (a Consumer does so by itself with on_out_of_range)",
         topic=topic,
         queue=queue,

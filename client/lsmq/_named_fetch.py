@@ -8,11 +8,11 @@ session is lost another one is begun, with the positions that :class:`NamedPosit
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lsmq._fetch_loop import FetchLoop
-from lsmq._fetcher import MAX_QUEUES_PER_FETCH, FetchedBatches, Fetcher, FetchOptions, OutOfRange, Prefetch
+from lsmq._fetcher import MAX_QUEUES_PER_FETCH, FetchedBatches, Fetcher, FetchOptions, OutOfRange, Prefetch, out_of_range
 from lsmq._follower_reads import FollowerReadMode
 from lsmq._named_follower_reads import NamedFollowerReads
 from lsmq._named_positions import NO_SLOT, NamedPositions
@@ -258,6 +258,36 @@ class NamedFetchLoop(FetchLoop):
 
     async def begin_at_the_end(self) -> None:
         """Read only what comes from now on, and queues that are not there yet from their first message on."""
+        latest, _ = await self._ends()
+        for queue, offset in latest.items():
+            if self._named.slot(queue) < 0:
+                self._named.meet(queue, NO_SLOT, offset)
+
+    async def check_begins(self) -> None:
+        """Apply the policy to offsets that are said by name, where their queues do not have them.
+
+        One that is not there has none but 0. Raises ``OffsetOutOfRange`` if that is the policy.
+        """
+        wanted = {name: offset for name, offset in self.selection.offsets.items() if offset}
+        if not wanted:
+            return
+        _, numbers = await self._ends()
+        bounds = await self._client._offsets(self.topic, sorted(numbers.values()), None)
+        known = {queue: (earliest, latest) for queue, earliest, latest in bounds.rows()}
+        begins = dict(self.selection.offsets)
+        for name, offset in wanted.items():
+            earliest, latest = known.get(numbers.get(name, -1), (0, 0))
+            if earliest <= offset <= latest:
+                continue
+            if self._policy == "error":
+                raise out_of_range(self.topic.name, name, offset, earliest, latest)
+            begins[name] = earliest if self._policy == "earliest" else latest
+        self.selection = replace(self.selection, offsets=begins)
+
+    async def _ends(self) -> tuple[dict[int, int], dict[str, int]]:
+        """The latest offsets of queues that had any message, by number; and if they are read by name, their numbers."""
+        latest: dict[int, int] = {}
+        numbers: dict[str, int] = {}
         for route in self.topic.routes:
             slots = [part for part in self.positions.ranges if part.start < route.end and part.stop > route.first]
             if not slots:
@@ -273,16 +303,13 @@ class NamedFetchLoop(FetchLoop):
                 must_lead=(route.shard,),
                 deadline=self._client._deadline(),
             )
-            self._meet_all(answer.body)
-
-    def _meet_all(self, body: bytes) -> None:
-        """Stand where an answer's positions say, in queues that nothing is known of."""
-        for batch in split_batches(body):
-            flags = batch.column(Column.FLAGS)[0] if Column.FLAGS in batch.directory else 0
-            if flags & Flag.POSITION:
-                for queue, offset in zip(batch.column(Column.QUEUE), batch.column(Column.OFFSET), strict=True):
-                    if self._named.slot(queue) < 0:
-                        self._named.meet(queue, NO_SLOT, offset)
+            for batch in split_batches(answer.body):
+                flags = batch.column(Column.FLAGS)[0] if Column.FLAGS in batch.directory else 0
+                if flags & Flag.POSITION:
+                    latest.update(zip(batch.column(Column.QUEUE), batch.column(Column.OFFSET), strict=True))
+                elif flags & Flag.NAMES:
+                    numbers.update(zip(batch.texts(), batch.column(Column.QUEUE), strict=True))
+        return latest, numbers
 
     def _fetcher(
         self,

@@ -134,6 +134,7 @@ async def _start_named(
     loop = reader.add_named(topic, selection, slots)
     if start == "latest":
         await loop.begin_at_the_end()
+    await loop.check_begins()
     return loop
 
 

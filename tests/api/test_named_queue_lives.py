@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -136,12 +137,15 @@ def test_however_long_a_machine_is_up_no_empty_queue_is_forgotten_early(tmp_path
     with_node(tmp_path, test)
 
 
-def test_queues_whose_messages_have_expired_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether anybody reads them or not."""
+@pytest.mark.parametrize("options", [{}, {"queue_max_messages": 9, "overflow": "drop_oldest", "dropped_to": "over"}])
+def test_queues_whose_messages_have_expired_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Whether anybody reads them or not, and where what is over a limit would be moved."""
     monkeypatch.setattr(name_cleaner, "_LOOK_S", 0.02)
 
     async def test(client: Session, broker: Broker) -> None:
-        await client.put("/v1/topics/f", json={"queues": "named", "forget_empty_ms": 100})
+        await client.put("/v1/topics/f", json={"queues": "named", "forget_empty_ms": 100, **options})
         short = [{"queue": f"short-{number}", "body": "x", "ttl_ms": 50} for number in range(3) for _ in range(2)]
         mixed = [{"queue": "mixed", "body": "x", "ttl_ms": 50}, {"queue": "mixed", "body": "stays"}]
         late = [{"queue": "late", "body": "x", "ttl_ms": 3_600_000}, {"queue": "ever", "body": "x"}]

@@ -18,6 +18,7 @@ from lsmq import (
     InvalidQueueName,
     InvalidRequest,
     Message,
+    OffsetOutOfRange,
     Producer,
     TimedOut,
     UnknownQueue,
@@ -205,6 +206,32 @@ async def test_reading_begins_at_offsets_and_goes_where_it_is_sought(shared_node
         assert await nothing_more(consumer)
         consumer.resume()
         assert by_name(await take(consumer, 1)) == {NAMES[0]: ["3"]}
+
+
+@pytest.mark.parametrize("policy", ["earliest", "latest", "error"])
+async def test_an_offset_that_a_queue_by_name_does_not_have_is_for_the_policy_as_ever(
+    shared_node: NodeProcess, topic_name: str, policy: OutOfRange
+) -> None:
+    """Below what is there, above it, and of a queue that is not there."""
+    async with named(shared_node, topic_name) as (client, producer):
+        await client.trim_queue(topic_name, NAMES[0], 2)
+        for name, offset in ((NAMES[0], 1), (NAMES[1], 5), ("later", 3)):
+            consumer = Consumer(
+                client, topic_name, queues=[name, NAMES[2]], start={name: offset, NAMES[2]: 4}, on_out_of_range=policy
+            )
+            if policy == "error":
+                with pytest.raises(OffsetOutOfRange, match=f"queue '{name}' of topic .* not {offset};"):
+                    await consumer.start()
+                await consumer.close()
+                continue
+            async with consumer:
+                there = {NAMES[0]: ["2", "3"], NAMES[1]: ["0", "1", "2", "3"], "later": []}[name]
+                expected = there if policy == "earliest" else []
+                assert [message.text() for message in await take(consumer, len(expected))] == expected
+                assert await nothing_more(consumer)
+                if name == "later":
+                    await producer.send_and_wait("first", queue="later")
+                    assert by_name(await take(consumer, 1)) == {"later": ["first"]}
 
 
 async def test_what_named_topics_do_not_obey_is_refused(shared_node: NodeProcess, topic_name: str) -> None:

@@ -132,7 +132,7 @@ class NameCleaner:
                 appended = await self._put_forgotten(port, topic, seen, some)
             if appended is not None:
                 await port.wait(appended, Ack.QUORUM)
-        if not topic.options.moves:  # Else it is moved first, and deleted with that.
+        if topic.options.expired_to is None:  # Else it is moved first, and deleted with that.
             for at in range(0, min(len(quiet), _AT_ONCE), _READ_AT_ONCE):
                 await self._pass_over_expired(port, topic, quiet[at : at + _READ_AT_ONCE])
                 rows = quiet[at : at + _READ_AT_ONCE].astype(np.int64) - port.store.numbers(topic.id)[0]
