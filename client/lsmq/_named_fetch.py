@@ -12,7 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from lsmq._fetch_loop import FetchLoop
-from lsmq._fetcher import MAX_QUEUES_PER_FETCH, FetchedBatches, Fetcher, FetchOptions, OutOfRange, Prefetch, out_of_range
+from lsmq._fetcher import (
+    MAX_QUEUES_PER_FETCH,
+    FetchedBatches,
+    Fetcher,
+    FetchOptions,
+    OutOfRange,
+    Prefetch,
+    out_of_range,
+)
 from lsmq._follower_reads import FollowerReadMode
 from lsmq._named_follower_reads import NamedFollowerReads
 from lsmq._named_positions import NO_SLOT, NamedPositions
