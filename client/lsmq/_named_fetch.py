@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from lsmq._fetch_loop import FetchLoop
@@ -267,7 +268,17 @@ class NamedFetchLoop(FetchLoop):
     async def begin_at_the_end(self) -> None:
         """Read only what comes from now on, and queues that are not there yet from their first message on."""
         latest, _ = await self._ends()
-        for queue, offset in latest.items():
+        self._stand_at(latest.items())
+
+    async def begin_at_time(self, moment: datetime | int) -> None:
+        """Read what was stored since then, and queues that are not there yet from their first message on."""
+        latest, _ = await self._ends()
+        found = await self._client._offsets(self.topic, sorted(latest), moment)
+        self._stand_at(zip(found.queues, found.at_time, strict=True))
+
+    def _stand_at(self, offsets: Iterable[tuple[int, int]]) -> None:
+        """Of each queue that nothing is known of."""
+        for queue, offset in offsets:
             if self._named.slot(queue) < 0:
                 self._named.meet(queue, NO_SLOT, offset)
 

@@ -124,16 +124,13 @@ async def _start_named(
         if unknown := offsets.keys() - set(chosen.names):
             remedy = "name it there too" if chosen.names else "say queues=[...]: a pattern takes no offsets"
             raise InvalidRequest(f"start has an offset of queue {min(unknown)!r}, which is not among queues; {remedy}")
-    elif not isinstance(start, str):
-        raise InvalidRequest(
-            f"start is a time, and topic {topic.name!r} has queues with names, which do not begin at times: say"
-            " 'earliest' or 'latest', or offsets by name"
-        )
     selection = NamedSelection(chosen.names, chosen.pattern, group if start == "committed" else None, offsets)
     slots = [slot for part in selection.slots() for slot in part]
     loop = reader.add_named(topic, selection, slots)
     if start == "latest":
         await loop.begin_at_the_end()
+    elif isinstance(start, datetime | int):
+        await loop.begin_at_time(start)
     await loop.check_begins()
     return loop
 

@@ -62,6 +62,8 @@ def test_what_is_sent_by_name_is_read_by_name_and_by_pattern(lsmq: Run, topic: s
     assert lsmq("consume", topic, "--queue", "42").stdout == b"c\n"
     assert lsmq("consume", topic, "--queue", "agents.7.inbox", "--offset", "1").stdout == b"b\n"
     assert lsmq("consume", topic, "--queue", "42", "--queue", "no.such").stdout == b"c\n"
+    assert lsmq("consume", topic, "--pattern", "42", "--from-time", "-1h").stdout == b"c\n"
+    assert lsmq("consume", topic, "--pattern", "**", "--from-time", "2100-01-01").stdout == b""
     found = rows(lsmq("consume", topic, "--pattern", "agents.*.inbox", "--json").stdout)
     assert sorted((one["queue"], one["body"]) for one in found) == [
         ("agents.7.inbox", "a"),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections import Counter
 from typing import Any
 from urllib.parse import urlencode
 
@@ -18,7 +16,6 @@ from lsmq import (
     InvalidQueueName,
     InvalidRequest,
     Message,
-    OffsetOutOfRange,
     Producer,
     TimedOut,
     UnknownQueue,
@@ -30,38 +27,9 @@ from lsmq._named_positions import NamedPositions
 from lsmq.queue_names import SLOTS, check_queue_name, compile_pattern, queue_slot
 from support.fault_proxy import FaultProxy
 from support.group_topic import take
+from support.named_topic import NAMES, by_name, named, nothing_more
 from support.node_process import NodeProcess
 from support.waiting import comes_true
-
-NAMES = [f"agents.{number}.inbox" for number in range(10)]
-
-
-@asynccontextmanager
-async def named(node: NodeProcess, topic: str, *, each: int = 4) -> AsyncIterator[tuple[Client, Producer]]:
-    """A topic in which each of ``NAMES`` has messages ``0`` to ``each``."""
-    async with Client(node.url) as client:
-        await client.create_topic(topic, queues="named")
-        async with Producer(client, topic) as producer:
-            for number in range(each):
-                for name in NAMES:
-                    await producer.send(f"{number}", queue=name)
-            await producer.flush()
-            yield client, producer
-
-
-def by_name(messages: list[Message]) -> dict[str | None, list[str]]:
-    """The bodies of each queue, in the order they came."""
-    found: dict[str | None, list[str]] = defaultdict(list)
-    for message in messages:
-        found[message.queue_name].append(message.text())
-    return found
-
-
-async def nothing_more(consumer: Consumer) -> bool:
-    return await consumer.poll(timeout_ms=150) == []
-
-
-# Sending
 
 
 async def test_a_queue_is_there_with_its_first_message(shared_node: NodeProcess, topic_name: str) -> None:
@@ -151,26 +119,6 @@ async def test_a_pattern_chooses_queues_also_those_that_come(shared_node: NodePr
             assert await nothing_more(inboxes) and await nothing_more(of_one)
 
 
-async def test_from_the_latest_nothing_old_comes_and_all_of_new_queues(
-    shared_node: NodeProcess, topic_name: str
-) -> None:
-    async with (
-        named(shared_node, topic_name) as (_, producer),
-        FaultProxy(shared_node.url) as proxy,
-        Client(proxy.url) as client,
-        Consumer(client, topic_name, start="latest", wait_ms=100) as consumer,
-    ):
-        proxy.lose_answers("fetch", times=2)  # What the node remembers is gone with them.
-        await producer.send_and_wait("4", queue=NAMES[0])
-        await producer.send_and_wait("first", queue="new")
-        assert by_name(await take(consumer, 2)) == {NAMES[0]: ["4"], "new": ["first"]}
-        proxy.cut("fetch", times=2)
-        await producer.send_and_wait("5", queue=NAMES[0])
-        await producer.send_and_wait("4", queue=NAMES[1])
-        assert by_name(await take(consumer, 2)) == {NAMES[0]: ["5"], NAMES[1]: ["4"]}
-        assert await nothing_more(consumer)
-
-
 async def test_answers_that_are_lost_cost_no_message_and_repeat_none(shared_node: NodeProcess, topic_name: str) -> None:
     async with (
         named(shared_node, topic_name) as (_, producer),
@@ -190,50 +138,6 @@ async def test_answers_that_are_lost_cost_no_message_and_repeat_none(shared_node
         assert await nothing_more(consumer)
 
 
-async def test_reading_begins_at_offsets_and_goes_where_it_is_sought(shared_node: NodeProcess, topic_name: str) -> None:
-    async with (
-        named(shared_node, topic_name) as (client, _),
-        Consumer(client, topic_name, queues=NAMES[:2], start={NAMES[0]: 2}) as consumer,
-    ):
-        got = await take(consumer, 6)
-        assert by_name(got) == {NAMES[0]: ["2", "3"], NAMES[1]: ["0", "1", "2", "3"]}
-        number = next(message.queue for message in got if message.queue_name == NAMES[0])
-        assert consumer.positions[number] == 4
-        consumer.seek(number, 1)
-        assert by_name(await take(consumer, 3)) == {NAMES[0]: ["1", "2", "3"]}
-        consumer.pause()
-        consumer.seek(number, 3)
-        assert await nothing_more(consumer)
-        consumer.resume()
-        assert by_name(await take(consumer, 1)) == {NAMES[0]: ["3"]}
-
-
-@pytest.mark.parametrize("policy", ["earliest", "latest", "error"])
-async def test_an_offset_that_a_queue_by_name_does_not_have_is_for_the_policy_as_ever(
-    shared_node: NodeProcess, topic_name: str, policy: OutOfRange
-) -> None:
-    """Below what is there, above it, and of a queue that is not there."""
-    async with named(shared_node, topic_name) as (client, producer):
-        await client.trim_queue(topic_name, NAMES[0], 2)
-        for name, offset in ((NAMES[0], 1), (NAMES[1], 5), ("later", 3)):
-            consumer = Consumer(
-                client, topic_name, queues=[name, NAMES[2]], start={name: offset, NAMES[2]: 4}, on_out_of_range=policy
-            )
-            if policy == "error":
-                with pytest.raises(OffsetOutOfRange, match=f"queue '{name}' of topic .* not {offset};"):
-                    await consumer.start()
-                await consumer.close()
-                continue
-            async with consumer:
-                there = {NAMES[0]: ["2", "3"], NAMES[1]: ["0", "1", "2", "3"], "later": []}[name]
-                expected = there if policy == "earliest" else []
-                assert [message.text() for message in await take(consumer, len(expected))] == expected
-                assert await nothing_more(consumer)
-                if name == "later":
-                    await producer.send_and_wait("first", queue="later")
-                    assert by_name(await take(consumer, 1)) == {"later": ["first"]}
-
-
 async def test_what_named_topics_do_not_obey_is_refused(shared_node: NodeProcess, topic_name: str) -> None:
     async with named(shared_node, topic_name, each=1) as (client, _):
 
@@ -245,7 +149,6 @@ async def test_what_named_topics_do_not_obey_is_refused(shared_node: NodeProcess
         await refused("list of names", queues="agents")
         await refused("give one", queues=["a"], pattern="a.*")
         await refused("whole part", pattern="agents*")
-        await refused("is a time", start=0)
         await refused("not among queues; name it", queues=["a"], start={"b": 1})
         await refused("not among queues; say queues=", pattern="**", start={"b": 1})
         await refused("not among queues; say queues=", start={"b": 1})

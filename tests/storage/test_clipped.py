@@ -78,7 +78,7 @@ class Filled:
                 wanted = [kept[offset]] if offset in kept else []
                 assert store.read_bytes(self.topic, queue, offset, 1) == wanted
             for _, stored_ms in list(sent.values())[::7]:
-                found_at = store.offset_for_time(self.topic, queue, stored_ms)
+                found_at = int(store.offsets_for_time(self.topic, np.array([queue], np.uint32), stored_ms)[0])
                 assert next(ms for at, (_, ms) in sent.items() if at >= found_at) == stored_ms
                 assert all(ms < stored_ms for at, (_, ms) in sent.items() if at < found_at)
         queues = np.arange(QUEUES, dtype=np.uint32)

@@ -185,7 +185,7 @@ def test_without_any_descriptor_reads_and_writes_are_refused_and_go_on_when_ther
         lambda: store.read_bytes(topic, 0, 0, 1),
         lambda: store.read(topic, 0, 0),
         lambda: store.read_many(topic, np.array([0, 1], np.uint32), np.zeros(2, np.int64)),
-        lambda: store.offset_for_time(topic, 0, 1),
+        lambda: store.offsets_for_time(topic, np.array([0, 1], np.uint32), 1),
     ):
         with pytest.raises(StoreBusy, match="ulimit -n") as refusal:
             read()

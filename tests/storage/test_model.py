@@ -333,18 +333,19 @@ class StoreMachine(RuleBasedStateMachine):
         backlog = [queue for queue in queues if wanted[queue] < len(topic.queue(queue).rows)]
         assert bool(moved) == bool(backlog)
 
-    @rule(pick=picks, queue=st.integers(0, MAX_QUEUES - 1), back_ms=st.integers(-10, 20_000))
-    def offset_for_time(self, pick: int, queue: int, back_ms: int) -> None:
+    @rule(pick=picks, some=st.lists(st.integers(0, MAX_QUEUES - 1), max_size=4), back_ms=st.integers(-10, 20_000))
+    def offsets_for_time(self, pick: int, some: list[int], back_ms: int) -> None:
         name = self.topic(pick)
         topic = self.model.topics[name]
-        queue %= topic.queues
+        queues = [queue % topic.queues for queue in some]
         time_ms = self.clock.time_ms - back_ms
-        item = topic.queue(queue)
-        found = self.store.offset_for_time(topic.id, queue, time_ms)
-        times = self.times.get((topic.id, queue), [])
-        assert item.start <= found <= len(item.rows)
-        for offset in item.readable():
-            assert (times[offset] >= time_ms) == (offset >= found)
+        offsets = self.store.offsets_for_time(topic.id, np.array(queues, np.uint32), time_ms)
+        for queue, found in zip(queues, offsets.tolist(), strict=True):
+            item = topic.queue(queue)
+            times = self.times.get((topic.id, queue), [])
+            assert item.start <= found <= len(item.rows)
+            for offset in item.readable():
+                assert (times[offset] >= time_ms) == (offset >= found)
 
     # -- background work, reopening, crashes ---------------------------------------------------------------
 

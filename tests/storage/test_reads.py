@@ -256,7 +256,7 @@ def test_what_is_written_but_not_committed_is_seen_by_no_way_of_reading(replica:
     assert replica.replica.end_lsn > replica.committed_lsn
     assert everything(replica) == [expected] * 3
     assert replica.latest_offsets(1).tolist() == [2, 2]
-    assert replica.offset_for_time(1, 0, 1 << 60) == 2
+    assert replica.offsets_for_time(1, np.array([0, 1], np.uint32), 1 << 60).tolist() == [2, 2]
     replica.flush()
     assert everything(replica) == [expected] * 3, "nor after a flush"
     assert (
@@ -298,7 +298,7 @@ def test_what_is_committed_while_a_read_is_under_way_is_left_to_the_next(
             latest = int(replica.latest_offsets(1)[0])
             assert len(replica.read_bytes(1, 0, 0, 100)) == latest
             latest = int(replica.latest_offsets(1)[0])
-            assert replica.offset_for_time(1, 0, 1 << 60) == latest
+            assert replica.offsets_for_time(1, both, 1 << 60).tolist() == [latest] * 2
             assert int(replica.latest_offsets(1)[0]) > latest
         if flushed:
             replica.flush()

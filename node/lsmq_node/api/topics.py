@@ -228,7 +228,8 @@ async def get_queue(call: Call) -> web.StreamResponse:
         bounds |= {"name": called, "count": int(latest - earliest), "number": queue}
     bounds |= own_options(call, topic, called)
     if query["time_ms"] is not None:
-        (bounds["offset"],) = await call.broker.offsets_for_time(topic, [queue], query["time_ms"])
+        (found,) = await call.broker.offsets_for_time(topic, np.array((queue,)), query["time_ms"])
+        bounds["offset"] = int(found)
     return answer(call.request, bounds)
 
 
@@ -253,6 +254,5 @@ async def get_offsets(call: Call) -> web.StreamResponse:
                 field="queues",
                 limit=MAX_QUEUES_AT_TIME,
             )
-        found = await call.broker.offsets_for_time(topic, queues.tolist(), query["time_ms"])
-        columns["at_time"] = np.array(found, np.int64)
+        columns["at_time"] = await call.broker.offsets_for_time(topic, queues, query["time_ms"])
     return await call.answer_columns(columns)

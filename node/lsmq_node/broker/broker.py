@@ -519,19 +519,19 @@ class Broker:
             port.check_readable(follower=source is not ReadFrom.LEADER)
         return earliest, latest
 
-    async def offsets_for_time(self, topic: StoredTopic, queues: Sequence[int], time_ms: int) -> list[int]:
+    async def offsets_for_time(self, topic: StoredTopic, queues: NDArray[Any], time_ms: int) -> NDArray[np.int64]:
         """The first offset stored at or after ``time_ms``, of each queue."""
-        shards = [self.shard_of(topic, queue) for queue in queues]
-        ports = {port.number: port for port in await self.reads.ports(topic, sorted(set(shards)))}
+        found = np.zeros(len(queues), np.int64)
+        parts = split_by_shard(queues, topic, self.topology.home_shards)
+        ports = await self.reads.ports(topic, [shard for shard, _ in parts])
 
-        def find() -> list[int]:
-            return [
-                ports[shard].store.offset_for_time(topic.id, queue, time_ms)
-                for shard, queue in zip(shards, queues, strict=True)
-            ]
+        def find() -> None:
+            for port, (_, places) in zip(ports, parts, strict=True):
+                if port.store.has_topic(topic.id, int(queues[places].max())):
+                    found[places] = port.store.offsets_for_time(topic.id, queues[places], time_ms)
 
-        found = await self.in_readers(find)
-        for port in ports.values():
+        await self.in_readers(find)
+        for port in ports:
             port.check_readable()
         return found
 

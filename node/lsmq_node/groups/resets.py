@@ -125,7 +125,7 @@ async def _moves(
         return _NO_MOVES
     earliest, latest = await broker.offsets(topic, queues)
     if to.time_ms is not None:
-        wanted = np.array(await broker.offsets_for_time(topic, queues.tolist(), to.time_ms), np.int64)
+        wanted = await broker.offsets_for_time(topic, queues, to.time_ms)
     elif to.offset is not None:
         wanted = np.full(len(queues), to.offset, np.int64)
     else:

@@ -30,7 +30,7 @@ from .line import Appended, Behind, Line
 from .losses import LossReason
 from .queries import Queries
 from .shard_time import ShardTime
-from .sieve import Expired
+from .sieve import Expired, none_expired
 from .state import ShardState, TopicState
 from .wal import EntryKind
 
@@ -224,7 +224,7 @@ class Lapses:
                     ends=ends[active],
                     max_records=_READ_RECORDS,
                     max_bytes=_READ_BYTES,
-                    expired=_none,
+                    expired=none_expired,
                 )
                 moved, next_offsets = read.positions
                 for batch in split_batches(read.load(), source="store"):
@@ -357,7 +357,7 @@ class Lapses:
                     ends=look.ends[active],
                     max_records=min(_READ_RECORDS, max_messages),
                     max_bytes=min(_READ_BYTES, max_bytes),
-                    expired=_none,
+                    expired=none_expired,
                 )
                 batches = list(split_batches(read.load(), source="store"))
             except CorruptFile:
@@ -456,7 +456,3 @@ def _firsts(values: LapsedRows) -> I64:
     fresh = np.ones(len(values), np.bool_)
     fresh[1:] = values[1:] != values[:-1]
     return np.flatnonzero(fresh)
-
-
-def _none(stored_ms: I64, expires_ms: I64) -> NDArray[np.bool_]:
-    return np.zeros(len(stored_ms), np.bool_)

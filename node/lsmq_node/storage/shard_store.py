@@ -31,7 +31,7 @@ from .disk import Clock, Disk, OsDisk, SystemClock
 from .documents import Changes, encode_changes
 from .epochs import epoch_start
 from .failures import refused
-from .first_messages import first_stored_ms
+from .first_messages import first_stored_ms, offsets_for_time
 from .gauges import measure
 from .key_cleaner import KeyCleaner
 from .lapses import Lapses
@@ -470,9 +470,9 @@ class ShardStore:
         """Records of each of the sorted, distinct queues from its offset on that are not in memory any more."""
         return self._queries.lag_in_tables(topic_id, queues, offsets)
 
-    def offset_for_time(self, topic_id: int, queue: int, time_ms: int) -> int:
-        """First offset of the queue stored at or after ``time_ms``; the latest offset when there is none."""
-        return self._queries.offset_for_time(topic_id, queue, time_ms)
+    def offsets_for_time(self, topic_id: int, queues: U32, time_ms: int) -> I64:
+        """The first offset of each queue stored since ``time_ms``: see :func:`.first_messages.offsets_for_time`."""
+        return offsets_for_time(self._queries, topic_id, queues, time_ms)
 
     def committed_offsets(self, group: str, topic_id: int, queues: U32 | None = None) -> I64:
         """A group's committed offsets; -1 where it has none."""

@@ -68,6 +68,11 @@ _PASSED_BLOCK_RECORDS = 16
 _HASHES = {Field.TAG: (Column.TAG_HASH, tag_hash), Field.TYPE: (Column.TYPE_HASH, type_hash)}
 
 
+def none_expired(stored_ms: I64, expires_ms: I64) -> Mask:
+    """For who reads whatever is there: no message has expired."""
+    return np.zeros(len(stored_ms), np.bool_)
+
+
 class Picked:
     """What a reader picks, prepared: :class:`MessageFilter` with its hashes. Good for any number of reads.
 
