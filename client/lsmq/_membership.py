@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol
 
 from lsmq._heartbeats import Heart, HeartbeatThread
 from lsmq._member_state import AssignmentChange, ByTopic, MemberState
-from lsmq._named_fetch import NamedSelection
+from lsmq._named_selection import NamedSelection
 from lsmq._queue_ranges import NONE, contains, intersect, subtract, union
 from lsmq._reader import Reader
 from lsmq._retries import Backoff, Deadline

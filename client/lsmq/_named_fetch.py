@@ -8,7 +8,7 @@ session is lost another one is begun, with the positions that :class:`NamedPosit
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -25,56 +25,18 @@ from lsmq._fetcher import (
 from lsmq._follower_reads import FollowerReadMode
 from lsmq._named_follower_reads import NamedFollowerReads
 from lsmq._named_positions import NO_SLOT, NamedPositions
-from lsmq._paths import topic_path
-from lsmq._queue_ranges import contains, to_ranges
+from lsmq._named_selection import NamedSelection, named_ends
+from lsmq._queue_ranges import contains
 from lsmq._transport import BATCHES, MSGPACK
 from lsmq._wire_values import little_endian
 from lsmq.client import Client
 from lsmq.filters import MessageFilter
-from lsmq.group_values import Ranges, to_pairs
-from lsmq.queue_names import SLOTS, compile_pattern, queue_slot
+from lsmq.queue_names import queue_slot
 from lsmq.record_batch import Column, Flag, Message, RecordBatch, split_batches
 from lsmq.topics import Topic
 
 if TYPE_CHECKING:
     from lsmq.message_columns import MessageBatch
-
-
-@dataclass(frozen=True, slots=True)
-class NamedSelection:
-    """Which queues are read, and where they begin.
-
-    ``names``, or those that match ``pattern``, or with neither all of the slots that are read. They begin where
-    ``group`` has committed, else at the earliest; named ones at ``offsets``, where these have them.
-    """
-
-    names: tuple[str, ...] = ()
-    pattern: str | None = None
-    group: str | None = None
-    offsets: Mapping[str, int] = field(default_factory=dict)
-
-    def slots(self) -> Ranges:
-        """All slots that such queues may lie in."""
-        return to_ranges({queue_slot(name) for name in self.names}) if self.names else (range(SLOTS),)
-
-    def has(self, name: str) -> bool:
-        """Whether the name is one of these, whatever its slot."""
-        if self.names:
-            return name in self.names
-        return self.pattern is None or compile_pattern(self.pattern).fullmatch(name) is not None
-
-    def request(self, slots: Sequence[range], start: str | None = None) -> dict[str, Any]:
-        """What a request says of them, as far as they lie in ``slots``, but for ``offsets``."""
-        value: dict[str, Any] = {}
-        if self.names:
-            value["names"] = [name for name in self.names if contains(tuple(slots), queue_slot(name))]
-        elif self.pattern is not None:
-            value["pattern"] = self.pattern
-        else:
-            value["slots"] = to_pairs(slots)
-        if start is None and self.group is not None:
-            return value | {"start": "committed", "group": self.group}
-        return value | {"start": start or "earliest"}
 
 
 class NamedBatches(FetchedBatches):
@@ -290,12 +252,12 @@ class NamedFetchLoop(FetchLoop):
         wanted = {name: offset for name, offset in self.selection.offsets.items() if offset}
         if not wanted:
             return
-        _, numbers = await self._ends()
-        bounds = await self._client._offsets(self.topic, sorted(numbers.values()), None)
-        known = {queue: (earliest, latest) for queue, earliest, latest in bounds.rows()}
+        _, names = await self._ends()
+        bounds = await self._client._offsets(self.topic, sorted(names), None)
+        known = {names[queue]: (earliest, latest) for queue, earliest, latest in bounds.rows()}
         begins = dict(self.selection.offsets)
         for name, offset in wanted.items():
-            earliest, latest = known.get(numbers.get(name, -1), (0, 0))
+            earliest, latest = known.get(name, (0, 0))
             if earliest <= offset <= latest:
                 continue
             if self._policy == "error":
@@ -303,32 +265,8 @@ class NamedFetchLoop(FetchLoop):
             begins[name] = earliest if self._policy == "earliest" else latest
         self.selection = replace(self.selection, offsets=begins)
 
-    async def _ends(self) -> tuple[dict[int, int], dict[str, int]]:
-        """The latest offsets of queues that had any message, by number; and if they are read by name, their numbers."""
-        latest: dict[int, int] = {}
-        numbers: dict[str, int] = {}
-        for route in self.topic.routes:
-            slots = [part for part in self.positions.ranges if part.start < route.end and part.stop > route.first]
-            if not slots:
-                continue
-            answer = await self._client._router.ask_leader(
-                self.topic,
-                route.shard,
-                "POST",
-                f"{topic_path(self.topic.name)}/fetch",
-                value=self.selection.request((range(route.first, route.end),), "latest"),
-                content_type=MSGPACK,
-                accept=BATCHES,
-                must_lead=(route.shard,),
-                deadline=self._client._deadline(),
-            )
-            for batch in split_batches(answer.body):
-                flags = batch.column(Column.FLAGS)[0] if Column.FLAGS in batch.directory else 0
-                if flags & Flag.POSITION:
-                    latest.update(zip(batch.column(Column.QUEUE), batch.column(Column.OFFSET), strict=True))
-                elif flags & Flag.NAMES:
-                    numbers.update(zip(batch.texts(), batch.column(Column.QUEUE), strict=True))
-        return latest, numbers
+    async def _ends(self) -> tuple[dict[int, int], dict[int, str]]:
+        return await named_ends(self._client, self.topic, self.selection, self.positions.ranges)
 
     def _fetcher(
         self,

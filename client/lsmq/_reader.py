@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from lsmq._fetch_loop import FetchLoop
 from lsmq._fetcher import FetchOptions, OutOfRange, Prefetch
-from lsmq._named_fetch import NamedFetchLoop, NamedSelection
+from lsmq._named_fetch import NamedFetchLoop
+from lsmq._named_selection import NamedSelection
 from lsmq._queue_positions import QueuePositions
 from lsmq._retries import NEVER_MS, Backoff
 from lsmq.background_tasks import BackgroundTasks, as_lsmq_error

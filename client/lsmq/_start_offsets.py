@@ -9,7 +9,7 @@ from typing import Literal, cast
 
 from lsmq._arguments import check_offsets
 from lsmq._fetch_loop import FetchLoop
-from lsmq._named_fetch import NamedSelection
+from lsmq._named_selection import NamedSelection
 from lsmq._reader import Reader
 from lsmq.errors import InvalidRequest
 from lsmq.messages import whole_queue

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from lsmq import Client
+from lsmq._named_selection import names_by_number
 from lsmq.topics import Offsets
 
 
@@ -107,8 +108,11 @@ async def plan(
         return moves(target, await client.offsets(topic, queues, at_time=target.time), committed)
     if queues is not None:
         raise click.UsageError(f"the queues of topic {topic!r} have names: say which with --queue, once for each")
-    found = [await client.queue(topic, name) for name in names] if names else await client.queues(topic)
-    called = {queue.number: queue.name for queue in found}
+    called = (
+        {queue.number: queue.name for queue in [await client.queue(topic, name) for name in names]}
+        if names
+        else await names_by_number(client, topic)
+    )
     if not called:
         return []
     bounds = await client.offsets(topic, called, at_time=target.time)

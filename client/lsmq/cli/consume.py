@@ -234,10 +234,11 @@ class _Job:
         ends, member = self._named, consumer.member_id is not None
         await ends.find(consumer.assignment.get(self._topic, ()) if member else None)
         self._gained.clear()
-        while (not ends.reached(consumer.positions) or consumer.waiting_for) and (self._left is None or self._left > 0):
-            await self._print_some(None)
+        while (not ends.are_reached or consumer.waiting_for) and (self._left is None or self._left > 0):
+            if not await self._print_some(None):
+                ends.pass_over(consumer.positions)
             gained, self._gained = self._gained, set()
-            if gained:
+            if gained or ends.has_lost:
                 await ends.find(to_ranges(gained))
         await self._commit(now=True)
 
@@ -252,10 +253,12 @@ class _Job:
                 left += latest - position
         return left
 
-    async def _print_some(self, ends: dict[int, int] | None, bar: ProgressBar | None = None) -> None:
+    async def _print_some(self, ends: dict[int, int] | None, bar: ProgressBar | None = None) -> bool:
+        """Whether anything came."""
         picky = self._key is not None
         count = _POLL_MESSAGES if self._left is None or picky else min(self._left, _POLL_MESSAGES)
         messages = await self._consumer.poll(count, _POLL_MS)
+        some_came = bool(messages)
         passed: dict[int, int] = {}
         if ends is not None:
             messages, passed = self._before(ends, messages)
@@ -275,6 +278,7 @@ class _Job:
         if bar is not None:
             bar.advance(len(messages))
         await self._commit()
+        return some_came
 
     def _wants(self, message: Message) -> bool:
         key = message.key.encode() if isinstance(message.key, str) else message.key

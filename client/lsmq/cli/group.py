@@ -10,6 +10,7 @@ from typing import Any, Literal
 import click
 
 from lsmq import Client, WorkQueue
+from lsmq._named_selection import names_by_number
 from lsmq.cli._reset import OffsetMove, ResetTarget, plan, summed
 from lsmq.cli.options import QUEUES, TIME, TOPIC, asks_a_node, asks_first, json_option, url_option, with_client
 from lsmq.cli.render import counted, print_fields, print_json, print_table, time_text
@@ -327,7 +328,7 @@ async def _lags(client: Client, group: str, topic: str) -> list[QueueLag]:
     bounds = await client.offsets(topic, committed)
     called: dict[int, str] = {}
     if (await client.topic(topic)).named:
-        called = {queue.number: queue.name for queue in await client.queues(topic)}
+        called = await names_by_number(client, topic)
     return [
         QueueLag(
             topic, called.get(queue, queue), committed[queue], latest, max(0, latest - max(committed[queue], earliest))

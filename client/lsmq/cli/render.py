@@ -14,6 +14,7 @@ import click
 
 _WHOLE_COLUMNS = ("id", "offset", "queue", "transaction")
 _ENDLESS = 10_000
+_MOST_DRAWN = 2_000  # Rows that a table is drawn of: more take minutes.
 _SHOWN_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 _FOLDABLE = 1.2  # A table so much wider than the terminal is still readable when its longest columns are folded.
 
@@ -35,6 +36,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title:
     from rich.table import Table
 
     rows = [list(row) for row in rows]
+    if len(rows) > _MOST_DRAWN:
+        _print_lines(columns, [[_cell(value).replace("\n", "\\n") for value in row] for row in rows], rows[0])
+        return
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for place, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
@@ -52,6 +56,17 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title:
             click.echo()
     else:
         console.print(table)
+
+
+def _print_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], first: Sequence[Any]) -> None:
+    """A table that is too long to be drawn: as wide as it needs to be, a row a line."""
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    sides = [">" if isinstance(value, int | float) else "<" for value in first]
+    line = "  ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True)).format
+    click.echo(f" {line(*columns)}".rstrip())
+    click.echo(" " + "-" * (sum(widths) + 2 * len(widths) - 2))
+    for first_row in range(0, len(rows), _MOST_DRAWN):
+        click.echo("\n".join(f" {line(*row)}".rstrip() for row in rows[first_row : first_row + _MOST_DRAWN]))
 
 
 def print_fields(pairs: Iterable[tuple[str, Any]]) -> None:

@@ -524,6 +524,10 @@ FETCH: Schema = object_of(
             "description": "Where the group has committed nothing.",
         },
         "numbers": packed_list(QUEUE, "u32 little-endian, one after another", Limit("max_queues_per_request")),
+        "with_names": flag(
+            "With `start` at the latest: say the names of all these queues with where they end. `names` always does.",
+            default=False,
+        ),
     },
     required=(),
 )

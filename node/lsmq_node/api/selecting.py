@@ -54,6 +54,7 @@ def selected_of(document: dict[str, Any], topic: StoredTopic, admission: Admissi
         numbers=numbers,
         offsets=offsets,
         by_name=by_name,
+        tells_names="names" in document or document["with_names"],
     )
 
 

@@ -290,5 +290,6 @@ def _begin(port: ShardPort, topic: StoredTopic, numbers: U32, selected: Selected
         names = store.names(topic.id).names(numbers)
         for place, name in enumerate(names):
             positions[place] = selected.by_name.get(name or "", positions[place])
-    told = np.flatnonzero(positions > 0) if start is ReadStart.LATEST else np.empty(0, np.int64)
-    return positions, told
+    if start is not ReadStart.LATEST:
+        return positions, np.empty(0, np.int64)
+    return positions, np.arange(len(positions)) if selected.tells_names else np.flatnonzero(positions > 0)

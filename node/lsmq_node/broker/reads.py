@@ -243,7 +243,7 @@ class Reads:
                 found = await self._poll_session(request, session, hold)
             else:
                 await self._check_parts(session)
-                if selected.which.most is not None:  # Who gave the names is told which have which numbers.
+                if selected.tells_names:
                     found.names += self.named.names_of(session, found)
         except BaseException:
             self.sessions.drop(session)

@@ -82,7 +82,8 @@ class Selected:
 
     Those that come after the session began are read from their earliest message. ``reset`` is for queues in which
     ``group`` has committed no offset. ``numbers`` and ``offsets``, or ``by_name``, say it for some queues otherwise.
-    ``shards``: of these, those with such queues must be led here.
+    ``shards``: of these, those with such queues must be led here. ``tells_names``: who begins at the latest is told all
+    queues by number and name; else those that ever had a message, by number.
     """
 
     which: Selection
@@ -93,6 +94,7 @@ class Selected:
     offsets: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     by_name: Mapping[str, int] = field(default_factory=dict)
     shards: frozenset[int] = frozenset()
+    tells_names: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
