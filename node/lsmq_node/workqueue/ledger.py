@@ -118,14 +118,31 @@ class WorkLedger(OpenMessages):
     def has_dead(self) -> bool:
         return bool(self._dead)
 
+    @property
+    def has_ready(self) -> bool:
+        """Whether :meth:`take_ready` would find something, as far as is known."""
+        return any(True for _ in self._retries()) if self._is_full else bool(self._turns)
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether what waits for its turn comes only where it is open already."""
+        return self.looks_ahead and self.open_count >= MAX_OPEN
+
+    def _retries(self) -> Iterator[OpenMessage]:
+        """What is to be delivered again, of tenants that may have more as it is asked for."""
+        if self.states[DeliveryState.READY]:
+            yield from (task for task in self.ready() if not self._is_metered or self.room_of(task.tenant) > 0)
+
     def take_ready(self, limit: int) -> list[OpenMessage]:
         """Messages whose turn it is, ``TAKEN`` until :meth:`deliver`, :meth:`give_back` or :meth:`gone`."""
-        if self.looks_ahead and self.open_count >= MAX_OPEN:  # only what is open already
-            taken = list(itertools.islice(self.ready(), limit))
-            for task in taken:
+        taken: list[OpenMessage] = []
+        if self._is_full:
+            for task in itertools.islice(self._retries(), limit):
                 self._set(task, DeliveryState.TAKEN)
+                taken.append(task)
             return taken
-        taken = []
+        if self.looks_ahead:
+            limit = min(limit, MAX_OPEN - self.open_count)
         for level, tenant, item, stored_ms in self._turns.take(limit):
             if isinstance(item, OpenMessage):
                 self._set(item, DeliveryState.TAKEN)

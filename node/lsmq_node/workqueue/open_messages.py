@@ -64,11 +64,6 @@ class OpenMessages(ABC):
     def open_count(self) -> int:
         return sum(self.states.values())
 
-    @property
-    def has_ready(self) -> bool:
-        """Whether :meth:`take_ready` would find something, as far as is known."""
-        return bool(self._turns)
-
     def weight_of(self, queue: int) -> int:
         """How many messages it gets in its turn."""
         return self._weights.get(queue, 1)
