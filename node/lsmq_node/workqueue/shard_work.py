@@ -298,12 +298,12 @@ class ShardWork(ShardMachine):
                     return delivered
                 if ahead == most:
                     self._owes_new = False  # retries wait no longer: the next pop looks on
-                ahead = min(2 * ahead, most)  # all that was found waits for its key: look further ahead
+                ahead = min(2 * ahead, most)  # all that was found waits for its key, or is gone: look further ahead
 
     async def _take_once(
         self, limit: int, ahead: int, max_bytes: int, visibility_ms: int, gone: Callable[[], bool]
     ) -> tuple[list[WorkDelivery], bool]:
-        """And whether something new was looked at. ``ahead``: how much, where keys decide what is delivered."""
+        """And whether something new was looked at. ``ahead``: how much, of what may wait for keys or be gone."""
         if self._turns.waiting.needs_look:
             await self.find_waiting(self._turns)
             self.check()
@@ -313,7 +313,7 @@ class ShardWork(ShardMachine):
                 break
             moved = True
         had_new = bool(self._turns.waiting) and not self.ledger.looks_ahead
-        again, turn = self._choose(limit)
+        again, turn = self._choose(limit, ahead // limit)
         owed, self._owes_new = self._owes_new, False
         if not again and not turn.queues:
             self.after()
@@ -373,17 +373,19 @@ class ShardWork(ShardMachine):
                 self._turns.after(turn, seen, damaged)
         return self._have_moved(wanted)
 
-    def _choose(self, limit: int) -> tuple[list[OpenMessage], QueueTurn]:
-        """Messages that are open, and queues with new ones: half of each where there are enough of both."""
+    def _choose(self, limit: int, factor: int) -> tuple[list[OpenMessage], QueueTurn]:
+        """Messages that are open, ``factor`` times as many, and queues with new ones: half of each where there are
+        enough of both."""
         ledger = self.ledger
         if ledger.looks_ahead:
-            return ledger.take_ready(limit), QueueTurn()
+            return ledger.take_ready(factor * limit), QueueTurn()
         share = (0 if self._owes_new else max(1, limit // 2)) if self._turns.waiting else limit
-        again = ledger.take_ready(share)
-        turn = self._turns.next(max(0, min(limit - len(again), MAX_OPEN - ledger.open_count)))
+        again = ledger.take_ready(factor * share)
+        room = limit - min(share, len(again))
+        turn = self._turns.next(max(0, min(room, MAX_OPEN - ledger.open_count)))
         if not share and turn.queues:
             return [], turn
-        return again + ledger.take_ready(limit - len(again) - sum(turn.counts)), turn
+        return again + ledger.take_ready(factor * (room - sum(turn.counts))), turn
 
     def _deliver(
         self, again: Sequence[OpenMessage], turn: QueueTurn, found: Found, limit: int, now: int, visibility_ms: int
@@ -393,13 +395,14 @@ class ShardWork(ShardMachine):
         damaged = [task for task in again if (task.queue, task.offset) in found.damaged]
         if damaged or found.damaged_queues:
             self.damaged(damaged)
+        most = limit - sum(turn.counts)
         for task in again:
             record = found.again.get((task.queue, task.offset))
-            if record is not None:
+            if record is not None and len(delivered) < most:
                 delivered += self.hand_over([record], [self.ledger.deliver(task, now, visibility_ms)], visibility_ms)
         counts = dict(zip(turn.queues, turn.counts, strict=True))
         for queue, fresh in found.fresh.items():
-            room = min(counts[queue], limit - len(delivered))
+            room = max(0, min(counts[queue], limit - len(delivered), self.ledger.room_of(queue)))
             receipts = self._hand_out(queue, fresh, room, now, visibility_ms)
             delivered += self.hand_over(fresh.records, receipts, visibility_ms)
         return delivered
@@ -432,7 +435,9 @@ class ShardWork(ShardMachine):
         """A receipt for each of the queue's records that is delivered now."""
         ledger, offsets = self.ledger, [record.offset for record in fresh.records]
         if not ledger.is_by_key:
-            return ledger.deliver_fresh(queue, offsets, fresh.end, now, visibility_ms)
+            end = fresh.end if len(offsets) <= room else offsets[room]
+            receipts = ledger.deliver_fresh(queue, offsets[:room], end, now, visibility_ms)
+            return receipts + [None] * len(offsets[room:])
         keys = [record.key for record in fresh.records]
         tasks = ledger.line_up(queue, offsets, keys, fresh.end, room, now)
         return [None if task is None else ledger.deliver(task, now, visibility_ms) for task in tasks]

@@ -55,6 +55,11 @@ class OpenMessage:
         self.reason = ""
 
     @property
+    def is_new(self) -> bool:
+        """Whether nobody has got it, as far as is known."""
+        return not (self.count or self.token)
+
+    @property
     def ended(self) -> int:
         """Deliveries that have failed."""
         return self.count - (self.state is DeliveryState.IN_FLIGHT)

@@ -39,7 +39,8 @@ class Turn(NamedTuple):
 
 
 class Again:
-    """What a lane has to be delivered again: half of what it gives, while there are new ones."""
+    """What a lane has to be delivered again: half of what it gives, while there are new ones; before these what was
+    taken and not delivered."""
 
     __slots__ = ("_compact_at", "_tasks", "is_next")
 
@@ -59,6 +60,7 @@ class Again:
 
     def add(self, task: OpenMessage) -> None:
         self._tasks.append(task)
+        self.is_next = self.is_next or task.is_new
         if len(self._tasks) >= self._compact_at:  # who picks leaves behind what it took
             self._tasks = still_ready(self._tasks)
             self._compact_at = max(_COMPACT_AT, 2 * len(self._tasks))
@@ -174,8 +176,9 @@ class TenantTurns:
         """The next message of a lane that has one."""
         again = self._next_again(lane)
         if again is not None:
-            again.is_next = False
-            return again.pop()
+            task = again.pop()
+            again.is_next = bool(again) and again.first.is_new
+            return task
         if lane in self._again:
             self._again[lane].is_next = True
         tails = self._lanes.tails
