@@ -97,3 +97,14 @@ def test_queues_are_called_by_their_names(make_node: Callable[..., NodeProcess])
     gone = held(api, "inboxes")["messages"][0]["queue"]
     api.call("DELETE", f"/v1/topics/inboxes/queues/{gone.replace('/', '%2F')}", status=204)
     assert gone not in [message["queue"] for message in held(api, "inboxes")["messages"]]
+
+
+def test_who_asks_for_one_shard_is_told_of_one_that_is_not_the_topics(make_node: Callable[..., NodeProcess]) -> None:
+    api = Api(make_node(shards=3).start().url)
+    api.create("t", 1)
+    api.send("t", {"queue": 0, "body": "x"})
+    (message,) = pop(api, "t", 1)
+    its = message["shard"]
+    assert len(held(api, "t", f"&shard={its}")["messages"]) == 1
+    for shard in ((its + 1) % 3, 7):
+        assert api.get(f"/v1/groups/g/held?topic=t&shard={shard}", 400).code == "invalid_request"

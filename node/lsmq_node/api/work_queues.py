@@ -254,10 +254,11 @@ async def list_held(call: Call) -> web.StreamResponse:
     those of others as well, to end what hangs. Costs what a look at all that are in flight costs.
     """
     query, topic = call.query, await call.topic(call.query["topic"])
-    shards = sorted({part.shard for part in call.broker.ranges(topic)} if query["shard"] is None else {query["shard"]})
+    holding = [part.shard for part in call.broker.ranges(topic)]
+    shards = call.node.work.wanted(topic, holding if query["shard"] is None else [query["shard"]])
     behind = (-1, -1, -1) if query["after"] is None else tuple(map(int, query["after"].split(".")))
     found: dict[str, Any] = {"messages": [], "next": None}
-    unknown = None
+    unknown, known = None, False
     for shard in (each for each in shards if each >= behind[0]):
         place = (behind[1], behind[2]) if shard == behind[0] else (-1, -1)
         try:
@@ -265,10 +266,11 @@ async def list_held(call: Call) -> web.StreamResponse:
         except UnknownGroup as error:  # Nobody has popped from this shard.
             unknown = error
             continue
+        known = True
         found["messages"] += part["messages"]
         if part["next"] is not None:
             return answer(call.request, {**found, "next": part["next"]})
-    if unknown is not None and not found["messages"]:
+    if unknown is not None and not known:
         raise unknown
     return answer(call.request, found)
 
