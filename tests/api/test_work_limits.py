@@ -12,7 +12,9 @@ from unittest.mock import patch
 import pytest
 
 from lsmq_node.broker import Broker
-from lsmq_node.workqueue import ledger, shard_work
+from lsmq_node.storage import documents
+from lsmq_node.workqueue import ledger, open_messages, shard_work
+from lsmq_node.workqueue.burial import DeadLetterMover
 from lsmq_node.workqueue.reading import read_again
 from support.waiting import comes_true
 
@@ -117,3 +119,30 @@ def test_a_backlog_that_went_costs_few_reads_and_what_came_behind_it_keeps_its_o
         assert reads < 30
 
     with_node(tmp_path, test)
+
+
+def test_many_messages_that_fail_with_long_reasons_are_stored_whatever_that_takes(tmp_path: Path) -> None:
+    queues, reason = 32, "why" * 160
+
+    async def test(session: Session, broker: Broker) -> None:
+        await session.delete("/v1/topics/t")
+        assert (await session.put("/v1/topics/t", json={"queues": queues})).status == 201
+        messages = [{"queue": number % queues, "body": "x"} for number in range(2_000)]
+        assert (await session.post("/v1/topics/t/messages", json={"messages": messages})).status == 200
+        store = broker.topology.ports()[0].store
+        found = await pop(session, max=1_000)
+        assert await settle(session, "nack", found, delay_ms=600_000, reason=reason) == 200
+        waiting = store.stats().documents_bytes
+        assert waiting < 1_000 * len(reason) / 4, "why they failed last is not kept of what comes again"
+        again = await pop(session, max=1_000)
+        with patch.object(DeadLetterMover, "wake"):
+            assert await settle(session, "nack", again, dead_letter=True, reason=reason) == 200
+        (work,) = node_of(session).work.shards()
+        assert work.figures() == {"waiting": 1_000, "dead": 1_000, "in_flight": 0, "ready": 0, "blocked": 0}
+        assert store.stats().documents_bytes > waiting + 1_000 * len(reason)
+
+    with (
+        patch.object(open_messages, "_CHANGE_BYTES", 20_000),
+        patch.object(documents, "MAX_CHANGE_BYTES", 80_000),
+    ):
+        with_node(tmp_path, test)

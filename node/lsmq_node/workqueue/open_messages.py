@@ -20,6 +20,10 @@ REMEMBERED = 65_536
 MAX_BLOCKED = 1 << 21
 #: Who has messages counts as so many of them, and as so many more while it may have none: see :mod:`.lanes`.
 LANE_COST, PARKED_COST = 1, 16
+#: Of documents in one change, and a chunk's on top; the store takes some times as much.
+_CHANGE_BYTES = 4 << 20
+#: Of a cursor or the key of a document, about.
+_ROW_BYTES = 64
 _FLYING = (DeliveryState.IN_FLIGHT, DeliveryState.TAKEN)
 
 
@@ -219,48 +223,71 @@ class OpenMessages(ABC):
     # Storing
 
     def take_changes(self) -> WorkChanges:
-        """What is to be stored now; then :meth:`stored`. If it cannot be, the ledger is of no use any more."""
-        changes, size = WorkChanges(), chunk_documents.CHUNK_OFFSETS
-        for queue in self._dirty:
-            window = self._windows[queue]
-            cursor = window.cursor
-            changes.windows.append(queue)
+        """What is to be stored now, or a part of it, as much as one change of documents may be; then :meth:`stored`.
+
+        To be called until nothing is dirty. If it cannot be stored, the ledger is of no use any more.
+        """
+        changes, room = WorkChanges(), _CHANGE_BYTES
+        while self._dirty and room > 0:
+            window = self._windows[next(iter(self._dirty))]
+            changes.windows.append(window.queue)
             window.unlogged += 1
-            if cursor > window.logged:
-                window.logged = cursor
-                changes.queues.append(queue)
-                changes.cursors.append(cursor)
-                if cursor // size in window.stored:
-                    window.dirty.add(cursor // size)
-            for number in window.dirty:
-                if (number + 1) * size > cursor:
-                    self._store_chunk(window, number, cursor, changes)
-            for number in [number for number in window.stored if (number + 1) * size <= cursor]:
-                changes.documents[queue, number] = None
-                window.stored.discard(number)
-            window.dirty.clear()
-        self._dirty.clear()
-        changes.settled.extend(self._settled)
-        self._settled.clear()
-        changes.freed.extend(self._freed)
-        self._freed.clear()
+            number = window.cursor // chunk_documents.CHUNK_OFFSETS
+            for above in [each for each in window.dirty if each > number]:
+                room -= self._store_chunk(window, above, window.cursor, changes)
+                if room <= 0:
+                    break
+            else:
+                room -= self._store_cursor(window, number, changes)
+        if not self._dirty:
+            changes.settled.extend(self._settled)
+            self._settled.clear()
+            changes.freed.extend(self._freed)
+            self._freed.clear()
         self._storing[id(changes)] = changes
         return changes
 
-    def _store_chunk(self, window: Window, number: int, cursor: int, changes: WorkChanges) -> None:
-        chunk = window.chunk(number, cursor)
+    def _store_cursor(self, window: Window, number: int, changes: WorkChanges) -> int:
+        """The cursor and its chunk, together; what is known of chunks above is stored, and below there is nothing.
+        How many bytes there are."""
+        self._dirty.discard(window.queue)
+        size_bytes, cursor = _ROW_BYTES, window.cursor
+        if cursor > window.logged:
+            window.logged = cursor
+            changes.queues.append(window.queue)
+            changes.cursors.append(cursor)
+            if number in window.stored:
+                window.dirty.add(number)
+        if number in window.dirty:
+            size_bytes += self._store_chunk(window, number, cursor, changes)
+        for below in [each for each in window.stored if each < number]:
+            changes.documents[window.queue, below] = None
+            window.stored.discard(below)
+            size_bytes += _ROW_BYTES
+        window.dirty.clear()
+        return size_bytes
+
+    def _store_chunk(self, window: Window, number: int, cursor: int, changes: WorkChanges) -> int:
+        """How many bytes it has."""
+        window.dirty.discard(number)
+        chunk, body = window.chunk(number, cursor), None
         if chunk.settled or chunk.failed:
-            changes.documents[window.queue, number] = chunk.encode(number)
+            body = chunk.encode(number)
             window.stored.add(number)
-        elif number in window.stored:
-            changes.documents[window.queue, number] = None
+        elif number not in window.stored:
+            return 0
+        else:
             window.stored.discard(number)
+        changes.documents[window.queue, number] = body
+        return _ROW_BYTES + len(body or b"")
 
     def stored(self, changes: WorkChanges, now: int) -> None:
         """They are committed. What waits for keys comes; queues with nothing left to know are forgotten."""
         self._storing.pop(id(changes), None)
         for task in changes.freed:
-            window = self._windows[task.queue]
+            window = self._windows.get(task.queue)
+            if window is None:
+                continue
             if window.settled(task):
                 self._note(window)
             if task.key:

@@ -487,8 +487,11 @@ class ShardWork(ShardMachine):
         self.check()
         try:
             self.port.check_writable(Ack.QUORUM)
-            # Where there was nothing to store, what was put in line before may be on its way still.
-            self._flushing = future = self.put(self._step(self.ledger.take_changes())) or self._flushing
+            while True:
+                # Where there was nothing to store, what was put in line before may be on its way still.
+                self._flushing = future = self.put(self._step(self.ledger.take_changes())) or self._flushing
+                if not self.ledger.is_dirty:
+                    break
         except LsmqError as error:
             self.break_off(error)
             raise

@@ -272,7 +272,7 @@ class Window:
         for offset in self._open_in(base, unsettled & looked, first, end):
             task = self.open[offset]
             if task.ended:
-                failed[offset] = FailedMessage(task.ended, _due(task), task.reason)
+                failed[offset] = FailedMessage(task.ended, _due(task), _reason(task))
         return SettledChunk(tuple(_ranges(base, settled)), dict(sorted(failed.items())))
 
     def _open_in(self, base: int, unsettled: int, first: int, end: int) -> Iterator[int]:
@@ -293,6 +293,11 @@ _EMPTY: Final = SettledChunk()
 
 def _due(task: OpenMessage) -> int:
     return task.at_ms if task.state in (DeliveryState.WAITING, DeliveryState.DEAD) else 0
+
+
+def _reason(task: OpenMessage) -> str:
+    """All that was said where a dead letter needs it. Of what comes again only how it ended: a next time says more."""
+    return task.reason if task.state is DeliveryState.DEAD else task.reason.partition(": ")[0]
 
 
 def _ranges(base: int, mask: int) -> Iterator[tuple[int, int]]:
