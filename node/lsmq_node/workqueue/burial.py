@@ -154,8 +154,10 @@ class DeadLetterMover:
         names: dict[int, str] = {}
         if work.topic.named:
             named = await self._broker.names.names_of(work.topic, (place[0] for place in places))
-            names = {number: each.name for number, each in named.items()}
             work.check()
+            names = {number: each.name for number, each in named.items()}
+            # Of a queue that was deleted meanwhile there is no message any more; another one may have its number.
+            rows = [row for row in rows if row[0] in named and row[1] >= named[row[0]].earliest]
         if rows and tasks:
             batch = self._pack(topic, queue, burial, [(found.again[row[:2]], row) for row in rows], names)
             await self._put(Step(batches=((topic.id, batch),)))
