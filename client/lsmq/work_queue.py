@@ -320,7 +320,7 @@ class WorkQueue(Iterated[Task]):
             except Exception as error:
                 self._failed.warn("the handler failed with message %s: %r", task.message.id, error)
                 if not task.settled:
-                    await task.nack(reason=f"{type(error).__name__}: {error}")
+                    await task.nack(reason=_said_by(error))
             else:
                 if not task.settled:
                     await task.ack()
@@ -559,6 +559,15 @@ def _by_shard(tasks: Iterable[Task]) -> Iterable[list[Task]]:
     for task in tasks:
         found.setdefault((task._shard, task.visibility_ms), []).append(task)
     return found.values()
+
+
+def _said_by(error: Exception) -> str:
+    """Text that can be sent, whatever the application's error is made of."""
+    try:
+        said = str(error)
+    except Exception as broken:
+        said = f"what it says cannot be had ({type(broken).__name__})"
+    return f"{type(error).__name__}: {said}".encode(errors="backslashreplace").decode()
 
 
 def _tenant(name: object) -> str:

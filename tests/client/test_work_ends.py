@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lsmq import Client, Producer, Task, Topic, WorkQueue
+from lsmq import Client, DeadLetters, Producer, Task, Topic, WorkQueue
 from lsmq._transport import Response
 from support.fault_proxy import FaultProxy
 from support.node_process import NodeProcess
@@ -187,3 +187,37 @@ async def test_what_is_being_acknowledged_is_not_given_back_by_who_is_cancelled(
             go_on.set()
         async with WorkQueue(client, topic_name, "g") as work:
             assert [task.text() for task in await work.poll(2, timeout_ms=1_000)] == []
+
+
+class Unsayable(Exception):
+    def __str__(self) -> str:
+        raise KeyError("no text")
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("no file 'caf\udce9'"), Unsayable()])
+async def test_a_worker_goes_on_whatever_the_error_of_a_handler_says(
+    shared_node: NodeProcess, topic_name: str, error: Exception
+) -> None:
+    """Names of files that are no UTF-8 are text with halves of surrogate pairs in Python."""
+    async with Client(shared_node.url) as client, WorkQueue(client, topic_name, "g") as work:
+        await filled(client, topic_name, 4)
+        await work.configure(max_deliveries=1)
+        done: list[str] = []
+
+        async def handle(task: Task) -> None:
+            if task.text() == "0":
+                raise error
+            done.append(task.text())
+
+        running = asyncio.create_task(work.run(handle))
+        letters = DeadLetters(client, f"{topic_name}.dlq")
+
+        async def all_done() -> bool:
+            assert not running.done()
+            return len(done) == 3 and letters.name in {topic.name for topic in await client.topics()}
+
+        await comes_true(all_done, "the others are done, and that one is a dead letter")
+        await work.close()
+        await running
+        (letter,) = [letter async for letter in letters.read()]
+        assert letter.reason.startswith(type(error).__name__) and "\udce9" not in letter.reason
