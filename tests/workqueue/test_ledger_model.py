@@ -15,7 +15,7 @@ from lsmq_node.workqueue.chunks import SettledChunk
 from lsmq_node.workqueue.ledger import WorkLedger
 from lsmq_node.workqueue.receipts import DeliveryReceipt
 from lsmq_node.workqueue.settings import WorkSettings
-from lsmq_node.workqueue.tasks import DeliveryState, Refusal
+from lsmq_node.workqueue.tasks import DeliveryState, OpenMessage, Refusal
 from support.extent import part_in_number
 
 QUEUES = 3
@@ -307,3 +307,23 @@ def test_timers_of_settled_messages_do_not_pile_up() -> None:
         for receipt in ledger.deliver_fresh(0, range(offset, offset + 100), offset + 100, 0, 40_000_000):
             assert receipt is not None and ledger.ack(receipt, 0) is None
     assert len(ledger._timers) < 20_200
+
+
+def test_many_that_are_dead_cost_a_batch_of_dead_letters_no_comparison_with_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    count, compared = 2_000, 0
+
+    def compares(one: OpenMessage, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return one is other
+
+    ledger = WorkLedger(SETTINGS, 1, lambda queue: 0, lambda queue: count)
+    for receipt in ledger.deliver_fresh(0, range(count), count, 0, 60_000):
+        assert receipt is not None and ledger.nack(receipt, 0, bury=True) is None
+    tasks = ledger.take_dead(100)
+    monkeypatch.setattr(OpenMessage, "__eq__", compares)
+    assert ledger.dead_at([(task.queue, task.offset) for task in tasks]) == tasks
+    assert compared < count
+    assert len(ledger.take_dead(count)) == count - len(tasks), "each is taken once"

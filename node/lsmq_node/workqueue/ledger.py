@@ -572,5 +572,6 @@ class WorkLedger(OpenMessages):
             if task is not None:
                 self._set(task, DeliveryState.DEAD, listed=False)
                 found.append(task)
-        self._dead = deque(task for task in self._dead if task not in found)
+        taken = set(found)
+        self._dead = deque(task for task in self._dead if task not in taken)
         return found
