@@ -183,6 +183,33 @@ def test_what_is_acknowledged_gives_its_space_back_where_that_is_asked_for(tmp_p
     with_node(tmp_path, test)
 
 
+@pytest.mark.parametrize("before", ["that was asked for", "another one led"])
+def test_what_was_acknowledged_before_gives_its_space_back_as_well(tmp_path: Path, before: str) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        async def ask_for_it() -> None:
+            settings = {"topic": "t", "delete_on_ack": True}
+            assert (await session.put("/v1/groups/g/work-queue", json=settings)).status == 200
+
+        async def is_deleted() -> bool:
+            earliest: int = (await (await session.get("/v1/topics/t/queues/0")).json())["earliest"]
+            return earliest == 2
+
+        await send(session, "0", "1", "2")
+        if before == "another one led":
+            await ask_for_it()
+        with patch.object(shard_work, "delete_settled"):  # whoever had put it in line is gone
+            assert await settle(session, "ack", (await pop(session))[:2]) == 200
+        if before == "another one led":
+            (work,) = work_service(session).shards()
+            work.break_off(Unavailable("it is read again"))
+            await pop(session)
+        else:
+            await ask_for_it()
+        await comes_true(is_deleted, "it is deleted")
+
+    with_node(tmp_path, test)
+
+
 def test_dead_letters_come_although_moving_them_has_failed_in_an_unexpected_way(tmp_path: Path) -> None:
     bury, failures = DeadLetterMover._bury_all, 0
 

@@ -35,6 +35,7 @@ from .reading import Found, Fresh, Seen, Wanted, look, read_again, read_fresh, t
 from .receipts import DeliveryReceipt
 from .settings import Order, WorkSettings, decode_settings, encode_settings
 from .tasks import DeliveryState, OpenMessage, Refusal, WorkChanges
+from .trimming import delete_all_settled, delete_settled
 
 if TYPE_CHECKING:
     from .service import WorkService
@@ -146,6 +147,8 @@ class ShardWork(ShardMachine):
         if is_new:
             await self.durable(put_deletions(self.port, self._of_deleted_topics()))
             await self.put_settings(self.given)
+        if self.settings.delete_on_ack:
+            self._start(delete_all_settled(self))
         shard, topic = self.port.number, self.topic.name
         _log.info("work_queue_loaded", group=self.group, topic=topic, shard=shard, **self.figures())
 
@@ -470,6 +473,8 @@ class ShardWork(ShardMachine):
         """These are stored, whoever still waits for that."""
         before, self.given = self.settings, given
         self.ledger.settings = self.settings
+        if self.settings.delete_on_ack and not before.delete_on_ack:
+            self._start(delete_all_settled(self))
         if before.turns != self.settings.turns:
             self.break_off(Unavailable("whose turn it is in the work queue was changed; it is read again", sent=False))
 
@@ -505,22 +510,11 @@ class ShardWork(ShardMachine):
             if changes.freed and self.is_current:
                 self.after()
             if self.settings.delete_on_ack and changes.queues:
-                self._trim(changes)
+                delete_settled(self, np.array(changes.queues), np.array(changes.cursors))
 
         documents = {self.key_of(queue, number): body for (queue, number), body in changes.documents.items()}
         offsets = StepOffsets(self.group, self.topic.id, changes.queues, changes.cursors) if changes.queues else None
         return Step(documents, offsets, stored=stored)
-
-    def _trim(self, changes: WorkChanges) -> None:
-        """Delete what is settled for good; in line, not waited for: the next one goes further."""
-        try:
-            self.port.check_writable(Ack.QUORUM)
-            queues, cursors = np.array(changes.queues, np.uint32), np.array(changes.cursors, np.int64)
-            future = self.port.wait(self.store.trim(self.topic.id, queues, cursors), Ack.QUORUM)
-            if future is not None:
-                future.add_done_callback(lambda done: done.cancelled() or done.exception())
-        except LsmqError as error:
-            _log.info("work_not_trimmed", group=self.group, topic=self.topic.name, code=error.code)
 
     async def bury(self, tasks: Sequence[OpenMessage]) -> None:
         """Their dead letters are stored. Settled, durably, on return."""
