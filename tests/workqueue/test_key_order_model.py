@@ -366,6 +366,24 @@ def test_releasing_one_of_a_long_line_costs_the_same_wherever_it_is() -> None:
     assert max(costs) < 4 * min(costs)
 
 
+def test_a_long_line_that_was_purged_costs_what_its_chunks_do() -> None:
+    """Counted in lines of the interpreter. What is open of another key, and what came since, stays."""
+    count, first = 100_000, 0
+    ledger = WorkLedger(WorkSettings(order=Order.KEY), 1, lambda queue: first, lambda queue: count + 1)
+    keys = [8 if offset == 5_000 else 7 for offset in range(count)]
+    head, other = look_at(ledger, keys, 3)
+    first = count - 3
+    assert ledger.ack(head, 0) is None
+    changes = ledger.take_changes()
+    with counted_lines() as lines:
+        ledger.stored(changes, 0)
+    assert lines.count < count / 20
+    assert ledger.blocked == 2 and [task.offset for task in ledger.take_ready(10)] == [first]
+    assert ledger.ack(other, 0) is None
+    changes = ledger.take_changes()
+    assert changes.cursors == [first] and not any(changes.documents.values())
+
+
 def test_a_queue_at_its_bound_looks_no_further_until_some_of_it_is_settled_and_others_go_on() -> None:
     ends = {0: 100, 1: 100}
     bound, open_messages_module.MAX_BLOCKED = open_messages_module.MAX_BLOCKED, 20

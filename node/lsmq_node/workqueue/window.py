@@ -12,9 +12,13 @@ somebody holds (``early``).
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Final
+
+import numpy as np
 
 from . import chunks
 from .chunks import FailedMessage, SettledChunk
@@ -47,11 +51,21 @@ class KeyLine:
     def pop(self) -> int:
         """The first one."""
         offset = self._offsets[self._first]
-        self._first += 1
+        self._pass_to(self._first + 1)
+        return offset
+
+    def take_below(self, end: int) -> array[int]:
+        """All before ``end``, however many."""
+        place = bisect_left(self._offsets, end, self._first)
+        taken = self._offsets[self._first : place]
+        self._pass_to(place)
+        return taken
+
+    def _pass_to(self, place: int) -> None:
+        self._first = place
         if self._first >= _COMPACT_AT and 2 * self._first > len(self._offsets):
             del self._offsets[: self._first]
             self._first = 0
-        return offset
 
 
 class Window:
@@ -192,17 +206,36 @@ class Window:
     def let_go(self, key: int, start: int) -> int | None:
         """Who held the key is settled for good: the next one, which holds it now. Those below ``start`` are gone."""
         line = self.held[key]
-        while line:
-            offset = line.pop()
-            self.blocked -= 1
-            if offset >= start:
+        if line:
+            if gone := line.take_below(start):
+                self._unmark_all(gone)
+            if line:
+                self.blocked -= 1
+                offset = line.pop()
                 if not line:
                     self.held[key] = None
                 return offset
-            self.failed.pop(offset, None)
-            self.unmark(offset)
         del self.held[key]
         return None
+
+    def _unmark_all(self, gone: array[int]) -> None:
+        """These have waited for their key, and are gone: a million at once, where a queue was purged."""
+        self.blocked -= len(gone)
+        if self.failed:
+            for offset in gone:
+                self.failed.pop(offset, None)
+        size = chunks.CHUNK_OFFSETS
+        numbers, places = np.divmod(np.frombuffer(gone, np.uint64).astype(np.int64), size)
+        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+        for first, end in pairwise(cuts):
+            bits = np.zeros(size, np.bool_)
+            bits[places[first:end]] = True
+            number = int(numbers[first])
+            self.dirty.add(number)
+            if mask := self.unsettled[number] & ~int.from_bytes(np.packbits(bits, bitorder="little"), "little"):
+                self.unsettled[number] = mask
+            else:
+                del self.unsettled[number]
 
     def advance(self, end: int) -> None:
         """Everything below ``end`` was looked at, and what is settled from there on need not be."""
