@@ -51,6 +51,11 @@ class Outages:
         self._silence_s = FIRST_WORD_S
         self._told: Outage | None = None
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether something has failed and has not succeeded since."""
+        return bool(self._since)
+
     def failed(self, parts: Collection[Hashable], what: str, error: LsmqError, *, began_s: float | None = None) -> None:
         now = runtime.monotonic()
         since_s = now if began_s is None else began_s

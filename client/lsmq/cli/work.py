@@ -7,10 +7,14 @@ import sys
 import click
 
 from lsmq import Client, WorkQueue
+from lsmq._retries import Deadline
 from lsmq.cli._formats import formatter
 from lsmq.cli.options import DURATION, TOPIC, asks_a_node
+from lsmq.errors import Unavailable
 
 _DEFAULT_WAIT = "2s"
+#: So long at least it takes until a node has answered.
+_LEAST_MS = 500
 _AT_ONCE = 100
 
 
@@ -53,11 +57,17 @@ async def work(
         raise click.BadParameter(str(error), param_hint="--format") from error
     picks = {"tag": tags or None, "type": types or None, "filter": condition}
     async with WorkQueue(client, topic, group, deadline_ms=client.deadline_ms, **picks) as queue:  # type: ignore[arg-type]
-        done = 0
+        await client.topic(topic)  # from here on it is waited for messages, not for nodes
+        done, gives_up = 0, Deadline(client.deadline_ms)
         while limit is None or done < limit:
-            tasks = await queue.poll(_AT_ONCE if limit is None else min(_AT_ONCE, limit - done), wait_ms)
+            tasks = await queue.poll(_AT_ONCE if limit is None else min(_AT_ONCE, limit - done), wait_ms or _LEAST_MS)
             if not tasks:
-                return
+                if not client._router.outages.is_failing:
+                    return
+                if gives_up.passed:
+                    raise Unavailable(f"not all of topic {topic!r} can be had now, and there may be more work in it")
+                continue
+            gives_up = Deadline(client.deadline_ms)
             for task in tasks:
                 sys.stdout.buffer.write(form(task.message))
             sys.stdout.buffer.flush()
