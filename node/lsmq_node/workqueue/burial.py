@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from lsmq import runtime
-from lsmq.errors import LsmqError, SequenceReused
+from lsmq.errors import LsmqError, RequestTooLarge, SequenceReused, TooManyMessages
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.broker import Broker, StartTask
 from lsmq_node.broker.letter_targets import letter_limit, letter_queue, letter_topic
@@ -83,6 +83,7 @@ class DeadLetterMover:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[Any] | None = None
         self._left: Burial | None = None
+        self._at_once = _BATCH_MESSAGES
 
     def begin(self, left: Burial | None) -> None:
         """``left``: one that an earlier leader has begun."""
@@ -120,7 +121,7 @@ class DeadLetterMover:
         work = self._work
         while work.is_current:
             if self._left is None:
-                tasks = work.ledger.take_dead(_BATCH_MESSAGES)
+                tasks = work.ledger.take_dead(self._at_once)
                 if not tasks:
                     return
                 burial = Burial.of(tasks)
@@ -135,6 +136,14 @@ class DeadLetterMover:
                 await self._bury(self._left, tasks)
             except SequenceReused:  # Stored it was otherwise, in a topic that was deleted, or before some had expired.
                 work.ledger.give_back_dead(tasks)
+            except (RequestTooLarge, TooManyMessages):  # The topic holds fewer, also when it is empty.
+                if len(self._left.rows) == 1:
+                    raise
+                self._at_once = 1
+                await self._put(Step({work.key_of(BURIAL): None}))
+                work.ledger.give_back_dead(tasks)
+            else:
+                self._at_once = min(2 * self._at_once, _BATCH_MESSAGES)
             self._left = None
 
     async def _put(self, step: Step) -> None:

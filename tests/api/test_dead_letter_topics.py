@@ -1,4 +1,4 @@
-"""Dead letters of work on queues by name, in a node of the test's own process."""
+"""Where dead letters go, and which queue they say they are from, in a node of the test's own process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from lsmq_node.broker import Broker
+from lsmq_node.workqueue import burial
 from support.waiting import comes_true
 
 from .in_process import Session, node_of, with_node
@@ -54,3 +55,31 @@ def test_a_queue_is_not_said_to_be_that_of_a_dead_letter_whose_number_it_was_giv
         assert (letter["body"], letter["properties"]["lsmq-dlq-queue-name"]) == ("other", "other")
 
     with_node(tmp_path, test)
+
+
+def test_dead_letters_come_to_a_topic_that_holds_fewer_than_are_moved_at_once(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        came: list[str] = []
+
+        async def all_came() -> bool:
+            answer = await (await session.get("/v1/topics/t.dlq/queues/0/messages?offset=earliest")).json()
+            came.extend(message["body"] for message in answer["messages"])
+            if answer["messages"]:  # somebody looks after them, and makes room
+                document = {"queues": "0", "offset": answer["next_offset"]}
+                assert (await session.post("/v1/topics/t.dlq/trim", json=document)).status == 200
+            return len(came) >= 4
+
+        await session.put("/v1/topics/t.dlq", json={"queues": 1, "max_messages": 2, "overflow": "refuse"})
+        document = {"messages": [{"queue": 0, "body": f"{number}"} for number in range(4)]}
+        assert (await session.post("/v1/topics/t/messages", json=document)).status == 200
+        popped = await session.post("/v1/groups/g/pop", json={"topic": "t"})
+        receipts = [message["receipt"] for message in (await popped.json())["messages"]]
+        document = {"topic": "t", "receipts": receipts, "dead_letter": True}
+        assert (await session.post("/v1/groups/g/nack", json=document)).status == 200
+        await comes_true(all_came, "as it can hold them they come")
+        assert came == ["0", "1", "2", "3"], "each once"
+        (work,) = node_of(session).work.shards()
+        await comes_true(lambda: not work.figures()["dead"], "they are put away")
+
+    with patch.object(burial, "_RETRY_S", 0.05):
+        with_node(tmp_path, test)
