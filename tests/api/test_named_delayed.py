@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import quote
 
 import pytest
 
 from lsmq.record_batch import LAST_DUE_MS, BatchBuilder, Codec, Column, RecordBatch, message_id
 from lsmq_node.broker import Broker
+from lsmq_node.broker.names import BrokerNames
 from lsmq_node.schedules import Schedule
 from lsmq_node.storage import HAND, Hand, ShardStore, Slots, TopicOptions
 from lsmq_node.storage.delayed import BEGIN
@@ -19,7 +22,7 @@ from lsmq_node.storage.later_names import name_of
 from support.node_process import NodeProcess
 
 from .calls import Api
-from .in_process import SMALL, Session, with_node
+from .in_process import SMALL, Session, node_of, with_node
 
 HOUR_MS = 3_600_000
 ALL = Slots(0, 4096)
@@ -142,6 +145,42 @@ def test_what_is_due_comes_once_though_its_queue_is_gone(tmp_path: Path, *, begu
             assert "".join(each["body"] for each in (await answer.json())["messages"]) == expected
         found = await (await client.get("/v1/topics/n/queues/other/messages?offset=earliest")).json()
         assert [each["body"] for each in found["messages"]] == ["its own"]
+
+    with_node(tmp_path, check)
+
+
+@pytest.mark.parametrize("change", ["cancel", "reschedule"])
+def test_what_is_changed_while_the_queue_of_the_same_is_made_again_comes_once_or_never(
+    tmp_path: Path, change: str
+) -> None:
+    """Two change one message at once: the second finds that the first has."""
+    declare = BrokerNames.declare
+
+    async def check(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/n", json={"queues": "named"})
+        message = {"queue": "gone", "body": "x", "delay_ms": HOUR_MS}
+        answer = await client.post("/v1/topics/n/messages", json={"messages": [message]})
+        (sent,) = (await answer.json())["results"]
+        assert (await client.delete("/v1/topics/n/queues/gone")).status == 204
+        path, machine = f"/v1/topics/n/delayed/{sent['id']}", await node_of(client).delayed.shard(0)
+        made, goes_on = asyncio.Event(), asyncio.Event()
+
+        async def declares(self: BrokerNames, *given: Any) -> None:
+            await declare(self, *given)
+            made.set()
+            await goes_on.wait()
+
+        with patch.object(BrokerNames, "declare", declares):
+            second = asyncio.create_task(client.put(path, json={"delay_ms": 2 * HOUR_MS}))
+            await made.wait()
+            first = await (client.delete(path) if change == "cancel" else client.put(path, json={"delay_ms": HOUR_MS}))
+            assert first.status == 200
+            await machine.barrier()
+            goes_on.set()
+            answer = await second
+        assert (answer.status, (await answer.json())["error"]["code"]) == (404, "unknown_message")
+        pending = (await (await client.get("/v1/topics/n/delayed")).json())["messages"]
+        assert len(pending) == (change == "reschedule")
 
     with_node(tmp_path, check)
 

@@ -386,10 +386,11 @@ class ShardDelayed(ShardMachine):
 
         Raises as :meth:`cancel` does, and ``InvalidRequest`` for one that is to expire before it comes.
         """
-        records = await self._numbered(await self._one(place, topic_id))
-        assert records is not None, "there is one"
+        with self._reading():  # Its queue may have to be made first: who cancels it meanwhile is not to be forgotten.
+            records = await self._numbered(await self._one(place, topic_id))
+            assert records is not None, "there is one"
+            self._check_pending(place)
         _check_expiry(records, due_ms)
-        self._check_pending(place)
         self.port.check_writable(Ack.QUORUM)
         appended = self.store.append(topic_id, moved(records, due_ms, *place))
         future = self.port.wait(appended, Ack.QUORUM)
