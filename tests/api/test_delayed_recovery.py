@@ -10,7 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from lsmq.errors import TimedOut
+from lsmq.errors import NotEnoughReplicas, TimedOut
 from lsmq.record_batch import LAST_DUE_MS, BatchBuilder, RecordBatch
 from lsmq_node.broker import Broker
 from lsmq_node.cluster.disk_thread import DiskThread
@@ -101,5 +101,36 @@ def test_a_message_put_at_another_time_comes_once_though_that_took_too_long_and_
         await comes_true(has_come, "it has come")
         await (await delayed.shard(0)).barrier()
         assert (await broker.offsets(topic, np.array((0,))))[1].tolist() == [1], "once"
+
+    with_node(tmp_path, check)
+
+
+def test_what_is_due_and_cannot_be_stored_is_seen_to_be_late_until_it_comes(tmp_path: Path) -> None:
+    refused = NotEnoughReplicas("too few replicas are in sync")
+
+    async def check(client: Session, broker: Broker) -> None:
+        machine = await node_of(client).delayed.shard(0)
+
+        async def overdue() -> float:
+            text = await (await client.get("/metrics")).text()
+            return float(text.partition("\nlsmq_delayed_overdue_seconds ")[2].split("\n", 1)[0])
+
+        async def is_late() -> bool:
+            return await overdue() > 0.5
+
+        document = {"messages": [{"queue": 0, "body": "x", "delay_ms": 300}]}
+        assert (await client.post("/v1/topics/t/messages", json=document)).status == 200
+        with patch.object(LocalShard, "check_writable", side_effect=refused):
+            await comes_true(is_late, "it is refused again and again")
+        answer = await client.get("/v1/topics/t/queues/0/messages?wait_ms=20000")
+        assert [each["body"] for each in (await answer.json())["messages"]] == ["x"]
+        await machine.barrier()
+        assert await overdue() == 0
+
+        assert (await client.post("/v1/topics/t/messages", json=document)).status == 200
+        with patch.object(DiskThread, "kick_soon"):
+            await comes_true(is_late, "it is in line, and nothing is committed")
+        await machine.barrier()
+        assert await overdue() == 0
 
     with_node(tmp_path, check)

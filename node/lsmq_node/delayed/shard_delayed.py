@@ -98,6 +98,8 @@ class ShardDelayed(ShardMachine):
         self.hand = Hand()  # as of what is in line
         self._in_readers = service.broker.in_readers
         self._next_ms = _NEVER  # nothing is due before this
+        self._refused_ms = _NEVER  # when the first was due of those that are being put in line, or could not be
+        self._in_line_ms: deque[int] = deque()  # the same of each piece that is in line
         self._wake = asyncio.Event()
         self._ahead: list[asyncio.Future[None]] = []
         self._cancelled: set[DuePlace] = set()  # in line, or a read may still show them that began before
@@ -128,8 +130,9 @@ class ShardDelayed(ShardMachine):
 
     @property
     def late_ms(self) -> int:
-        """How long the next one has been due by now; 0 where none is."""
-        return max(0, self.store.delayed.now_ms() - self._next_ms) if self._next_ms else 0
+        """How long the first has been due that is not in its queue; 0 where none is."""
+        first_ms = min(self._next_ms or _NEVER, self._refused_ms, *list(self._in_line_ms)[:1])
+        return max(0, self.store.delayed.now_ms() - first_ms)
 
     # Time
 
@@ -177,6 +180,7 @@ class ShardDelayed(ShardMachine):
         delayed = self.store.delayed
         now_ms, in_line_ms = delayed.now_ms(), delayed.first_in_line()
         upto_ms = now_ms if in_line_ms is None else min(now_ms, in_line_ms - 1)
+        self._refused_ms = min(self._refused_ms, self._next_ms or now_ms)
         self._next_ms = _NEVER if in_line_ms is None else in_line_ms  # What comes while we look counts.
         try:
             more = True
@@ -184,10 +188,13 @@ class ShardDelayed(ShardMachine):
                 with self._reading():
                     read, next_ms = await self._in_readers(partial(_look, self.store, self.hand.to, upto_ms))
                     self.check()
+                    if read.records is not None:
+                        self._refused_ms = _due_ms(read.records).item(0)
                     records = await self._numbered(read.records)
                     kept = self._without_cancelled(records)
                 more = read.more
                 await self._store(read, kept)
+            self._refused_ms = _NEVER
             self._arrived(next_ms)
             if self._next_ms == _NEVER:
                 self._count_none()
@@ -289,11 +296,13 @@ class ShardDelayed(ShardMachine):
             self.break_off(error)
             raise
         self.hand = done
+        self._in_line_ms.append(due_ms.item(0) if len(due_ms) else _NEVER)
         if future is not None:
             self._ahead.append(future)
         return future
 
     def _delivered(self, due_ms: I64, count: int) -> None:
+        self._in_line_ms.popleft()
         self.counts.delivered += count
         self.counts.dropped += len(due_ms) - count
         self.counts.were_late(due_ms, runtime.wall_ms())
