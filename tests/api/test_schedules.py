@@ -22,6 +22,7 @@ from lsmq_node.schedules.shard_schedules import ShardSchedules
 from lsmq_node.storage import ShardStore
 from support.waiting import comes_true
 
+from . import in_process
 from .calls import Api
 from .in_process import SMALL, Session, node_of, with_node
 
@@ -184,6 +185,25 @@ def test_a_schedule_of_a_time_zone_that_is_not_known_waits_and_holds_up_no_other
         zoneinfo.reset_tzpath()
 
 
+def test_a_schedule_that_is_refused_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where documents are full: that of a schedule which never was due grows with its first time."""
+    next_ms = time.time_ns() // 1_000_000 - 5 * 366 * 86_400_000
+    first = prepared(tmp_path, next_ms)
+    second = replace(first, name="other", queue=1, next_ms=next_ms + 1, last_ms=next_ms - 1, count=5)
+    with ShardStore.open(tmp_path / "shard-0", SMALL) as store:
+        store.wait(store.put_documents({second.key: second.encode()}))
+        size_bytes = store._state.documents.size_bytes
+    monkeypatch.setattr(in_process, "SMALL", replace(SMALL, max_documents_bytes=size_bytes))
+
+    async def check(client: Session, broker: Broker) -> None:
+        answer = await client.get("/v1/topics/jobs/queues/1/messages?wait_ms=20000")
+        assert len((await answer.json())["messages"]) == 1
+        found = await (await client.get("/v1/topics/jobs/schedules/nightly")).json()
+        assert found["count"] == 0, "it waits until there is room"
+
+    with_node(tmp_path, check)
+
+
 def test_schedules_go_with_their_topic(tmp_path: Path) -> None:
     schedule = prepared(tmp_path, time.time_ns() // 1_000_000 + 86_400_000, deleted=True)
 
@@ -209,7 +229,8 @@ def test_a_schedule_that_is_replaced_again_and_again_takes_no_more_memory(
             assert answer.status in (200, 201), await answer.text()
         shard = await node_of(client).schedules.shard(0)
         assert len(shard.known) == 1 and len(shard._queue) <= 12
-        assert (next(iter(shard.known.values())).next_ms, next(iter(shard.known))) in shard._queue
+        [(key, schedule)] = shard.known.items()
+        assert (schedule.next_ms, schedule.next_ms, key) in shard._queue
 
     with_node(tmp_path, check)
 

@@ -54,7 +54,8 @@ class ShardSchedules(ShardMachine):
         allowances = service.broker.allowances
         self._made = Made(allowances, Limited.SCHEDULES, allowances.addresses.share(MAX_SCHEDULES, _SHARED))
         self._put_by: dict[str, Maker] = {}  # last: whom queues count for that they make
-        self._queue: list[tuple[int, str]] = []  # by next time; what is not the schedule's next time any more is stale
+        #: When to try, which is the next time or later, and that time; where it is another by now this is stale.
+        self._queue: list[tuple[int, int, str]] = []
         self._look_at = 0.0
         self._making: set[str] = set()  # keys of schedules whose queues, which have names, are being made
         #: Expressions and time zones of which it is not known here when they are next, and when to look again.
@@ -70,8 +71,7 @@ class ShardSchedules(ShardMachine):
             self.known[key] = found
             if at % _LOAD_AT_ONCE == 0:
                 await asyncio.sleep(0)
-        self._queue = [(each.next_ms, key) for key, each in self.known.items()]
-        heapify(self._queue)
+        self._order()
         if self.known:
             _log.info("schedules_loaded", shard=self.port.number, schedules=len(self.known), round=self.round)
 
@@ -106,19 +106,19 @@ class ShardSchedules(ShardMachine):
     def due(self) -> Iterator[Step]:
         """Messages of the times that are near."""
         now_ms = self.store.delayed.now_ms()
-        later: list[tuple[int, str]] = []
+        later: list[tuple[int, int, str]] = []
         while self._queue and self._queue[0][0] <= now_ms + _AHEAD_MS:
-            next_ms, key = heappop(self._queue)
+            _, next_ms, key = heappop(self._queue)
             schedule = self.known.get(key)
             if schedule is None or schedule.next_ms != next_ms:
                 continue
             step = self._firing(schedule, now_ms)
             if step is None:
-                later.append((next_ms, key))
+                later.append((next_ms, next_ms, key))
                 continue
             yield step
-            if self.known.get(key) is schedule:  # it was refused, and is tried again
-                later.append((next_ms, key))
+            if self.known.get(key) is schedule:  # it was refused, and is tried again when the others had their turn
+                later.append((now_ms + _AHEAD_MS + 1, next_ms, key))
                 break
         for each in later:
             heappush(self._queue, each)
@@ -168,10 +168,13 @@ class ShardSchedules(ShardMachine):
 
     def _keep(self, schedule: Schedule) -> None:
         self.known[schedule.key] = schedule
-        heappush(self._queue, (schedule.next_ms, schedule.key))
+        heappush(self._queue, (schedule.next_ms, schedule.next_ms, schedule.key))
         if len(self._queue) > 2 * len(self.known) + _STALE:
-            self._queue = [(each.next_ms, key) for key, each in self.known.items()]
-            heapify(self._queue)
+            self._order()
+
+    def _order(self) -> None:
+        self._queue = [(each.next_ms, each.next_ms, key) for key, each in self.known.items()]
+        heapify(self._queue)
 
     def _drop(self, key: str) -> None:
         self.known.pop(key, None)
