@@ -204,6 +204,14 @@ def test_a_schedule_that_is_refused_holds_up_no_other(tmp_path: Path, monkeypatc
     with_node(tmp_path, check)
 
 
+def test_a_schedule_whose_message_is_too_large_is_refused(api: Api, topic_name: str) -> None:
+    api.create(topic_name, 1, max_message_bytes=200)
+    for message in ({"body": "x", "properties": {"p": "v" * 200}}, {"body": "x" * 190}):
+        refused = api.call("PUT", path(topic_name, "s"), {**DAILY, "message": message}, status=413)
+        assert (refused.code, refused.error["limit"]) == ("message_too_large", 200)
+    api.call("PUT", path(topic_name, "s"), DAILY, status=201)
+
+
 def test_schedules_go_with_their_topic(tmp_path: Path) -> None:
     schedule = prepared(tmp_path, time.time_ns() // 1_000_000 + 86_400_000, deleted=True)
 

@@ -20,9 +20,10 @@ from lsmq.errors import (
     UnknownTopic,
 )
 from lsmq.messages import priority_value
-from lsmq.record_batch import Flag, encode_header
+from lsmq.record_batch import Flag, RecordBatch, encode_header
 from lsmq_node.schedules import Schedule
 from lsmq_node.schedules.cron import Cron, zone_of
+from lsmq_node.storage.later_names import with_names
 
 from . import schedule_schemas as schemas
 from .codec import Format, answer, answer_format
@@ -76,6 +77,8 @@ async def put_schedule(call: Call) -> web.StreamResponse:
         now_ms,
         cron.next_ms(now_ms, zone),
     )
+    due = RecordBatch(schedule.due(1), verify=False)
+    call.broker.admission.message_sizes(topic, with_names(due, list(part.names)) if topic.named else due)
     known = await call.node.schedules.put(topic, schedule)
     return answer(call.request, _described(schedule, answer_format(call.request)), status=200 if known else 201)
 
