@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 
-from lsmq.errors import NotEnoughReplicas, TimedOut
+from lsmq.errors import NotEnoughReplicas, TimedOut, TooManyProducers
 from lsmq.record_batch import LAST_DUE_MS, BatchBuilder, RecordBatch
 from lsmq_node.broker import Broker
 from lsmq_node.cluster.disk_thread import DiskThread
@@ -22,6 +23,7 @@ from lsmq_node.storage.delayed import BEGIN, DUE
 from lsmq_node.storage.sorted_records import SortedRecords
 from support.waiting import comes_true
 
+from . import in_process
 from .in_process import SMALL, Session, node_of, with_node
 
 MESSAGES = 30
@@ -132,5 +134,25 @@ def test_what_is_due_and_cannot_be_stored_is_seen_to_be_late_until_it_comes(tmp_
             await comes_true(is_late, "it is in line, and nothing is committed")
         await machine.barrier()
         assert await overdue() == 0
+
+    with_node(tmp_path, check)
+
+
+def test_what_was_taken_comes_although_a_shard_knows_as_many_producers_as_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_process, "SMALL", replace(SMALL, max_producers=1))
+
+    async def check(client: Session, broker: Broker) -> None:
+        topic, store = await broker.topic("t"), broker.topology.port(0).store
+        builder = BatchBuilder()
+        builder.add(1, b"x")
+        await asyncio.to_thread(store.wait, store.append(topic.id, RecordBatch(builder.build(producer_id=1))))
+        with pytest.raises(TooManyProducers):
+            store.append(topic.id, RecordBatch(builder.build(producer_id=2)))
+        document = {"messages": [{"queue": 0, "body": "later", "delay_ms": 1}]}
+        assert (await client.post("/v1/topics/t/messages", json=document)).status == 200
+        answer = await client.get("/v1/topics/t/queues/0/messages?wait_ms=5000")
+        assert [each["body"] for each in (await answer.json())["messages"]] == ["later"]
 
     with_node(tmp_path, check)

@@ -33,7 +33,7 @@ from lsmq.errors import (
 
 from .columns import I64
 from .options import StoreOptions
-from .producers import LAST_EPOCH, LAST_SEQUENCE, WINDOW, BatchKey, Head, Producers, StoredBatch
+from .producers import BROKER_PRODUCERS, LAST_EPOCH, LAST_SEQUENCE, WINDOW, BatchKey, Head, Producers, StoredBatch
 
 _NONE: I64 = np.empty(0, np.int64)
 
@@ -160,6 +160,8 @@ class Sequences:
         return head
 
     def _check_room(self, key: BatchKey) -> None:
+        if key.producer_id >= BROKER_PRODUCERS:  # They are few, and what they bring was taken.
+            return
         limit = self._options.max_producers
         if self._producers.count >= limit:
             raise TooManyProducers(
