@@ -308,6 +308,25 @@ def test_a_schedule_that_is_moved_to_another_shard_is_there_although_who_moved_i
     with_node(tmp_path, check)
 
 
+def test_a_schedule_that_is_in_two_shards_since_moving_it_failed_is_deleted_from_both(tmp_path: Path) -> None:
+    async def check(client: Session, broker: Broker) -> None:
+        await broker.topology.grow_shards(2)
+        assert (await client.put("/v1/topics/two", json={"queues": 2})).status == 201
+        topic, schedules = await broker.topic("two"), node_of(client).schedules
+        document = {**DAILY, "message": {"body": "x", "queue": 0}}
+        assert (await client.put(path("two", "s"), json=document)).status == 201
+        moved = replace(await schedules.get(topic, "s"), queue=1)
+        failing = patch.object(ShardSchedules, "forget", side_effect=Unavailable("not now"))
+        with failing, pytest.raises(Unavailable, match="not now"):
+            await schedules.put(topic, moved)
+        assert len(await schedules.some(topic, "", 10)) == 2
+        assert (await client.delete(path("two", "s"))).status == 204
+        assert await schedules.some(topic, "", 10) == []
+        assert (await client.delete(path("two", "s"))).status == 404
+
+    with_node(tmp_path, check)
+
+
 def test_queues_that_schedules_make_count_for_whoever_puts_these(tmp_path: Path) -> None:
     async def test(session: Session, broker: Broker) -> None:
         await session.put("/v1/topics/n", json={"queues": "named"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple
 from functools import partial
 from typing import Any
@@ -37,20 +38,25 @@ class ScheduleService(MachineService[ShardSchedules]):
         Counted for whoever asks, where that is new in its shard.
 
         Where its queue is in another shard than before, it is deleted there afterwards. If that is not possible it
-        comes from both, until it is put once more.
+        comes from both, until it is put once more, or deleted.
         """
         self.broker.admission.write()
         own = self._shard_of(topic, schedule.queue)
         who = Maker.asking()
         kept = {"do": "keep", "schedule": astuple(schedule), "maker": who.principal, "address": who.address}
         known = bool((await self._leaders.ask(own, kept))["known"])
-        for shard in self._shards_of(topic):
-            if shard != own:
-                try:
-                    await self._leaders.ask(shard, {"do": "forget", "topic": topic.id, "name": schedule.name})
-                    known = True
-                except UnknownSchedule:
-                    pass
+        others = [shard for shard in self._shards_of(topic) if shard != own]
+        return await self._forget(topic, schedule.name, others) or known
+
+    async def _forget(self, topic: StoredTopic, name: str, shards: Sequence[int]) -> bool:
+        """Whether it was in any of the shards."""
+        known = False
+        for shard in shards:
+            try:
+                await self._leaders.ask(shard, {"do": "forget", "topic": topic.id, "name": name})
+                known = True
+            except UnknownSchedule:
+                pass
         return known
 
     def _shard_of(self, topic: StoredTopic, queue: int | str) -> int:
@@ -59,13 +65,20 @@ class ScheduleService(MachineService[ShardSchedules]):
         )
 
     async def delete(self, topic: StoredTopic, name: str) -> None:
-        """Durable on return. Raises ``UnknownSchedule``."""
+        """Durable on return, wherever it was. Raises ``UnknownSchedule``."""
         self.broker.admission.write()
-        await self._somewhere(topic, "forget", name)
+        if not await self._forget(topic, name, self._shards_of(topic)):
+            raise _unknown(topic, name)
 
     async def get(self, topic: StoredTopic, name: str) -> Schedule:
         """Raises ``UnknownSchedule``."""
-        return Schedule(*(await self._somewhere(topic, "get", name))["schedule"])
+        for shard in self._shards_of(topic):
+            try:
+                found = await self._leaders.ask(shard, {"do": "get", "topic": topic.id, "name": name})
+            except UnknownSchedule:
+                continue
+            return Schedule(*found["schedule"])
+        raise _unknown(topic, name)
 
     async def some(self, topic: StoredTopic, after: str, limit: int) -> list[Schedule]:
         """Schedules of a topic by name, from behind ``after``."""
@@ -74,14 +87,6 @@ class ScheduleService(MachineService[ShardSchedules]):
             asked = {"do": "list", "topic": topic.id, "after": after, "limit": limit}
             found += [Schedule(*each) for each in (await self._leaders.ask(shard, asked))["schedules"]]
         return sorted(found, key=lambda each: each.name)[:limit]
-
-    async def _somewhere(self, topic: StoredTopic, do: str, name: str) -> dict[str, Any]:
-        for shard in self._shards_of(topic):
-            try:
-                return await self._leaders.ask(shard, {"do": do, "topic": topic.id, "name": name})
-            except UnknownSchedule:
-                pass
-        raise UnknownSchedule(f"topic {topic.name!r} has no schedule {name!r}", topic=topic.name, schedule=name)
 
     # Between nodes
 
@@ -102,3 +107,7 @@ class ScheduleService(MachineService[ShardSchedules]):
                 return {"schedules": [astuple(each) for each in found]}
             case unknown:
                 raise InvalidRequest(f"schedules know no {unknown!r}; this node may be older than who asks")
+
+
+def _unknown(topic: StoredTopic, name: str) -> UnknownSchedule:
+    return UnknownSchedule(f"topic {topic.name!r} has no schedule {name!r}", topic=topic.name, schedule=name)
