@@ -327,6 +327,26 @@ def test_a_schedule_that_is_in_two_shards_since_moving_it_failed_is_deleted_from
     with_node(tmp_path, check)
 
 
+def test_a_schedule_that_is_put_again_just_before_its_time_sends_once(tmp_path: Path) -> None:
+    async def check(client: Session, broker: Broker) -> None:
+        document = {"cron": "@yearly", "message": {"body": "x", "queue": 0}}
+        assert (await client.put(path("t", "s"), json=document)).status == 201
+        next_ms = (await (await client.get(path("t", "s"))).json())["next_ms"]
+        delayed = broker.topology.port(0).store.delayed
+
+        async def is_stored() -> bool:
+            return delayed.count == 1
+
+        with patch.object(type(delayed), "now_ms", lambda _: next_ms - 500):
+            await comes_true(is_stored, "it comes half a second later")
+        for _ in range(2):
+            assert (await client.put(path("t", "s"), json=document)).status == 200
+        found = await (await client.get(path("t", "s"))).json()
+        assert (found["last_ms"], found["next_ms"] > next_ms) == (next_ms, True)
+
+    with_node(tmp_path, check)
+
+
 def test_queues_that_schedules_make_count_for_whoever_puts_these(tmp_path: Path) -> None:
     async def test(session: Session, broker: Broker) -> None:
         await session.put("/v1/topics/n", json={"queues": "named"})

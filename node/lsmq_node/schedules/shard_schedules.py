@@ -192,7 +192,11 @@ class ShardSchedules(ShardMachine):
         """
         await self._admit_queue(schedule, maker)
         self.check()
-        known = schedule.key in self.known
+        former = self.known.get(schedule.key)
+        if former is not None and former.last_ms >= schedule.next_ms:  # The message of that time is stored already.
+            next_ms = Cron.parse(schedule.cron).next_ms(former.last_ms, zone_of(schedule.tz))
+            schedule = replace(schedule, next_ms=next_ms, last_ms=former.last_ms)
+        known = former is not None
         if not known and len(self.known) >= MAX_SCHEDULES:
             raise TooManySchedules(
                 f"there are {MAX_SCHEDULES} schedules in this shard, the limit; delete some", limit=MAX_SCHEDULES
