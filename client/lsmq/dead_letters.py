@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from lsmq._paths import topic_path
+from lsmq._receipts import Receipt
 from lsmq._wire_values import content_fields, message_from_dict
 from lsmq.client import Client
-from lsmq.errors import InvalidRequest
+from lsmq.errors import InvalidRequest, LsmqError, UnknownQueue
 from lsmq.producer import Producer
 from lsmq.record_batch import Message, parse_message_id
 
@@ -151,14 +152,17 @@ class DeadLetters:
     async def replay(self, letters: Sequence[DeadLetter], *, topics: Collection[str] | None = None) -> None:
         """Send them again to where they come from, as they were, and delete them here.
 
-        Durable on return. If it fails midway, some may be in both places: replayed again, they come twice.
+        Durable on return. If it fails midway, some may be in both places: replayed again, they come twice. One that
+        cannot be sent, as its queue is not there any more, holds up no other: it stays, and is named when the others
+        are sent.
 
         Args:
             topics: where they may be sent. Without it, of ``orders.dlq`` that is ``orders``, and of any other topic
                 nowhere. For a letter itself says where it comes from: whoever may write here could have anything sent
                 anywhere, by the rights of whoever replays it.
 
-        Raises ``InvalidRequest`` for a letter of another topic, before anything is sent.
+        Raises ``InvalidRequest`` for a letter of another topic, before anything is sent; ``UnknownQueue``, or
+        ``InvalidRequest``, for the first that cannot be sent; and what sending raises.
         """
         allowed = {self.name.removesuffix(SUFFIX)} - {self.name} if topics is None else set(topics)
         by_topic: dict[str, list[DeadLetter]] = {}
@@ -172,26 +176,27 @@ class DeadLetters:
                     field="topics",
                 )
             by_topic.setdefault(letter.topic, []).append(letter)
+        refused: list[LsmqError] = []
         for name, some in by_topic.items():
+            sent: list[DeadLetter] = []
             async with Producer(self.client, name) as producer:
-                receipts = [
-                    await producer.send(
-                        letter.message.body,
-                        key=letter.message.key,
-                        tag=letter.message.tag,
-                        queue=letter.queue_name or (letter.queue if letter.queue >= 0 else None),
-                        properties=own_properties(letter.message),
-                        headers=letter.message.headers,
-                        priority=letter.message.priority,
-                        subpriority=letter.message.subpriority,
-                        delete=letter.message.delete,
-                        type=letter.message.type,
-                    )
-                    for letter in some
-                ]
-                for receipt in receipts:
-                    await receipt
-            await self.delete(some)
+                receipts = []
+                for letter in some:
+                    try:
+                        receipts.append((letter, await _send(producer, letter)))
+                    except (InvalidRequest, UnknownQueue) as error:  # The others are not to be sent with each attempt.
+                        said = f"the letter {letter.message.id} cannot be sent again: {error.message}"
+                        refused.append(type(error)(said, **error.details))
+                for letter, receipt in receipts:
+                    try:
+                        await receipt
+                    except LsmqError as error:
+                        refused.append(error)
+                    else:
+                        sent.append(letter)
+            await self.delete(sent)
+        if refused:
+            raise refused[0]
 
     async def delete(self, letters: Iterable[DeadLetter]) -> None:
         """Delete these. Durable on return. Those of a topic that was deleted, and made anew since, went with it."""
@@ -209,6 +214,22 @@ class DeadLetters:
         ends = {queue: latest for queue, earliest, latest in bounds.rows() if latest > earliest}
         await self.client.trim_topic(self.name, ends)
         return count
+
+
+async def _send(producer: Producer, letter: DeadLetter) -> Receipt:
+    message = letter.message
+    return await producer.send(
+        message.body,
+        key=message.key,
+        tag=message.tag,
+        queue=letter.queue_name or (letter.queue if letter.queue >= 0 else None),
+        properties=own_properties(message),
+        headers=message.headers,
+        priority=message.priority,
+        subpriority=message.subpriority,
+        delete=message.delete,
+        type=message.type,
+    )
 
 
 Choice = Callable[[DeadLetter], bool]

@@ -157,6 +157,28 @@ def test_a_letter_that_somebody_made_up_is_sent_nowhere_else_than_was_said(share
         assert [letter.message.text() for letter in dead.read()] == ["no letter"]
 
 
+@pytest.mark.parametrize("queues", [1, "named"])
+def test_a_letter_whose_queue_is_not_there_any_more_holds_up_no_other(
+    shared_node: NodeProcess, queues: int | str
+) -> None:
+    """As where the topic was made anew with fewer queues, or the name of its queue was not known any more."""
+    node, topic = shared_node, f"dlq-fewer-{queues}"
+    with sync.Client(node.url) as client:
+        client.create_topic(topic, queues=queues)
+        client.create_topic(f"{topic}.dlq", queues=1)
+        with sync.Producer(client, f"{topic}.dlq") as producer:
+            for place in (0, 7, 0):
+                name = {"lsmq-dlq-queue-name": "q"} if queues == "named" and not place else {}
+                where = {"lsmq-dlq-topic": topic, "lsmq-dlq-queue": str(place)}
+                producer.send(f"of {place}", properties={**where, **name}).result()
+        for _ in range(2):
+            result = CliRunner().invoke(root, ["dlq", "replay", topic, "--yes", "--url", node.url])
+            (left,) = letters(node, topic)
+            assert left["body"] == "of 7" and f"the letter {left['id']} cannot be sent" in str(result.exception)
+        with sync.Consumer(client, topic, start="earliest") as consumer:
+            assert [message.text() for message in consumer.poll(10, timeout_ms=10_000)] == ["of 0", "of 0"]
+
+
 async def test_a_letter_that_went_with_its_topic_is_deleted_and_none_that_has_its_place_in_the_next_one(
     shared_node: NodeProcess,
 ) -> None:

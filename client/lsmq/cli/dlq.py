@@ -12,7 +12,7 @@ from lsmq import Client
 from lsmq.cli.options import TOPIC, asks_a_node, asks_first, json_option
 from lsmq.cli.render import counted, print_json, print_table
 from lsmq.dead_letters import SUFFIX, Choice, DeadLetter, DeadLetters, choice
-from lsmq.errors import InvalidRequest, UnknownMessage, UnknownTopic
+from lsmq.errors import InvalidRequest, LsmqError, UnknownMessage, UnknownQueue, UnknownTopic
 
 _BATCH = 500
 _SHOWN_BODY = 60
@@ -126,8 +126,9 @@ def _of_these(question: str) -> Callable[[Callable[..., Awaitable[None]]], click
 async def replay(client: Client, topic: str, dead_letter: str | None, group: str | None, ids: Sequence[str]) -> None:
     """Send dead letters of TOPIC again, to the queues they come from, and delete them here.
 
-    Every group that reads TOPIC gets them. Letters whose body was cut are left, and those that say that they come from
-    another topic: whoever may write to the topic of dead letters can have them say so.
+    Every group that reads TOPIC gets them. One whose queue is not there any more is left, and named. Letters whose body
+    was cut are left, and those that say that they come from another topic: whoever may write to the topic of dead
+    letters can have them say so.
     """
     letters = DeadLetters(client, dead_letter or topic + SUFFIX)
     chosen, left, others = choice(group, ids), 0, set[str]()
@@ -142,10 +143,17 @@ async def replay(client: Client, topic: str, dead_letter: str | None, group: str
             others.add(letter.topic)
         return can
 
+    refused: list[LsmqError] = []
+
     async def send(some: Sequence[DeadLetter]) -> None:
-        await letters.replay(some, topics=[topic])
+        try:
+            await letters.replay(some, topics=[topic])
+        except (InvalidRequest, UnknownQueue) as error:
+            refused.append(error)
 
     sent = await _batched(letters, topic, can_be_sent, send)
+    if refused:
+        raise refused[0]
     _check_found(letters, ids, sent + left)
     click.echo(f"{counted(sent, 'dead letter')} of {letters.name} sent again", err=True)
     if left:
