@@ -136,6 +136,18 @@ def test_a_message_that_comes_later_keeps_its_moment_and_is_not_put_behind_it(ap
     assert (found["expires_ms"], found["priority"], found["subpriority"]) == (until, 1, 2)
 
 
+def test_a_message_that_was_taken_is_put_at_another_time_though_it_would_be_too_large_by_now(
+    api: Api, topic_name: str
+) -> None:
+    api.create(topic_name, 1)
+    (sent,) = api.send(topic_name, {"body": "x" * 200, "delay_ms": HOUR_MS}).json()["results"]
+    api.call("PATCH", f"/v1/topics/{topic_name}", {"max_message_bytes": 100}, status=200)
+    assert api.send(topic_name, {"body": "x" * 200}, status=413).code == "message_too_large"
+    moved = delayed(api, topic_name, f"/{sent['id']}", "PUT", document={"delay_ms": 2 * HOUR_MS}).json()
+    delayed(api, topic_name, f"/{moved['id']}", "PUT", document={"delay_ms": 1})
+    assert come(api, topic_name, 1)[0]["body"] == "x" * 200
+
+
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT"])
 def test_an_id_of_nothing_that_is_pending_is_refused_by_what_it_is(api: Api, topic_name: str, method: str) -> None:
     document = {"delay_ms": 5} if method == "PUT" else None

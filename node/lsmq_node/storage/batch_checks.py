@@ -75,13 +75,14 @@ def check_batch(state: TopicState, batch: RecordBatch, columns: BatchColumns, op
             field="ttl_ms",
             limit=MAX_TTL_MS,
         )
+    moves = Column.OFFSET in batch.directory
     flags = columns.optional.get(Column.FLAGS)
     if flags is not None:
-        _check_flags(flags, lengths, headers, moves=Column.OFFSET in batch.directory)
+        _check_flags(flags, lengths, headers, moves=moves)
     if Column.DUE_MS in batch.directory:
         _check_due(batch, columns.optional[Column.DUE_MS])
     limit = options.max_message_bytes
-    if batch.producer_id >= BROKER_PRODUCERS:  # It was taken when it was sent.
+    if moves or batch.producer_id >= BROKER_PRODUCERS:  # It was taken when it was sent.
         limit = options.max_batch_bytes
     elif topic.options.max_message_bytes is not None:
         limit = min(limit, topic.options.max_message_bytes)
