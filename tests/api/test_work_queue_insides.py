@@ -265,6 +265,39 @@ def test_dead_letters_come_although_their_topic_was_made_anew_while_they_were_mo
     with_node(tmp_path, test)
 
 
+@pytest.mark.parametrize(
+    ("bodies", "limit"),
+    [([f"{number}" for number in range(5)], {"queue_max_messages": 3}), (["x" * 60_000] * 50, {})],
+    ids=["number", "bytes"],
+)
+def test_dead_letters_come_although_their_topic_takes_no_more_than_few_of_them_together(
+    tmp_path: Path, bodies: list[str], limit: dict[str, int]
+) -> None:
+    """As many as fit: the limit of the topic, or of a batch, half of ``memtable_bytes``."""
+
+    async def test(session: Session, broker: Broker) -> None:
+        await session.put("/v1/topics/t.dlq", json={"queues": 1, **limit})
+        for first in range(0, len(bodies), 10):
+            await send(session, *bodies[first : first + 10])
+        messages: list[dict[str, Any]] = []
+        while len(messages) < len(bodies):
+            messages += await pop(session, max=100)
+        assert await settle(session, "nack", messages, dead_letter=True) == 200
+        most = limit.get("queue_max_messages", len(bodies))
+
+        async def are_there(count: int) -> bool:
+            latest = (await broker.offsets(await broker.topic("t.dlq"), np.array((0,))))[1]
+            return latest.tolist() == [count]
+
+        await comes_true(partial(are_there, most), "as many as it holds are dead letters")
+        if limit:
+            assert (await session.patch("/v1/topics/t.dlq", json=dict.fromkeys(limit, 100))).status == 200
+            await comes_true(partial(are_there, len(bodies)), "the others have room")
+
+    with patch.object(burial, "_RETRY_S", 0.05):
+        with_node(tmp_path, test)
+
+
 def test_of_a_group_that_is_deleted_all_comes_again_also_to_those_who_wait(tmp_path: Path) -> None:
     async def test(session: Session, broker: Broker) -> None:
         await send(session, "0", "1")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from lsmq import runtime
-from lsmq.errors import LsmqError, RequestTooLarge, SequenceReused, TooManyMessages
+from lsmq.errors import LsmqError, MessageTooLarge, QuotaExceeded, RequestTooLarge, SequenceReused, TooManyMessages
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.broker import Broker, StartTask
 from lsmq_node.broker.letter_targets import letter_limit, letter_queue, letter_topic
@@ -136,7 +136,7 @@ class DeadLetterMover:
                 await self._bury(self._left, tasks)
             except SequenceReused:  # Stored it was otherwise, in a topic that was deleted, or before some had expired.
                 work.ledger.give_back_dead(tasks)
-            except (RequestTooLarge, TooManyMessages):  # The topic holds fewer, also when it is empty.
+            except (MessageTooLarge, QuotaExceeded, RequestTooLarge, TooManyMessages):  # Fewer at a time may fit.
                 if len(self._left.rows) == 1:
                     raise
                 self._at_once = 1
