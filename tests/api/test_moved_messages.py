@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
+from lsmq.errors import UnknownTopic
 from lsmq_node.broker import Broker
 from lsmq_node.storage import TopicOptions
 from lsmq_node.storage.lapses import Lapsed, Lapses
@@ -206,6 +208,50 @@ def test_a_target_that_holds_few_makes_no_others_slow_nor_itself_once_it_holds_m
             await ask_for(1, 500)
             await client.patch("/v1/topics/small", json={"max_messages": None})
             await ask_for(500, 500)
+
+    with_node(tmp_path, check)
+
+
+def test_as_many_are_moved_as_a_batch_takes(tmp_path: Path) -> None:
+    """Half of ``memtable_bytes``: many that are just less than is moved at once, and a large one."""
+
+    async def check(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/a", json={"queues": 1, "expired_to": "late"})
+        for messages in ([{"body": "x" * 2_090, "ttl_ms": 1}] * 400, [{"body": "x" * 2_090, "ttl_ms": 1}] * 99):
+            assert (await client.post("/v1/topics/a/messages", json={"messages": messages})).status == 200
+        large = {"messages": [{"body": "x" * 1_040_000, "ttl_ms": 1}]}
+        assert (await client.post("/v1/topics/a/messages", json=large)).status == 200
+
+        async def all_are_moved() -> bool:
+            try:
+                topic = await broker.topic("late")
+            except UnknownTopic:
+                return False
+            return (await broker.offsets(topic, np.array((0,))))[1].tolist() == [500]
+
+        await comes_true(all_are_moved, "all are moved")
+
+    find = Lapses.find
+
+    def finds(lapses: Lapses, *given: int) -> Lapsed | None:
+        found = find(lapses, *given)
+        return found if found is None or len(found.queues) == 500 or given[1] < 500 else None
+
+    with patch.object(Lapses, "find", finds):  # All at once, or as few as are asked for.
+        with_node(tmp_path, check)
+
+
+def test_what_has_room_is_moved_to_a_target_that_has_not_room_for_all(tmp_path: Path) -> None:
+    async def check(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/small", json={"queues": 1, "max_messages": 5})
+        await client.post("/v1/topics/small/messages", json={"messages": [{"body": "its own"}] * 2})
+        await client.put("/v1/topics/a", json={"queues": 1, "expired_to": "small"})
+        await client.post("/v1/topics/a/messages", json={"messages": [{"body": "x", "ttl_ms": 1}] * 5})
+
+        async def is_full() -> bool:
+            return (await broker.offsets(await broker.topic("small"), np.array((0,))))[1].tolist() == [5]
+
+        await comes_true(is_full, "three are moved")
 
     with_node(tmp_path, check)
 

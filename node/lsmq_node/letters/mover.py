@@ -15,7 +15,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from lsmq.errors import LsmqError, RequestTooLarge, TooManyMessages, Unavailable, UnknownTopic
+from lsmq.errors import (
+    LsmqError,
+    MessageTooLarge,
+    QuotaExceeded,
+    RequestTooLarge,
+    TooManyMessages,
+    Unavailable,
+    UnknownTopic,
+)
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.broker import Ack, ShardPort
 from lsmq_node.broker.letter_targets import letter_limit, letter_queue, letter_topic
@@ -32,7 +40,7 @@ if TYPE_CHECKING:
 _PERIOD_S = 1.0
 _AT_ONCE = 500
 _BYTES_AT_ONCE = 1 << 20
-#: Where the target took fewer, so many times as many are tried with each turn that went well.
+#: Where the target, or a batch, took fewer, so many times as many are tried with each turn that went well.
 _GROWS = 8
 #: So many pieces of a topic, then it is the next one's turn.
 _TURN = 32
@@ -93,7 +101,7 @@ class Mover(ShardMachine):
                 await asyncio.sleep(_PERIOD_S)
 
     def _waits(self, topic_id: int, error: LsmqError) -> None:
-        if isinstance(error, RequestTooLarge | TooManyMessages):  # The target may hold fewer.
+        if isinstance(error, MessageTooLarge | QuotaExceeded | RequestTooLarge | TooManyMessages):  # Fewer may fit.
             self._at_once[topic_id] = 1
         if self.waiting.get(topic_id) != error.code:
             tell = self._log.info if error.retriable else self._log.warning
