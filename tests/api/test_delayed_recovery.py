@@ -20,6 +20,7 @@ from lsmq_node.delayed import DelayedId
 from lsmq_node.delayed.deliveries import batches, topics_of
 from lsmq_node.storage import HAND, Hand, ShardStore
 from lsmq_node.storage.delayed import BEGIN, DUE
+from lsmq_node.storage.delayed_records import DelayedRecords
 from lsmq_node.storage.sorted_records import SortedRecords
 from support.waiting import comes_true
 
@@ -134,6 +135,28 @@ def test_what_is_due_and_cannot_be_stored_is_seen_to_be_late_until_it_comes(tmp_
             await comes_true(is_late, "it is in line, and nothing is committed")
         await machine.barrier()
         assert await overdue() == 0
+
+    with_node(tmp_path, check)
+
+
+def test_the_next_one_is_found_with_few_looks_behind_many_that_were_cancelled(tmp_path: Path) -> None:
+    many = 5_000
+
+    async def check(client: Session, broker: Broker) -> None:
+        store, topic = broker.topology.port(0).store, await broker.topic("t")
+        builder = BatchBuilder()
+        for number in range(many):
+            builder.add(0, b"%d" % number, due_ms=LAST_DUE_MS - many + number)
+        await asyncio.to_thread(store.wait, store.append(topic.id, RecordBatch(builder.build())))
+        records = due_records(store)
+        places = list(zip((records.keys & ~DUE).tolist(), records.offsets.tolist(), strict=True))
+        await asyncio.to_thread(store.wait, store.delayed.cancel(places[:-1]))
+        machine = await node_of(client).delayed.shard(0)
+        with patch.object(DelayedRecords, "read", autospec=True, side_effect=DelayedRecords.read) as looked:
+            document = {"messages": [{"queue": 0, "body": "soon", "delay_ms": 1}]}
+            assert (await client.post("/v1/topics/t/messages", json=document)).status == 200
+            await comes_true(lambda: machine._next_ms == LAST_DUE_MS - 1, "the next one is known")
+        assert looked.call_count < 50
 
     with_node(tmp_path, check)
 

@@ -42,6 +42,8 @@ _PIECE_RECORDS = 4096
 _PIECE_BYTES = 1 << 20
 #: Of a topic that has few among many of others, so many pieces of so many are looked at for a page.
 _LOOKS, _LOOKED_AT = 16, 1 << 16
+#: Where the next one is looked for behind those that were cancelled, so many times as many are looked at each time.
+_GROWS = 8
 #: What is due within so long is delivered together.
 _GATHER_S = 0.003
 #: Pieces in line at a time.
@@ -429,9 +431,10 @@ def _look(store: ShardStore, after: DuePlace, upto_ms: int) -> tuple[DueRead, in
     read = store.delayed.read(after, upto_ms, *_piece_of(store))
     if read.more:
         return read, 0
-    behind = DueRead(None, (upto_ms, _LAST_OFFSET), more=True)
-    while behind.more and behind.records is None:
-        behind = store.delayed.read(behind.reached, LAST_DUE_MS, 1, 1)
+    behind, count = DueRead(None, (upto_ms, _LAST_OFFSET), more=True), 1
+    while behind.more and behind.records is None:  # Many may be cancelled that lie before it.
+        behind = store.delayed.read(behind.reached, LAST_DUE_MS, count, _PIECE_BYTES)
+        count = min(_GROWS * count, _LOOKED_AT)
     return read, _NEVER if behind.records is None else _due_ms(behind.records).item(0)
 
 
