@@ -74,6 +74,8 @@ def test_what_was_about_to_be_delivered_comes_once(tmp_path: Path, stored_batche
                 continue
             found = [int(each["body"]) for each in (await answer.json())["messages"]]
             assert found == list(range(at, MESSAGES, 3))
+        dropped = node_of(client).delayed.counts.dropped
+        assert dropped == (MESSAGES // 3 if deleted is not None else 0), "what is stored already is not lost"
 
     with_node(tmp_path, check)
 

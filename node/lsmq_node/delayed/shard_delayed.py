@@ -287,12 +287,17 @@ class ShardDelayed(ShardMachine):
         found = batches(records, plan.topics, plan.number, live, after)
         count = 0 if records is None else len(records)
         done = plan._replace(at=plan.to, number=plan.number + len(plan.topics), done=plan.done + count, topics=())
-        delivered = sum(batch.record_count for _, batch in found)
-        due_ms = np.zeros(0, np.int64) if records is None else _due_ms(records)
+        delivered, dropped = sum(batch.record_count for _, batch in found), 0
+        due_ms = np.zeros(0, np.int64)
+        if records is not None:
+            due_ms = _due_ms(records)
+            dropped = int(np.isin(records.columns[Column.TARGET] >> np.uint64(32), live, invert=True).sum())
         if found and not after:
             self.put(Step({HAND: plan.encode()}))
         try:
-            step = Step({HAND: done.encode()}, batches=found, stored=partial(self._delivered, due_ms, delivered))
+            step = Step(
+                {HAND: done.encode()}, batches=found, stored=partial(self._delivered, due_ms, delivered, dropped)
+            )
             future = self.put(step)
         except LsmqError as error:
             self.break_off(error)
@@ -303,10 +308,10 @@ class ShardDelayed(ShardMachine):
             self._ahead.append(future)
         return future
 
-    def _delivered(self, due_ms: I64, count: int) -> None:
+    def _delivered(self, due_ms: I64, count: int, dropped: int) -> None:
         self._in_line_ms.popleft()
         self.counts.delivered += count
-        self.counts.dropped += len(due_ms) - count
+        self.counts.dropped += dropped
         self.counts.were_late(due_ms, runtime.wall_ms())
 
     async def _carry_out_again(self) -> None:
