@@ -61,6 +61,24 @@ def test_the_command_line_makes_exchanges_and_revokes_tokens(run_lsmq: Run, tmp_
     assert exposed.returncode == 2 and "chmod 600" in exposed.stderr
 
 
+def test_schedules_are_listed_of_all_topics_that_somebody_may_read(
+    node: NodeProcess, run_lsmq: Run, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    assert run_lsmq("token", "create", "planner", "--out", str(token)).returncode == 0
+    for topic, right in (("plans.read", "read"), ("plans.write", "write")):
+        assert run_lsmq("topic", "create", topic).returncode == 0
+        put = ("schedule", "put", "s", "--topic", topic, "--cron", "@yearly", "--body", "x")
+        assert run_lsmq(*put).returncode == 0
+        assert run_lsmq("acl", "grant", "planner", "--allow", right, "topic", topic).returncode == 0
+    listed = run_lsmq("schedule", "list", "--json", token_file=token)
+    assert listed.returncode == 0, listed.stderr
+    assert [json.loads(line)["topic"] for line in listed.stdout.splitlines()] == ["plans.read"]
+    assert "1 topic left out, which you may not read" in listed.stderr
+    refused = run_lsmq("schedule", "list", "--topic", "plans.write", token_file=token)
+    assert refused.returncode == 1 and "forbidden" in refused.stderr
+
+
 @pytest.mark.part(3)
 def test_the_command_line_grants_and_takes_back(run_lsmq: Run) -> None:
     assert run_lsmq("role", "put", "clerk", "--allow", "write", "topic", "bills.*").returncode == 0

@@ -7,7 +7,8 @@ import click
 from lsmq import Client, ScheduleInfo, Schedules
 from lsmq.cli._queues import queue_of
 from lsmq.cli.options import DURATION, TOPIC, asks_a_node, json_option
-from lsmq.cli.render import print_json, print_table, zone_text
+from lsmq.cli.render import counted, print_json, print_table, zone_text
+from lsmq.errors import Forbidden, UnknownTopic
 
 _SHOWN_BODY = 60
 
@@ -67,8 +68,16 @@ async def list_command(client: Client, topic: str | None, as_json: bool) -> None
     """List schedules, with their next times."""
     topics = [topic] if topic is not None else [each.name for each in await client.topics()]
     found: list[ScheduleInfo] = []
+    left = 0
     for name in topics:
-        found += [each async for each in Schedules(client, name).read()]
+        try:
+            found += [each async for each in Schedules(client, name).read()]
+        except (Forbidden, UnknownTopic) as error:  # Of all topics those are left that are gone by now, or not to read.
+            if topic is not None:
+                raise
+            left += isinstance(error, Forbidden)
+    if left:
+        click.echo(f"{counted(left, 'topic')} left out, which you may not read", err=True)
     if as_json:
         for each in found:
             print_json(each.to_dict())
