@@ -38,11 +38,11 @@ SHARDS = 3
 GROUP = "/v1/producer-groups/g"
 
 
-def on(data: Path, test: Test) -> None:
+def on(data: Path, test: Test, **settings: Any) -> None:
     """Run the test on a node of three shards in this process, on the files in ``data``."""
 
     async def run() -> None:
-        config = NodeConfig(data=data, shards=SHARDS, segment_bytes=1 << 20, memtable_bytes=4 << 20)
+        config = NodeConfig(data=data, shards=SHARDS, segment_bytes=1 << 20, memtable_bytes=4 << 20, **settings)
         async with running_node(config) as node, TestClient(TestServer(make_app(node))) as session:
             await session.put("/v1/topics/t", json={"queues": SHARDS})
             await asyncio.wait_for(test(session, node.transactions), 30)

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from lsmq.errors import DeliveriesAhead, LsmqError, TransactionDecided, UnknownProducerMember, UnknownTransaction
+from lsmq_node.storage.documents import LANE
 from lsmq_node.transactions import TransactionDelivery, TransactionPart, TransactionRecord, TransactionState
 from lsmq_node.transactions.book import TransactionBook
-from lsmq_node.transactions.lanes import LANE, fresh_batches, lane_key, last_numbers, producer_of
+from lsmq_node.transactions.lanes import fresh_batches, lane_key, last_numbers, producer_of
 from lsmq_node.transactions.records import BookChange, decode_part, encode_part, part_key
 
 GROUP = "g"

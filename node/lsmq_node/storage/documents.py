@@ -23,9 +23,10 @@ MAX_DOCUMENT_BYTES = 8 << 20
 MAX_CHANGE_BYTES = 2 * MAX_DOCUMENT_BYTES
 _LAST = chr(sys.maxunicode)
 
-#: A document that needs no room: how far delayed messages have come (:data:`.delayed.HAND`), which is small. Those that
-#: are due come though others have filled the documents.
+#: Documents that need no room, few and small: how far delayed messages have come (:data:`.delayed.HAND`), and how far
+#: each coordinator of transactions has. What was taken before comes though others have filled the documents.
 SPARED = "delayed"
+LANE = "transaction-lane/"
 
 Changes = Mapping[str, bytes | None]
 
@@ -109,7 +110,7 @@ class Documents:
         """
         grown = 0
         for key, value in changes.items():
-            if key == SPARED:
+            if key == SPARED or key.startswith(LANE):
                 continue
             former = dict.get(self._values, key)
             grown += (0 if value is None else _size(key, value)) - (0 if former is None else _size(key, former))

@@ -15,10 +15,10 @@ from itertools import pairwise
 
 from lsmq.errors import DeliveriesAhead, InvalidRequest
 from lsmq_node.broker import BROKER_PRODUCERS
+from lsmq_node.storage.documents import LANE
 
 from .delivery import TransactionDelivery
 
-LANE = "transaction-lane/"
 _EPOCH_BITS = 32
 _MAX_AHEAD = 1 << 20  # a delivery has far fewer batches
 
