@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from api.calls import Api
 from lsmq.errors import DocumentsFull
-from lsmq_node.transactions import TransactionService
+from lsmq_node.storage import ShardStore
+from lsmq_node.transactions import TransactionDelivery, TransactionService
 from support.node_process import NodeProcess
 from support.waiting import eventually
 
 from .test_http import Member, message
-from .test_steps import Session, begin, commit, on, until_seen
+from .test_steps import Session, begin, commit, never, on, until_seen
+
+
+def fill(store: ShardStore) -> list[str]:
+    """Leave no room for documents; the keys of those that take it."""
+    keys: list[str] = []
+    for size in (1 << 10, 1):
+        with pytest.raises(DocumentsFull):
+            while True:
+                keys.append(f"filled/{len(keys)}")
+                store.put_documents({keys[-1]: bytes(size)})
+                store.commit()
+        keys.pop()
+    return keys
 
 
 def test_a_shard_that_knows_as_many_producers_as_it_may_takes_what_is_committed(tmp_path: Path) -> None:
@@ -34,14 +49,37 @@ def test_a_shard_that_knows_as_many_producers_as_it_may_takes_what_is_committed(
 def test_a_shard_whose_documents_are_full_takes_what_is_committed(tmp_path: Path) -> None:
     async def test(session: Session, service: TransactionService) -> None:
         coordinator = await service.coordinator("g")
-        others = [port for port in service.broker.topology.ports() if port is not coordinator.port]
-        for store in (port.store for port in others):
-            for size in (1 << 10, 1):
-                with pytest.raises(DocumentsFull):
-                    for number in range(2_000):
-                        store.put_documents({f"{size}/{number}": bytes(size)})
-                        store.commit()
+        for port in service.broker.topology.ports():
+            if port is not coordinator.port:
+                fill(port.store)
         assert (await commit(session, await begin(session), wait_ms=5_000))["delivered"]
+        await until_seen(session, 1)
+
+    on(tmp_path / "data", test, max_documents_bytes=64 << 10)
+
+
+def test_a_coordinator_that_goes_on_above_what_it_lost_when_there_is_room_loses_nothing(tmp_path: Path) -> None:
+    """The shard has had more than it knows of, and the new numbers find no room at first."""
+
+    async def test(session: Session, service: TransactionService) -> None:
+        coordinator = await service.coordinator("g")
+        (await service.shard(1)).last[coordinator.port.number] = 1 << 19
+        send, refused = coordinator._send, asyncio.Event()
+        coordinator._send = never
+        await commit(session, await begin(session))
+        filled = fill(coordinator.store)
+        sent = 0
+
+        async def counted(shard: int, delivery: TransactionDelivery) -> int:
+            nonlocal sent
+            sent += shard == 1
+            if sent > 1:  # What came of the first was refused.
+                refused.set()
+            return await send(shard, delivery)
+
+        coordinator._send = counted
+        await refused.wait()
+        coordinator.store.put_documents(dict.fromkeys(filled))
         await until_seen(session, 1)
 
     on(tmp_path / "data", test, max_documents_bytes=64 << 10)

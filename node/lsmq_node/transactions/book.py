@@ -366,13 +366,11 @@ class TransactionBook(Memory):
         """
         plan = BookChange()
         number = last + 1
-        lane = self.lanes[shard]
-        lane.limit = max(lane.limit, last)
-        for key in lane.waiting.values():
+        for key in self.lanes[shard].waiting.values():
             transaction = self.transactions[key]
             plan.transactions[key] = replace(transaction, waiting={**transaction.waiting, shard: number})
             number += transaction.batches[shard]
-        plan.lanes[shard] = number
+        plan.lanes[shard], plan.limits[shard] = number, last
         return plan
 
     def forget(self, now: float) -> BookChange:

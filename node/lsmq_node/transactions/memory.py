@@ -89,6 +89,8 @@ class Memory:
                 self._drop_member(key, now)
         for number, next_ in plan.lanes.items():
             self.lanes.setdefault(number, DeliveryLane()).next = next_
+        for number, last in plan.limits.items():
+            self.lanes[number].limit = max(self.lanes[number].limit, last)
         for key, transaction in plan.transactions.items():
             self._apply_transaction(key, transaction, now)
         for key, sequence in plan.sequences.items():

@@ -161,6 +161,7 @@ class BookChange:
     parts: dict[str, bytes | None] = field(default_factory=dict)
     sequences: dict[RecordKey, MemberSequence | None] = field(default_factory=dict)
     lanes: dict[int, int] = field(default_factory=dict)
+    limits: dict[int, int] = field(default_factory=dict)  # numbers that shards have had; in no document
 
     def __bool__(self) -> bool:
         return bool(self.members or self.transactions or self.parts or self.sequences or self.lanes)
