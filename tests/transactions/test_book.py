@@ -19,6 +19,7 @@ from lsmq.errors import (
 )
 from lsmq.record_batch import BatchBuilder, Column, RecordBatch
 from lsmq_node.machines import with_producer
+from lsmq_node.storage.documents import encode_changes
 from lsmq_node.transactions import TransactionPart, TransactionRecord, TransactionState
 from lsmq_node.transactions import book as limits
 from lsmq_node.transactions.book import TransactionBook
@@ -49,9 +50,18 @@ class Played:
         for member in members:
             self.put(self.book.join(("g", member), session_ms, "", checks=checks, now=self.now))
 
-    def begin(self, member: str = "m", number: int = 1, shards: tuple[int, ...] = (0,), sequence: int = 0) -> str:
+    def begin(
+        self,
+        member: str = "m",
+        number: int = 1,
+        shards: tuple[int, ...] = (0,),
+        sequence: int = 0,
+        position: str | None = None,
+    ) -> str:
+        position = f"{number}" if position is None else position
+        name = "s" if sequence else ""
         transaction = TransactionRecord(
-            "g", f"{member}-{number}", member, "", "s" if sequence else "", f"{number}", self.wall_ms, 30_000, 30_000, 2
+            "g", f"{member}-{number}", member, "", name, position, self.wall_ms, 30_000, 30_000, 2
         )
         part = TransactionPart(b"part", {"t": len(shards)}, dict.fromkeys(shards, 1))
         self.put(self.book.begin(transaction, number, part, sequence))
@@ -305,3 +315,16 @@ def test_a_clock_that_jumps_rolls_nothing_back_and_forgets_nothing(played: Playe
     played.now, played.wall_ms = 31.0, played.wall_ms + 2 * limits.MAX_OPEN_MS
     assert played.asked() == {"m": [open_]} and played.state(open_) == "open"
     assert not played.book.forget(played.now)
+
+
+def test_what_is_due_at_once_is_asked_about_in_changes_that_a_log_takes(played: Played) -> None:
+    """As where a coordinator has just begun to lead: all that is open is due in one moment."""
+    ids = [played.begin(number=number, position="\U0001f600" * 1_024) for number in range(1, 4_501)]
+    played.now = 30.0
+    asked: list[str] = []
+    while len(asked) < len(ids):
+        plan = played.book.checks(played.now, played.wall_ms)
+        encode_changes(plan.documents({}))
+        played.put(plan)
+        asked += [each.id for each in played.book.take_asked(("g", "m"))]
+    assert asked == ids

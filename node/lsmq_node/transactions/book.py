@@ -25,6 +25,7 @@ from lsmq.errors import (
     UnknownProducerMember,
     UnknownTransaction,
 )
+from lsmq_node.storage.documents import MAX_DOCUMENT_KEY_BYTES
 
 from .memory import Memory
 from .records import (
@@ -57,6 +58,9 @@ MAX_MISSING = 256
 
 #: What a finished one takes, at most, or nearly.
 _RECORD_BYTES = 1024
+
+#: Of transactions that are asked about, or rolled back, in one change: well below what such a change may have.
+_CHECKED_BYTES = 4 << 20
 
 BROKER = "broker"
 
@@ -264,29 +268,38 @@ class TransactionBook(Memory):
     # Asking members
 
     def checks(self, now: float, wall_ms: int) -> BookChange:
-        """Ask about transactions that were silent for long enough, or roll them back; members to wake: ``asked``."""
-        plan = BookChange()
+        """Ask about transactions that were silent for long enough, or roll them back; members to wake: ``asked``.
+
+        As many as a change of documents holds: the others have their turn the next time.
+        """
+        plan, size = BookChange(), 0
+        able: dict[str, list[str]] = {}  # by group
         for key in [key for key, at in self._due.items() if at <= now]:
+            if size >= _CHECKED_BYTES:
+                break
             transaction = self.transactions[key]
             old = wall_ms - transaction.begun_ms > MAX_OPEN_MS and now - self._open_since[key] >= BELIEVED_S
             if old or transaction.checks >= transaction.max_checks:
                 decided = self.decide(key, TransactionState.ROLLED_BACK, BROKER, wall_ms)
                 plan.transactions |= decided.transactions
                 plan.parts |= decided.parts
+                size += _most_bytes(transaction)
                 continue
-            member = self._whom_to_ask(transaction)
+            if key[0] not in able:
+                able[key[0]] = [id for id in self.members_of(key[0]) if self.members[key[0], id].checks]
+            member = self._whom_to_ask(transaction, able[key[0]])
             if member is not None:
                 plan.transactions[key] = replace(transaction, checks=transaction.checks + 1)
+                size += _most_bytes(transaction)
+                del self._due[key]  # Behind those that have not had their turn.
                 self._due[key] = now + transaction.check_every_ms / 1000
                 self.asked.setdefault((key[0], member), {})[key[1]] = None
         return plan
 
-    def _whom_to_ask(self, transaction: TransactionRecord) -> str | None:
+    def _whom_to_ask(self, transaction: TransactionRecord, able: list[str]) -> str | None:
         """Its own member while that lives: only that knows whether the local step is still under way."""
-        of = self._members_of.get(transaction.group, set())
-        if transaction.member in of:
+        if (transaction.group, transaction.member) in self.members:
             return transaction.member
-        able = sorted(id for id in of if self.members[transaction.group, id].checks)
         return able[transaction.checks % len(able)] if able else None
 
     def take_asked(self, key: RecordKey) -> list[TransactionRecord]:
@@ -393,6 +406,11 @@ def _sum(one: Mapping[Name, int], other: Mapping[Name, int]) -> dict[Name, int]:
 
 def _no_parts(transaction: TransactionRecord) -> dict[str, bytes | None]:
     return {part_key(transaction.key, number): None for number in range(transaction.parts)}
+
+
+def _most_bytes(transaction: TransactionRecord) -> int:
+    """What a change of it takes at most: its record, which names topics that its messages name too, and keys."""
+    return 8 * _RECORD_BYTES + transaction.size_bytes + transaction.parts * MAX_DOCUMENT_KEY_BYTES
 
 
 def _decided(transaction: TransactionRecord, what: str) -> TransactionDecided:
