@@ -102,8 +102,8 @@ class Transaction:
                 self._in_doubt = True
                 try:
                     self._info = await self._producer._begin(self.reference, messages, taken, self.position)
-                except LsmqError:
-                    self._in_doubt = False  # It is rolled back, as far as that can be.
+                except LsmqError as error:
+                    self._in_doubt = bool(error.details.get("maybe_stored"))
                     raise
                 self.id = self._info.id
             else:

@@ -330,9 +330,13 @@ class TransactionalProducer(Starting):
                 await self._join_again(member)
             except LsmqError as error:
                 self._intents.pop(id, None)
-                if error.retriable:  # It may have begun all the same; if this fails as well, it will be asked about.
-                    with suppress(LsmqError):
+                if error.retriable:  # It may have begun all the same.
+                    try:
                         await self._group.roll_back(id, deadline_ms=_CLEAN_UP_DEADLINE_MS)
+                    except UnknownTransaction:
+                        pass
+                    except LsmqError:  # It will be asked about.
+                        error.details["maybe_stored"] = True
                 raise
             except BaseException:
                 self._intents.pop(id, None)

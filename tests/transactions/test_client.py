@@ -13,7 +13,7 @@ import pytest
 from lsmq import Client, Consumer, TransactionalProducer, TransactionDecided, TransactionInfo
 from lsmq import sync as blocking
 from lsmq._heartbeats import HeartbeatThread
-from lsmq.errors import ClientClosed, InvalidRequest, LsmqError, SequenceTakenOver, TimedOut, UnknownTopic
+from lsmq.errors import ClientClosed, InvalidRequest, LsmqError, SequenceTakenOver, TimedOut, Unavailable, UnknownTopic
 from lsmq.producer_groups import ProducerGroup
 from support.node_process import NodeProcess
 from support.transaction_member import STEPS, Ledger, ProducerProcess
@@ -265,7 +265,7 @@ def test_after_a_send_in_doubt_nothing_is_committed(
     run(work)
 
 
-def test_after_a_first_send_that_was_cancelled_nothing_is_committed(shared_node: NodeProcess, topic_name: str) -> None:
+def test_after_a_first_send_in_doubt_nothing_is_committed(shared_node: NodeProcess, topic_name: str) -> None:
     """It may have begun a transaction, which will be asked about; the next send would begin another one."""
 
     async def work() -> None:
@@ -276,6 +276,23 @@ def test_after_a_first_send_that_was_cancelled_nothing_is_committed(shared_node:
                 await begin(*arguments, **options)
                 return await asyncio.Event().wait()  # type: ignore[return-value]
 
+            async def lost(*arguments: Any, **options: Any) -> TransactionInfo:
+                await begin(*arguments, **options)
+                raise TimedOut("nobody answers")
+
+            async def unreachable(*arguments: Any, **options: Any) -> TransactionInfo:
+                raise Unavailable("nobody is there")
+
+            with pytest.raises(InvalidRequest, match="roll it back"):
+                async with producer.transaction("order 16") as transaction:
+                    roll_back = producer._group.roll_back
+                    producer._group.begin, producer._group.roll_back = lost, unreachable  # type: ignore[method-assign]
+                    with pytest.raises(TimedOut):
+                        await transaction.send(topic_name, "x")
+                    producer._group.begin, producer._group.roll_back = begin, roll_back  # type: ignore[method-assign]
+                    # Another one of this reference would have the check say that both were done.
+                    with pytest.raises(InvalidRequest):
+                        await transaction.send(topic_name, "x")
             with pytest.raises(InvalidRequest, match="roll it back"):
                 async with producer.transaction() as transaction:
                     producer._group.begin = late  # type: ignore[method-assign]
