@@ -1,7 +1,7 @@
 """Requests and replies: a request is a message that says where its reply goes, and a reply a message that says to what.
 
-A requester reads one queue of a topic for replies, chosen at random among many, from the moment of its first request
-on, and only while it waits for something. Replies to others, and those that come too late, are passed over.
+A requester reads one queue of a topic for replies, chosen at random among many, only while it waits for something, and
+from where the queue ends when that begins. Replies to others, and those that come too late, are passed over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lsmq import runtime
 from lsmq._message_parts import Body
 from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
 from lsmq.consumer import Consumer
-from lsmq.errors import BufferFull, ClientClosed, InvalidRequest, LsmqError, TimedOut, UnknownTopic
+from lsmq.errors import BufferFull, ClientClosed, InvalidRequest, LsmqError, TimedOut, TopicReplaced, UnknownTopic
 from lsmq.messages import Message, MessageOptions
 from lsmq.producer import Producer
 from lsmq.topics import Topic
@@ -97,9 +97,7 @@ class Requests:
                     REPLY_QUEUE: str(inbox.queue),
                     CORRELATION: correlation,
                 }
-                producer = await self._producer(topic)
-                given: MessageOptions = {**options, "properties": properties}
-                await producer.send_and_wait(body, **given)
+                await self._send(topic, body, {**options, "properties": properties})
                 return await reply
         except TimeoutError:
             raise TimedOut(
@@ -120,7 +118,13 @@ class Requests:
         topic, queue, correlation = reply_address(message)
         properties = {**(options.get("properties") or {}), CORRELATION: correlation}
         addressed: MessageOptions = {**options, "properties": properties, "queue": queue}
-        return await (await self._producer(topic)).send_and_wait(body, **addressed)
+        return await self._send(topic, body, addressed)
+
+    async def _send(self, topic: str, body: Body, options: MessageOptions) -> Sent:
+        try:
+            return await (await self._producer(topic)).send_and_wait(body, **options)
+        except TopicReplaced:  # Nobody asked for the one of before.
+            return await (await self._producer(topic)).send_and_wait(body, **options)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -185,9 +189,9 @@ class _Inbox:
         self._topic = topic
         self._take = take
         self._fail = fail
-        self.queue = 0
+        self.queue: int | None = None  # none before the first request
         self.waiting: set[str] = set()
-        self._position: int | None = None  # none before the first request
+        self._position = 0
         self._opening = asyncio.Lock()
         self._reading: asyncio.Task[None] | None = None
         self._background = BackgroundTasks(self._broke)
@@ -198,19 +202,22 @@ class _Inbox:
         return not self.waiting and (self._reading is None or self._reading.done())
 
     async def open(self) -> None:
-        """From here on replies are read. Returns once it is known where they begin."""
+        """From here on replies are read. Returns once it is known where they begin.
+
+        Looked up whenever reading begins: meanwhile the topic may have been made anew, or others may have had many.
+        """
         async with self._opening:
-            if self._position is None:
-                topic = await self._made()
-                if topic.named:
-                    raise InvalidRequest(
-                        f"the queues of topic {self._topic!r} have names; replies come to a topic with numbered queues",
-                        field="reply_topic",
-                    )
+            if self._reading is not None and not self._reading.done():
+                return
+            topic = await self._made()
+            if topic.named:
+                raise InvalidRequest(
+                    f"the queues of topic {self._topic!r} have names; replies come to a topic with numbered queues",
+                    field="reply_topic",
+                )
+            if self.queue is None or self.queue >= topic.queues:
                 self.queue = runtime.random.randrange(topic.queues)
-                bounds = await self._client.offsets(self._topic, [self.queue])
-                self._position = bounds.latest[0]
-        if self._reading is None or self._reading.done():
+            self._position = (await self._client.offsets(self._topic, [self.queue])).latest[0]
             self._reading = self._background.begin(self._read(), f"lsmq replies {self._topic}")
 
     async def _made(self) -> Topic:
@@ -230,7 +237,7 @@ class _Inbox:
                 return
 
     async def _read_a_while(self) -> None:
-        assert self._position is not None
+        assert self.queue is not None
         quiet_s = runtime.monotonic()
         async with Consumer(
             self._client, self._topic, queues=[self.queue], start={self.queue: self._position}, read_from="leader"
@@ -244,7 +251,6 @@ class _Inbox:
                     quiet_s = runtime.monotonic()
 
     def _broke(self, error: Exception) -> None:
-        self._position = None  # The topic may have been made anew: the next request looks where it begins.
         self._fail(self.waiting, as_lsmq_error(error, f"reading replies of topic {self._topic!r}"))
 
     async def close(self) -> None:

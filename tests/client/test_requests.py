@@ -247,3 +247,33 @@ async def test_a_reply_survives_a_topic_for_replies_of_ones_own(shared_node: Nod
         async with responder(shared_node.url, topic_name):
             reply = await client.request(topic_name, b"x", reply_topic=f"{topic_name}-replies")
         assert (reply.topic, reply.queue, reply.offset) == (f"{topic_name}-replies", 0, 1)
+
+
+async def test_topics_that_were_made_anew_while_nobody_waited_are_gone_on_with(
+    shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As operators do to be rid of what is in them: neither who asks nor who answers has to begin anew."""
+    monkeypatch.setattr("lsmq._requests._LINGER_S", 0.02)
+    replies, queues = f"{topic_name}-replies", 64
+    async with (
+        Client(shared_node.url) as client,
+        Client(shared_node.url) as other,
+        Client(shared_node.url) as operator,
+    ):
+        inboxes = client._begin_requests()._inboxes
+
+        async def asked(body: bytes) -> bytes:
+            asking = asyncio.create_task(client.request(topic_name, body, reply_topic=replies, timeout_ms=10_000))
+            async with Consumer(operator, topic_name, start="earliest") as consumer:
+                (message,) = await consumer.poll(1, timeout_ms=10_000)
+            await other.reply(message, message.body.upper())
+            found = await asking
+            await comes_true(lambda: all(inbox.is_idle for inbox in inboxes.values()), "nothing is read any more")
+            return found.body
+
+        for body in (b"one", b"two", b"three"):
+            for topic, count in ((replies, queues), (topic_name, 1)):
+                await operator.delete_topic(topic, missing_ok=True)
+                await operator.create_topic(topic, queues=count)
+            queues //= 8
+            assert await asked(body) == body.upper()
