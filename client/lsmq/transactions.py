@@ -119,7 +119,8 @@ class TransactionalProducer(Starting):
         self._unanswered, self._failed, self._late = RateLimitedWarnings(), RateLimitedWarnings(), RateLimitedWarnings()
         self._broken: LsmqError | None = None
         self._closed = False
-        self._closing = asyncio.Lock()  # who closes it a second time waits for the first
+        self._closing = BackgroundTasks()
+        self._ending: asyncio.Task[None] | None = None  # who closes it a second time waits for the first
 
     @property
     def member_id(self) -> str:
@@ -163,15 +164,17 @@ class TransactionalProducer(Starting):
         self._member, self._number = member, 0
 
     async def close(self) -> None:
-        """Leave the group. Others are asked about what is not decided."""
-        async with self._closing:
-            if self._closed:
-                return
-            self._closed = True
-            await self._end_thread()
-            await self._checks.end()
-            if self._member:
-                await self._leave()
+        """Leave the group. Others are asked about what is not decided. It goes on to its end where it is cancelled."""
+        self._closed = True
+        if self._ending is None:
+            self._ending = self._closing.begin(self._end(), "lsmq producer ends")
+        await asyncio.shield(self._ending)
+
+    async def _end(self) -> None:
+        await self._end_thread()
+        await self._checks.end()
+        if self._member:
+            await self._leave()
 
     async def _end_thread(self) -> None:
         thread, self._thread = self._thread, None
@@ -189,7 +192,7 @@ class TransactionalProducer(Starting):
 
     async def _beat(self, thread: HeartbeatThread) -> None:
         group = ProducerGroup(thread.client, self._group.name)
-        self._heart.begin(self._beat_for_ever(group), "lsmq producer heartbeats", lasting=True)
+        self._heart.begin(self._beat_for_ever(group), "lsmq producer heartbeats")
 
     async def _stop_beating(self) -> None:
         await self._heart.end()
@@ -202,7 +205,8 @@ class TransactionalProducer(Starting):
         backoff = Backoff()
         wait_ms = self._session_ms // 3
         loop = asyncio.get_running_loop()
-        while True:
+        assert self._loop is not None
+        while not self._loop.is_closed():  # Then nobody would answer what it is asked.
             member, began = self._member, loop.time()
             try:
                 asked = await group.heartbeat(member, wait_ms=wait_ms)

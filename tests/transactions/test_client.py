@@ -465,3 +465,44 @@ def test_a_start_that_was_cancelled_last_of_all_can_be_tried_again(
             assert client not in HeartbeatThread._threads
 
     run(work)
+
+
+def test_a_close_that_was_cancelled_closes_all_the_same(shared_node: NodeProcess, topic_name: str) -> None:
+    """Else it would heartbeat for ever, and others would not be asked about what it has left open."""
+
+    async def work() -> None:
+        async with client_of(shared_node, topic_name) as client:
+            producer = TransactionalProducer(client, topic_name)
+            await producer.start()
+            closing = asyncio.create_task(producer.close())
+            await asyncio.sleep(0)
+            closing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await closing
+            await producer.close()
+            assert client not in HeartbeatThread._threads
+            assert not (await producer._group.describe())["members"]
+
+    run(work)
+
+
+def test_a_producer_whose_event_loop_is_closed_is_gone_when_its_session_ends(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async def begin() -> Client:
+        async with client_of(shared_node, topic_name) as client:
+            await TransactionalProducer(client, topic_name, session_ms=1_000).transaction().send(topic_name, "x")
+        return client
+
+    left = asyncio.run(begin())  # Nobody closes the producer, and its process lives.
+
+    async def ended() -> None:
+        async with client_of(shared_node) as client:
+
+            async def is_gone() -> bool:
+                return not (await ProducerGroup(client, topic_name).describe())["members"]
+
+            await until(is_gone)
+
+    run(ended)
+    run(lambda: HeartbeatThread._threads[left].release(left))
