@@ -316,6 +316,25 @@ def test_new_producers_are_refused_at_the_limit_and_known_ones_go_on(tmp_path: P
     abandon(store)
 
 
+@pytest.mark.parametrize("where", ["in line", "in memory", "in a file", "in files that were merged"])
+def test_a_position_is_that_of_the_last_batch_that_said_one(tmp_path: Path, disk: Drive, where: str) -> None:
+    store = open_stepped(tmp_path / "s", tiny(), disk)
+    topic = store.create_topic("t", 1)
+    store.append(topic.id, batch_of([Put(0, b"0")], producer_id=5, sequence=0, position=7))
+    if where != "in line":
+        store.commit()
+    if where.startswith("in file"):
+        flush(store)
+    store.append(topic.id, batch_of([Put(0, b"1")], producer_id=5, sequence=1))
+    if where == "in files that were merged":
+        store.commit()
+        flush(store)
+        merge_checkpoint(store)
+    _, _, position = store.take_producer(5)
+    assert position == 7
+    abandon(store)
+
+
 # -- a model ---------------------------------------------------------------------------------------------
 
 

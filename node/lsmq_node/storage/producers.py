@@ -192,6 +192,7 @@ def merge_values(values: Iterable[bytes]) -> bytes:
     """What several files hold of one producer, the newest first, as one of them would."""
     newest, *older = values
     head = decode_head(newest)
+    said = next((value[-8:] for value in (newest, *older) if value[_HEAD.size - 1] & _POSITION), b"")
     answers = _answers(newest)
     for value in older:
         missing = min(WINDOW, head.next_sequence) - len(answers)
@@ -200,9 +201,8 @@ def merge_values(values: Iterable[bytes]) -> bytes:
             break
         assert before.next_sequence == head.next_sequence - len(answers), "a producer's batches follow one another"
         answers = _answers(value)[-missing:] + answers
-    marked = newest[_HEAD.size - 1] & _POSITION
-    position = newest[-8:] if marked else b""
-    return newest[: _HEAD.size - 1] + bytes((len(answers) | marked,)) + b"".join(answers) + position
+    marked = _POSITION if said else 0
+    return newest[: _HEAD.size - 1] + bytes((len(answers) | marked,)) + b"".join(answers) + said
 
 
 # -- where they are --------------------------------------------------------------------------------------
@@ -312,6 +312,16 @@ class Producers:
     def head(self, producer_id: int) -> Head | None:
         """Where a producer has come to; None where nothing is kept of it. May read the disk. Raises ``CorruptFile``."""
         return self._look(lambda source: source.head(producer_id))
+
+    def position(self, producer_id: int) -> int:
+        """Of the last batch that said one; -1 where none did. May read the disk. Raises as :meth:`head`."""
+
+        def said(source: ProducerSource) -> int | None:
+            head = source.head(producer_id)
+            return None if head is None or head.position < 0 else head.position
+
+        found = self._look(said)
+        return -1 if found is None else found
 
     def answer(self, producer_id: int, epoch: int, sequence: int) -> StoredBatch | None:
         """The answer to a batch; None where it is too old, or of another epoch. Raises as :meth:`head`."""

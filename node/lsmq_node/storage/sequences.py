@@ -124,7 +124,7 @@ class Sequences:
         in_line = self._in_line.get(producer_id)
         if in_line:
             last = in_line[-1]
-            head: Head | None = Head(last.epoch, last.sequence + 1, now_ms, last.position)
+            head: Head | None = Head(last.epoch, last.sequence + 1, now_ms)
         else:  # As long as anything is known of it, also where its batches are forgotten: an epoch is begun once.
             head = self._producers.head(producer_id)
         if head is None:
@@ -142,15 +142,16 @@ class Sequences:
                 producer=producer_id,
                 limit=LAST_EPOCH,
             )
-        return StoredBatch(begun, -1, 0, 0, now_ms, _NONE, head.position)
+        return StoredBatch(begun, -1, 0, 0, now_ms, _NONE, self.position(producer_id))
 
     def position(self, producer_id: int) -> int:
-        """How far the application of a producer is, what is in line included; -1 where that is not known."""
-        in_line = self._in_line.get(producer_id)
-        if in_line:
-            return in_line[-1].position
-        head = self._producers.head(producer_id)
-        return -1 if head is None else head.position
+        """How far the application of a producer is, what is in line included; -1 where that is not known.
+
+        As the last batch said that said anything. May read the disk.
+        """
+        in_line = self._in_line.get(producer_id, ())
+        said = next((each.position for each in reversed(in_line) if each.position >= 0), None)
+        return self._producers.position(producer_id) if said is None else said
 
     def _stored(self, key: BatchKey) -> Head | None:
         head = self._producers.head(key.producer_id)
