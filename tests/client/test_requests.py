@@ -170,6 +170,17 @@ def test_the_blocking_face_and_the_command_ask_and_answer(shared_node: NodeProce
     )
 
 
+def test_the_command_asks_by_a_queue_that_has_a_name(shared_node: NodeProcess, topic_name: str) -> None:
+    with sync.Client(shared_node.url) as client:
+        client.create_topic(topic_name, queues="named")
+        command = ["-m", "lsmq", "request", topic_name, "a pizza", "--queue", "ada", "--url", shared_node.url]
+        asked = PythonProcess(command)
+        with sync.Consumer(client, topic_name, start="earliest", queues=["ada"]) as consumer:
+            (message,) = consumer.poll(1, timeout_ms=20_000)
+            client.reply(message, b"7 euros")
+            assert asked.communicate(timeout=PATIENCE_S)[0] == b"7 euros\n" and asked.returncode == 0
+
+
 async def test_a_producer_that_starts_as_the_client_is_closed_is_not_left_behind(
     shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

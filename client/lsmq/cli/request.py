@@ -8,6 +8,7 @@ import click
 
 from lsmq import Client
 from lsmq.cli._formats import formatter
+from lsmq.cli._queues import queue_of
 from lsmq.cli.options import TOPIC, asks_a_node
 
 
@@ -16,7 +17,7 @@ from lsmq.cli.options import TOPIC, asks_a_node
 @click.argument("body", required=False)
 @click.option("--key", help="Key of the message.")
 @click.option("--tag", help="Tag of the message.")
-@click.option("--queue", type=click.IntRange(min=0), help="Send it to this queue.")
+@click.option("--queue", metavar="QUEUE", help="Send it to this queue: a number, or in a named topic a name.")
 @click.option("--reply-topic", default="lsmq-replies", show_default=True, help="Where the reply comes.")
 @click.option("--format", "format_text", default="text", show_default=True, help="As for consume.")
 @asks_a_node
@@ -26,7 +27,7 @@ async def request(
     body: str | None,
     key: str | None,
     tag: str | None,
-    queue: int | None,
+    queue: str | None,
     reply_topic: str,
     format_text: str,
 ) -> None:
@@ -42,8 +43,9 @@ async def request(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--format") from error
     content = sys.stdin.buffer.read() if body is None else body.encode(errors="surrogateescape")
+    to = None if queue is None else await queue_of(client, topic, queue)
     reply = await client.request(
-        topic, content, timeout_ms=client.deadline_ms, reply_topic=reply_topic, key=key, tag=tag, queue=queue
+        topic, content, timeout_ms=client.deadline_ms, reply_topic=reply_topic, key=key, tag=tag, queue=to
     )
     sys.stdout.buffer.write(form(reply))
     sys.stdout.buffer.flush()
