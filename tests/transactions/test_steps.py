@@ -58,6 +58,11 @@ async def post(session: Session, path: str, document: dict[str, Any], status: in
         return answer
 
 
+async def get(session: Session, path: str) -> Any:
+    async with session.get(f"{GROUP}{path}") as response:
+        return await response.json()
+
+
 async def begin(session: Session, number: int = 1) -> str:
     """A transaction with a message for each shard."""
     await post(session, "/heartbeat", {"member": "m", "join": True})
@@ -257,14 +262,17 @@ def test_nothing_is_shown_that_is_only_decided_in_memory(tmp_path: Path) -> None
         store, barrier = coordinator.store, coordinator.store.barrier
         store.barrier = lambda: barrier() or store.put_documents({"x": b"x"})  # type: ignore[method-assign]
         deciding = asyncio.create_task(commit(session, id))
+        looking = [asyncio.create_task(get(session, path)) for path in (f"/transactions/{id}", "/transactions", "")]
         for _ in range(20):
             coordinator.tick()
             await asyncio.sleep(0.01)
-        assert not deciding.done()
+        assert not deciding.done() and not any(each.done() for each in looking)
         assert await seen(session) == [[], [], []]
         port.wait, store.barrier = wait, barrier  # type: ignore[method-assign]
         release.set_result(None)
         await deciding
+        one, some, group = await asyncio.gather(*looking)
+        assert one["state"] == some["transactions"][0]["state"] == "committed" and not group["open"]
         await until_seen(session, 1)
 
     on(tmp_path / "data", test)

@@ -68,6 +68,12 @@ async def _coordinator(call: Call) -> tuple[ShardTransactions, str]:
     return await call.node.transactions.coordinator(group), group
 
 
+async def _seen(shard: ShardTransactions) -> None:
+    """What was seen of it is durable on return."""
+    await shard.barrier()
+    shard.check()
+
+
 def describe(transaction: TransactionRecord) -> dict[str, Any]:
     return {
         "transaction": transaction.id,
@@ -287,8 +293,7 @@ async def get_transaction(call: Call) -> web.StreamResponse:
     """
     shard, group = await _coordinator(call)
     found = shard.transaction((group, call.path("transaction")))
-    await shard.barrier()
-    shard.check()
+    await _seen(shard)
     return answer(call.request, describe(found))
 
 
@@ -310,6 +315,7 @@ async def list_transactions(call: Call) -> web.StreamResponse:
         if each.group == group and wanted in (None, each.state if each.is_finished or each.is_open else "undelivered")
     )
     found, following = page(call, known, lambda each: f"{each.begun_ms:016d}.{each.id}")
+    await _seen(shard)
     return answer(call.request, {"transactions": [describe(each) for each in found], "next": following})
 
 
@@ -344,31 +350,30 @@ async def describe_producer_group(call: Call) -> web.StreamResponse:
     book = shard.book
     members = [(id, book.members[group, id]) for id in book.members_of(group)]
     own = [each for each in book.transactions.values() if each.group == group]
-    return answer(
-        call.request,
-        {
-            "group": group,
-            "shard": shard.port.number,
-            "open": sum(each.is_open for each in own),
-            "undelivered": sum(not each.is_open and not each.is_finished for each in own),
-            "members": [
-                {
-                    "id": id,
-                    "client": member.client,
-                    "session_ms": member.session_ms,
-                    "checks": member.checks,
-                    "heartbeat_age_ms": round(1000 * book.age_s((group, id), shard.now)),
-                    "transactions": member.number,
-                }
-                for id, member in members
-            ],
-            "sequences": [
-                {"sequence": name, "epoch": each.epoch, "position": each.position, "member": each.member}
-                for (of, name), each in sorted(book.sequences.items())
-                if of == group
-            ],
-        },
-    )
+    found = {
+        "group": group,
+        "shard": shard.port.number,
+        "open": sum(each.is_open for each in own),
+        "undelivered": sum(not each.is_open and not each.is_finished for each in own),
+        "members": [
+            {
+                "id": id,
+                "client": member.client,
+                "session_ms": member.session_ms,
+                "checks": member.checks,
+                "heartbeat_age_ms": round(1000 * book.age_s((group, id), shard.now)),
+                "transactions": member.number,
+            }
+            for id, member in members
+        ],
+        "sequences": [
+            {"sequence": name, "epoch": each.epoch, "position": each.position, "member": each.member}
+            for (of, name), each in sorted(book.sequences.items())
+            if of == group
+        ],
+    }
+    await _seen(shard)
+    return answer(call.request, found)
 
 
 @ROUTES.post(
