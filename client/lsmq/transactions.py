@@ -294,10 +294,11 @@ class TransactionalProducer(Starting):
         What that one has open is rolled back, and it can begin and commit no more of it.
         """
         await self.start()
+        member = self._member
         try:
-            taken = await self._group.take(sequence, self._member, deadline_ms=self._deadline_ms)
+            taken = await self._group.take(sequence, member, deadline_ms=self._deadline_ms)
         except UnknownProducerMember:
-            await self._join_again(self._member)
+            await self._join_again(member)
             taken = await self._group.take(sequence, self._member, deadline_ms=self._deadline_ms)
         return Sequence(self, taken)
 

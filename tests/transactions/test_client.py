@@ -13,8 +13,17 @@ import pytest
 from lsmq import Client, Consumer, TransactionalProducer, TransactionDecided, TransactionInfo
 from lsmq import sync as blocking
 from lsmq._heartbeats import HeartbeatThread
-from lsmq.errors import ClientClosed, InvalidRequest, LsmqError, SequenceTakenOver, TimedOut, Unavailable, UnknownTopic
-from lsmq.producer_groups import ProducerGroup
+from lsmq.errors import (
+    ClientClosed,
+    InvalidRequest,
+    LsmqError,
+    SequenceTakenOver,
+    TimedOut,
+    Unavailable,
+    UnknownProducerMember,
+    UnknownTopic,
+)
+from lsmq.producer_groups import ProducerGroup, SequencePosition
 from support.node_process import NodeProcess
 from support.transaction_member import STEPS, Ledger, ProducerProcess
 from support.waiting import comes_true
@@ -334,6 +343,27 @@ def test_a_producer_that_lost_its_place_joins_anew(shared_node: NodeProcess, top
                 assert producer.member_id != former and transaction.id == f"{producer.member_id}-1"
                 assert await bodies(client, topic_name) == ["x"]
             assert (await group.describe())["members"] == []
+
+    run(work)
+
+
+def test_who_takes_a_sequence_as_its_place_is_found_again_keeps_that(shared_node: NodeProcess, topic_name: str) -> None:
+    """Under yet another id nobody would heartbeat for what was begun in between."""
+
+    async def work() -> None:
+        async with client_of(shared_node, topic_name) as client, TransactionalProducer(client, topic_name) as producer:
+            take = producer._group.take
+
+            async def too_late(sequence: str, member: str, **options: Any) -> SequencePosition:
+                producer._group.take = take  # type: ignore[method-assign]
+                await producer._join_again(member)
+                raise UnknownProducerMember("its session ended")
+
+            producer._group.take = too_late  # type: ignore[method-assign]
+            before = producer.member_id
+            await producer.take("s")
+            members = {member["id"] for member in (await producer._group.describe())["members"]}
+            assert members == {before, producer.member_id}
 
     run(work)
 
