@@ -250,6 +250,21 @@ def test_finished_ones_are_forgotten_in_time(played: Played) -> None:
     assert [id for _, id in played.book.transactions] == [ids[3]]
 
 
+def test_what_is_remembered_of_finished_ones_leaves_room_for_those_that_are_not(played: Played) -> None:
+    """However much each record takes: the oldest go before their time."""
+    played.book.max_held_bytes = 1 << 20
+    ids = [played.begin(number=number, position="\U0001f600" * 1_024) for number in range(1, 201)]
+    for id in ids:
+        played.decide(id, TransactionState.ROLLED_BACK)
+    again = played.again()
+    for book in (played.book, again):
+        book.max_held_bytes = 1 << 20
+        book.apply(book.forget(played.now), played.now)
+        left = [each for each in book.transactions.values() if each.is_finished]
+        assert 0 < sum(len(each.encode()) for each in left) <= book.max_held_bytes // 4
+    assert (("g", ids[-1]) in played.book.transactions) and ("g", ids[0]) not in played.book.transactions
+
+
 def test_limits(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_MEMBERS", 2)
     with pytest.raises(TooManyMembers):

@@ -49,15 +49,16 @@ MAX_BYTES = 4 << 20  # a transaction, packed
 MAX_OPEN_MS = 24 * 3_600_000
 #: The wall clock is believed of a transaction that has been known here for so long, by the clock that counts.
 BELIEVED_S = 3_600.0
-#: A finished transaction is remembered for so long, for requests that come again; and at most so many of a shard.
+#: A finished transaction is remembered for so long, for requests that come again; and at most so many of a shard, which
+#: take a quarter of what those may that are not finished.
 REMEMBER_S = 600.0
 MAX_REMEMBERED = 30_000
 
 #: A member may have so many beginnings under way that overtake one another.
 MAX_MISSING = 256
 
-#: What a finished one takes, at most, or nearly.
-_RECORD_BYTES = 1024
+#: What a record takes at most, but for the names of topics.
+_RECORD_BYTES = 8192
 
 #: Of transactions that are asked about, or rolled back, in one change: well below what such a change may have.
 _CHECKED_BYTES = 4 << 20
@@ -82,7 +83,7 @@ class TransactionBook(Memory):
         self.max_groups = max_groups
         self.max_bytes = min(max_bytes, MAX_BYTES)
         self.max_held_bytes = max_held_bytes
-        self.max_remembered = min(MAX_REMEMBERED, max_held_bytes // _RECORD_BYTES // 4)
+        self.max_remembered = MAX_REMEMBERED
 
     # Members
 
@@ -390,10 +391,12 @@ class TransactionBook(Memory):
         """Finished transactions that nobody will ask for any more."""
         old: list[RecordKey] = []
         surplus = len(self._finished) - self.max_remembered
-        for key, since in self._finished.items():
-            if len(old) >= surplus and now - since < REMEMBER_S:
+        surplus_bytes = self.finished_bytes - self.max_held_bytes // 4
+        for key, (since, size) in self._finished.items():
+            if len(old) >= surplus and surplus_bytes <= 0 and now - since < REMEMBER_S:
                 break
             old.append(key)
+            surplus_bytes -= size
         return BookChange(transactions=dict.fromkeys(old))
 
 
@@ -410,7 +413,7 @@ def _no_parts(transaction: TransactionRecord) -> dict[str, bytes | None]:
 
 def _most_bytes(transaction: TransactionRecord) -> int:
     """What a change of it takes at most: its record, which names topics that its messages name too, and keys."""
-    return 8 * _RECORD_BYTES + transaction.size_bytes + transaction.parts * MAX_DOCUMENT_KEY_BYTES
+    return _RECORD_BYTES + transaction.size_bytes + transaction.parts * MAX_DOCUMENT_KEY_BYTES
 
 
 def _decided(transaction: TransactionRecord, what: str) -> TransactionDecided:

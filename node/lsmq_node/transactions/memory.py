@@ -48,7 +48,9 @@ class Memory:
         self._unfinished_of: dict[str, set[str]] = {}
         self._sequences_of: dict[str, int] = {}
         self.held_bytes = 0  # of messages that are kept here, since their transactions are not finished
-        self._finished: dict[RecordKey, float] = {}  # in the order in which they ended: since when it is known here
+        #: In the order in which they ended: since when it is known here, and what its record takes.
+        self._finished: dict[RecordKey, tuple[float, int]] = {}
+        self.finished_bytes = 0
         self._seen: dict[RecordKey, float] = {}
         self._due: dict[RecordKey, float] = {}  # by open transaction: when to ask about it
         self._open_since: dict[RecordKey, float] = {}  # known here
@@ -134,7 +136,7 @@ class Memory:
                 self.held_bytes += sign * each.size_bytes
         if transaction is None:
             self.transactions.pop(key, None)
-            self._finished.pop(key, None)
+            self.finished_bytes -= self._finished.pop(key, (0.0, 0))[1]
             self._open_since.pop(key, None)
             return
         self.transactions[key] = transaction
@@ -143,7 +145,10 @@ class Memory:
             unfinished.discard(key[1])
             if not unfinished:
                 del self._unfinished_of[key[0]]
-            self._finished.setdefault(key, now)
+            if key not in self._finished:
+                size = len(transaction.encode())
+                self._finished[key] = now, size
+                self.finished_bytes += size
         else:
             unfinished.add(key[1])
         if not transaction.is_open:
