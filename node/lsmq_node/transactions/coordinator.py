@@ -20,7 +20,7 @@ from lsmq_node.broker import NOBODY, Limited, Made, Maker, ShardPort, asked_from
 from lsmq_node.machines import HOUR_S, IdleNames, ShardMachine, Step
 from lsmq_node.storage.documents import LANE
 
-from .book import BROKER, MAX_UNFINISHED, TransactionBook
+from .book import MAX_UNFINISHED, TransactionBook
 from .delivery import TransactionDelivery, may_be_stored
 from .lanes import last_numbers
 from .records import (
@@ -213,13 +213,13 @@ class ShardTransactions(ShardMachine):
             self.check()
         return self.book.transaction(key)
 
-    def _decided(self, keys: Iterable[RecordKey]) -> None:
+    def _decided(self, keys: Iterable[RecordKey], *, given_up: bool = False) -> None:
         for key in keys:
             transaction = self.book.transaction(key)
             committed = transaction.state == TransactionState.COMMITTED
             self.counts.committed += committed
             self.counts.rolled_back += not committed
-            if transaction.decided_by == BROKER:
+            if given_up:
                 self.counts.given_up += 1
                 _log.warning(
                     "transaction_given_up",
@@ -288,7 +288,7 @@ class ShardTransactions(ShardMachine):
     def _checked(self, plan: BookChange) -> None:
         asked = [key for key, each in plan.transactions.items() if each is not None and each.is_open]
         self.counts.checks += len(asked)
-        self._decided(plan.transactions.keys() - asked)
+        self._decided(plan.transactions.keys() - asked, given_up=True)
 
     # Deliveries
 
