@@ -498,4 +498,7 @@ def test_transactions_are_listed_described_and_decided(lsmq: Run, topic: str, sh
     assert (done["state"], done["decided_by"]) == ("rolled_back", "operator")
     refused = lsmq("transaction", "commit", topic, second, "--yes", code=1)
     assert b"error: transaction_decided: " in refused.stderr
+    lsmq("transaction", "end", topic, "m", "--yes")
+    unknown = lsmq("transaction", "end", topic, "m", "--yes", code=1)  # Or somebody who was misspelt.
+    assert b"error: unknown_producer_member: " in unknown.stderr
     assert b"error: unknown_transaction: " in lsmq("transaction", "describe", topic, "none-1", code=1).stderr

@@ -11,6 +11,7 @@ import click
 from lsmq import Client
 from lsmq.cli.options import asks_a_node, asks_first, json_option
 from lsmq.cli.render import print_fields, print_json, print_table, size_text, time_text
+from lsmq.errors import UnknownProducerMember
 from lsmq.producer_groups import ProducerGroup, TransactionInfo, list_producer_groups
 
 
@@ -121,7 +122,14 @@ async def members(client: Client, group: str, as_json: bool) -> None:
 @asks_a_node
 async def end(client: Client, group: str, member: str) -> None:
     """End the session of MEMBER of producer group GROUP, which hangs: it must join anew under another id."""
-    await ProducerGroup(client, group).leave(member)
+    of = ProducerGroup(client, group)
+    if member not in (each["id"] for each in (await of.describe())["members"]):
+        raise UnknownProducerMember(
+            f"producer group {group!r} has no member {member!r} now (lsmq transaction members shows them)",
+            group=group,
+            member=member,
+        )
+    await of.leave(member)
 
 
 def _state(found: TransactionInfo) -> str:
