@@ -265,6 +265,21 @@ def test_what_is_remembered_of_finished_ones_leaves_room_for_those_that_are_not(
     assert (("g", ids[-1]) in played.book.transactions) and ("g", ids[0]) not in played.book.transactions
 
 
+def test_another_leader_forgets_the_oldest_first_too(played: Played) -> None:
+    """Whatever order documents have, and in however many parts they are read."""
+    ids = [played.begin(number=number) for number in range(1, 5)]
+    for id in reversed(ids):
+        played.wall_ms += 1
+        played.decide(id, TransactionState.ROLLED_BACK)
+    again = TransactionBook()
+    for document in sorted(played.documents.items()):
+        again.load([document], played.now)
+    again.loaded()
+    again.max_remembered = 1
+    again.apply(again.forget(played.now), played.now)
+    assert [id for _, id in again.transactions] == [ids[0]]
+
+
 def test_limits(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_MEMBERS", 2)
     with pytest.raises(TooManyMembers):

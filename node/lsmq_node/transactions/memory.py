@@ -60,25 +60,24 @@ class Memory:
     def load(self, documents: Iterable[tuple[str, bytes]], now: float) -> None:
         """Take what documents say, lanes first. Members and open transactions get all their time again."""
         plan = BookChange()
-        decided: list[TransactionRecord] = []
         for key, body in documents:
             if key.startswith(MEMBERS):
                 plan.members[split_key(key, MEMBERS)] = ProducerMember.decode(body, key)
             elif key.startswith(TRANSACTIONS):
                 transaction = TransactionRecord.decode(body, key)
-                if transaction.is_open:
-                    plan.transactions[transaction.key] = transaction
-                else:
-                    decided.append(transaction)
+                plan.transactions[transaction.key] = transaction
             elif key.startswith(SEQUENCES):
                 plan.sequences[split_key(key, SEQUENCES)] = MemberSequence.decode(body, key)
             elif key == LANES:
                 self.lanes = {
                     shard: DeliveryLane(next_) for shard, next_ in msgpack.unpackb(body, strict_map_key=False).items()
                 }
-        for transaction in sorted(decided, key=lambda each: each.decided_ms):
-            plan.transactions[transaction.key] = transaction
         self.apply(plan, now)
+
+    def loaded(self) -> None:
+        """All documents were taken."""
+        decided_ms = {key: self.transactions[key].decided_ms for key in self._finished}
+        self._finished = {key: self._finished[key] for key in sorted(decided_ms, key=decided_ms.__getitem__)}
 
     def apply(self, plan: BookChange, now: float) -> None:
         """The plan's documents are in line."""
