@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
 
+from lsmq._like_pattern import LikePattern
 from lsmq.errors import InvalidFilter
 
 #: Characters of an expression.
@@ -103,7 +104,7 @@ class In:
 @dataclass(frozen=True, slots=True)
 class Like:
     operand: Operand
-    pattern: re.Pattern[str]
+    pattern: LikePattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +334,7 @@ class _Parser:
             escape = self._text_literal("ESCAPE")
             if len(escape) != 1:
                 raise self._wrong("ESCAPE takes one character", token)
-        return Like(left, _pattern(pattern, escape))
+        return Like(left, LikePattern.of(pattern, escape))
 
     def _text_literal(self, whose: str) -> str:
         token = self._take()
@@ -396,27 +397,6 @@ def is_number(operand: Operand) -> bool:
 
 def _is_text(operand: Operand) -> bool:
     return isinstance(operand, Literal) and isinstance(operand.value, str)
-
-
-def _pattern(like: str, escape: str) -> re.Pattern[str]:
-    """A pattern of LIKE. Each ``%`` takes the nearest that fits and never tries again, so no pattern is slow."""
-    pieces: list[str] = [""]  # between the %
-    at = 0
-    while at < len(like):
-        character = like[at]
-        if escape and character == escape and at + 1 < len(like):
-            at += 1
-            pieces[-1] += re.escape(like[at])
-        elif character == "%":
-            pieces.append("")
-        else:
-            pieces[-1] += "." if character == "_" else re.escape(character)
-        at += 1
-    if len(pieces) == 1:
-        return re.compile(pieces[0] + r"\Z", re.DOTALL)
-    first, *middle, last = pieces
-    nearest = "".join(f"(?>.*?{piece})" for piece in middle if piece)
-    return re.compile(f"{first}{nearest}.*{last}\\Z", re.DOTALL)
 
 
 def _needs_header(node: FilterNode) -> bool:
@@ -487,10 +467,10 @@ def _getter(operand: Operand) -> Callable[[Fields], Value | None]:
             return lambda fields: fields[place]  # type: ignore[return-value]  # The properties come last.
 
 
-def _like_of(get: Callable[[Fields], Value | None], pattern: re.Pattern[str]) -> Test:
+def _like_of(get: Callable[[Fields], Value | None], pattern: LikePattern) -> Test:
     def test(fields: Fields) -> bool | None:
         value = get(fields)
-        return None if value is None else pattern.match(str(value)) is not None
+        return None if value is None else pattern.matches(str(value))
 
     return test
 

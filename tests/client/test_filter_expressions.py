@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lsmq.errors import InvalidFilter, InvalidRequest
 from lsmq.filter_expressions import MAX_FILTER_LENGTH, Expression, Fields
@@ -117,6 +119,30 @@ def test_no_pattern_is_tried_in_all_ways() -> None:
     """It would take longer than the universe is old."""
     pattern = Expression("region LIKE '" + "%a" * 1_000 + "%b'")
     assert not pattern.matches(MESSAGE._replace(properties={"region": "a" * 20_000}))
+
+
+def test_a_pattern_is_not_tried_at_each_character() -> None:
+    """It would take minutes, in which no other thread does anything."""
+    text = "region LIKE '%" + "a" * 8_000 + "b%'"
+    assert not Expression(text).matches(MESSAGE._replace(properties={"region": "a" * 20_000_000}))
+
+
+def _is_like(text: str, pattern: list[str]) -> bool:
+    """What SQL says, of a pattern whose characters are ``%``, ``_``, or stand for themselves with ``!`` before them."""
+    if not pattern:
+        return not text
+    if pattern[0] == "%":
+        return any(_is_like(text[at:], pattern[1:]) for at in range(len(text) + 1))
+    return bool(text) and pattern[0] in ("_", text[0], f"!{text[0]}") and _is_like(text[1:], pattern[1:])
+
+
+@given(
+    st.text("ab%\n", max_size=12),
+    st.lists(st.sampled_from(["%", "_", "a", "b", "ä", "!%", "!_", "!!", "\n"]), max_size=9),
+)
+def test_a_pattern_fits_what_it_says(text: str, pattern: list[str]) -> None:
+    found = Expression(f"region LIKE '{''.join(pattern)}' ESCAPE '!'")
+    assert found.matches(MESSAGE._replace(properties={"region": text})) is _is_like(text, pattern)
 
 
 @pytest.mark.parametrize(("tag", "kind"), [([], None), (None, ["a"] * (MAX_FILTER_WORDS + 1)), (3, None), ([3], None)])
