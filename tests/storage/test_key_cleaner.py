@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lsmq.errors import ShardStopped
 from lsmq.record_batch import BatchBuilder, RecordBatch, key_hash
 from lsmq_lab.world.drive import Drive
-from lsmq_node.storage import ShardStore, TopicOptions, key_cleaner
+from lsmq_node.storage import KeyQuery, ShardStore, TopicOptions, key_cleaner
 from support.clock import SimClock
 
 from .harness import abandon, bodies, flush, merge, open_stepped, profile, small
@@ -211,6 +211,28 @@ def test_a_queue_of_many_keys_is_looked_through_in_parts_of_like_size(tmp_path: 
             topic.clean()
     assert parts == [1, 4, 4, 4, 4]
     assert topic.left() == topic.expected()
+    abandon(topic.store)
+
+
+def test_the_last_message_of_a_key_is_found_though_it_is_superseded_meanwhile(tmp_path: Path) -> None:
+    topic = Topic(tmp_path)
+    topic.put([(0, "a", False), (0, "b", False)])
+    flush(topic.store)
+    queries = topic.store._queries
+    read_records, superseded = queries.read_records, list[bool]()
+
+    def read_later(*args: Any) -> Any:
+        """The search has come to the message, and has not read it yet."""
+        if args[1:3] == (0, 0) and not superseded:
+            superseded.append(True)
+            topic.put([(0, "a", False)])
+            topic.clean()
+        return read_records(*args)
+
+    query = KeyQuery(topic.id, key_hash("a"), limit=1, max_bytes=1, max_blocks=10)
+    with mock.patch.object(queries, "read_records", read_later):
+        found = topic.store.find_key(query, lambda found: found)
+    assert superseded and [place.offset for place, _ in found.matches] == [2]
     abandon(topic.store)
 
 

@@ -33,6 +33,8 @@ Found = TypeVar("Found")
 _BODIES_BYTES = 4 << 20
 #: Queues whose columns take little memory, and the interpreter for a millisecond.
 _COUNTED_AT_ONCE = 1 << 17
+#: So often at most a key is searched for while messages of the topic are deleted.
+_SEARCHES = 3
 
 
 class ReadLimits(TypedDict, total=False):
@@ -344,7 +346,8 @@ class Queries:
     def find_key(self, query: KeyQuery, make: Callable[[Slice], Found | None]) -> KeyFound:
         """Messages by key, newest first. ``make`` is given each as it is read, and says None where it has another key.
 
-        Raises ``UnknownTopic``, ``CorruptFile``.
+        Where nothing is found and something was deleted meanwhile it is searched again: in a compacted topic, the last
+        message may have been superseded since the search began. Raises ``UnknownTopic``, ``CorruptFile``.
         """
         state = self.topic_state(query.topic_id)
 
@@ -363,7 +366,12 @@ class Queries:
             made = make(answer.slice())
             return None if made is None else (made, found.size_bytes)
 
-        return self._of_present_version(lambda version: KeySearch(version, query, live, accept).run())
+        for _ in range(_SEARCHES):
+            losses = state.losses
+            found = self._of_present_version(lambda version: KeySearch(version, query, live, accept).run())
+            if found.matches or state.losses == losses:
+                break
+        return found
 
     def committed_offsets(self, group: str, topic_id: int, queues: U32 | None = None) -> I64:
         """A group's committed offsets; -1 where it has none."""
