@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from lsmq.errors import QuotaExceeded, TooManyMessages
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.broker import ProduceRequest
+from lsmq_node.broker.topology import Leadership
 from lsmq_node.config import NodeConfig
 from lsmq_node.node import Node, running_node
 from lsmq_node.storage import TopicOptions
@@ -196,6 +198,31 @@ def test_what_all_groups_have_done_with_goes_and_a_group_of_another_shard_is_wai
             await commit("slow", 0, 3)
             await comes_true(lambda: went(3, 0, 1), "and more")
             assert (await node.limits.usage(topic)).gone["consumed"] == 4
+
+    asyncio.run(run())
+
+
+def test_a_shard_that_was_led_elsewhere_knows_nothing_of_the_others_at_first(tmp_path: Path) -> None:
+    """A group that began there meanwhile would lose what it has not read."""
+
+    async def run() -> None:
+        async with running_node(config(tmp_path)) as node:
+            topic, _ = await node.broker.create_topic("t", 3, TopicOptions(delete_consumed=True))
+            topology, retention = node.broker.topology, node.broker.topology.ports()[0].store.retention
+            leadership = topology.leadership
+
+            async def knows() -> bool:
+                return topic.id in (retention.rest or {})
+
+            async def knows_nothing() -> bool:
+                return retention.rest == {}
+
+            await comes_true(knows, "it is told what the others hold")
+            with mock.patch.object(
+                topology, "leadership", lambda shard: Leadership("x", 2) if shard == 0 else leadership(shard)
+            ):
+                await comes_true(knows_nothing, "it does not lead")
+            await comes_true(knows, "it leads again")
 
     asyncio.run(run())
 

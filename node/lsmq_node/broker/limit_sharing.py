@@ -108,6 +108,9 @@ class LimitSharing:
             for port in ports:
                 port.store.retention.rest = None
             return
+        for port in ports:
+            if port not in led:  # What it knew is old when it leads again, and groups may have begun meanwhile.
+                port.store.retention.rest = {}
         topics: dict[int, StoredTopic] = {}
         for port in led:
             topics |= {topic.id: topic for topic in port.store.retention.shared_topics()}
