@@ -170,10 +170,19 @@ class Expression:
 
     def __init__(self, text: str) -> None:
         """Raises ``InvalidFilter`` naming the position of what is wrong."""
+        self._mean(text, _Parser(text).parse())
+
+    def _mean(self, text: str, node: FilterNode) -> None:
         self.text = text
-        self.node = _Parser(text).parse()
-        self.needs_header = _needs_header(self.node)
-        self._test = _test_of(self.node)
+        self.node = node
+        self.needs_header = _needs_header(node)
+        self._test = _test_of(node)
+
+    def beside(self, other: Expression) -> Expression:
+        """What is true of a message of which both are. It may be longer and deeper than one that is parsed."""
+        both = Expression.__new__(Expression)
+        both._mean(f"({self.text}) AND ({other.text})", All((self.node, other.node)))
+        return both
 
     def matches(self, fields: Fields) -> bool:
         """Whether it is true of a message; what is unknown is not."""

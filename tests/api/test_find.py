@@ -217,6 +217,14 @@ def test_a_search_by_filter_that_finds_little_is_bounded_and_goes_on(
     assert (pages, looked, found) == (2, 180_002, ["0", "10"])
 
 
+def test_a_filter_that_is_taken_is_taken_beside_times(api: Api, topic: str) -> None:
+    condition = "(" * 64 + "priority = 0" + ")" * 64
+    api.send(topic, {"queue": 0, "body": "a"})
+    for times in ({}, {"from_ms": 1}, {"from_ms": 1, "to_ms": 2**50}):
+        assert len(find(api, topic, None, filter=condition, **times)["messages"]) == 1
+    assert find(api, topic, None, filter=condition, to_ms=1)["messages"] == []
+
+
 @pytest.mark.parametrize(
     ("query", "words"),
     [

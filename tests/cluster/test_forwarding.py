@@ -25,10 +25,11 @@ from support.waiting import eventually
 SHARDS = 3
 QUEUES = 6
 TOPICS = (f"topic-{number}" for number in itertools.count())
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "segment_bytes": 1 << 20,
     "memtable_bytes": 4 << 20,
     "max_forwarded": 4,
+    "max_response_bytes": 8 << 20,
     "address_share_percent": 100,
     "cluster.ack_timeout_ms": 2_000,
 }
@@ -402,6 +403,20 @@ async def test_messages_are_found_by_key_in_all_shards_whoever_is_asked(urls: li
                 pages, cursor = pages + 1, page.next
             assert sorted(text for _, _, text in picked) == sorted(expected)
             assert picked == sorted(picked) and pages >= len(expected) / 4
+
+
+async def test_a_page_of_what_is_found_is_no_larger_however_many_shards_there_are(urls: list[str], topic: str) -> None:
+    async with Client(urls) as client, Producer(client, topic) as producer:
+        for number in range(4 * QUEUES):  # Less in each shard than a page may have.
+            await producer.send_and_wait(b"x" * 1_000_000, queue=number % QUEUES)
+    for url in urls:
+        found, after = [], ""
+        while not found or after:
+            page = ask(f"{url}/v1/topics/{topic}/messages?filter=priority%20%3D%200&limit=1000{after}")[1]
+            assert sum(len(message["body"]) for message in page["messages"]) <= 2 * SETTINGS["max_response_bytes"]
+            found += [(message["queue"], message["offset"]) for message in page["messages"]]
+            after = f"&after={page['next']}" if page["next"] else ""
+        assert found == [(queue, offset) for queue in range(QUEUES) for offset in range(4)]
 
 
 def test_any_node_lists_what_somebody_has_of_all_shards_and_any_settles_it(urls: list[str], topic: str) -> None:

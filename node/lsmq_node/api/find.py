@@ -61,6 +61,7 @@ _FOUND = object_of(
                     "tables_without_keys": integer(0, description="Looked through, since nothing says where keys are."),
                     "blocks": integer(0, description="Looked into."),
                     "looked_at": integer(0, description="Messages that were looked at, where no key is given."),
+                    "bytes": integer(0, description="Of the messages that were found, where no key is given."),
                     "messages": integer(0, description="Read: given, unless deleted, or of another key."),
                 },
                 required=("shard",),

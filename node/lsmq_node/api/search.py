@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
 from yarl import URL
 
 from lsmq.errors import InvalidRequest
+from lsmq.filter_expressions import Expression
 from lsmq.filters import MessageFilter
 from lsmq_node.broker import Fetched
 from lsmq_node.storage import SearchFound, SearchQuery, StoredTopic
@@ -38,7 +40,8 @@ async def search_messages(call: Call, topic: StoredTopic, shards: Sequence[int])
     if begin is not None and begin[0] not in shards:
         raise InvalidRequest(f"after is {query['after']!r}, and its shard is not among {list(shards)}", field="after")
     most_bytes = broker.config.max_response_bytes
-    found_bytes = min(most_bytes, left * broker.admission.max_message_bytes(topic))
+    # The last one that is asked elsewhere gives as much as any request may have.
+    found_bytes = min(min(2, len(shards)) * most_bytes, left * broker.admission.max_message_bytes(topic))
     call.hold.resize_within(RENDERED_TIMES * found_bytes)
     found: dict[str, Any] = {"messages": [], "next": None, "explain": []}
     for shard in shards:
@@ -51,7 +54,8 @@ async def search_messages(call: Call, topic: StoredTopic, shards: Sequence[int])
         part = await _in_shard(call, topic, at, left, most_bytes)
         found["messages"] += part["messages"]
         found["explain"] += part["explain"]
-        left, most_bytes = left - len(part["messages"]), most_bytes - part.get("bytes", 0)
+        left -= len(part["messages"])
+        most_bytes -= sum(work.get("bytes", 0) for work in part["explain"])
         if part["next"] is not None:
             found["next"] = part["next"]
             break
@@ -71,8 +75,9 @@ async def _in_shard(call: Call, topic: StoredTopic, at: SearchPlace, limit: int,
         return {
             "messages": await by_name(call, topic, messages) if topic.named else messages,
             "next": None if found.reached is None else _cursor((shard, *found.reached)),
-            "explain": [{"shard": shard, "looked_at": found.looked}],
-            "bytes": sum(part.size_bytes for part in found.slices),
+            "explain": [
+                {"shard": shard, "looked_at": found.looked, "bytes": sum(part.size_bytes for part in found.slices)}
+            ],
         }
 
     wanted = {**query, "limit": limit, "after": _cursor(at), "shard": shard, "explain": 1}
@@ -93,14 +98,14 @@ def _render(found: SearchFound, topic_id: int, form: Format) -> list[dict[str, A
 
 def _picks(query: dict[str, Any]) -> MessageFilter:
     """Times are part of the condition. Raises ``InvalidFilter``."""
-    bounds = [(query["from_ms"], "stored_ms >= {}"), (query["to_ms"], "stored_ms < {}")]
-    parts = [form.format(value) for value, form in bounds if value is not None]
-    if query["filter"] is not None:
-        filter_of_query(query)  # What is wrong with it is said of its own characters.
-        parts.insert(0, f"({query['filter']})")
-    found = filter_of_query({**query, "filter": " AND ".join(parts) or None})
+    found = filter_of_query(query)
     assert found is not None, "nobody comes here without a filter"
-    return found
+    bounds = [(query["from_ms"], "stored_ms >= {}"), (query["to_ms"], "stored_ms < {}")]
+    times = " AND ".join(form.format(value) for value, form in bounds if value is not None)
+    if not times:
+        return found
+    stored = Expression(times)
+    return replace(found, expression=stored if found.expression is None else found.expression.beside(stored))
 
 
 def _cursor(place: SearchPlace) -> str:
