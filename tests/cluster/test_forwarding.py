@@ -405,18 +405,23 @@ async def test_messages_are_found_by_key_in_all_shards_whoever_is_asked(urls: li
             assert picked == sorted(picked) and pages >= len(expected) / 4
 
 
-async def test_a_page_of_what_is_found_is_no_larger_however_many_shards_there_are(urls: list[str], topic: str) -> None:
+@pytest.mark.parametrize("query", ["filter=priority%20%3D%200", "key=k"])
+async def test_a_page_of_what_is_found_is_no_larger_however_many_shards_there_are(
+    urls: list[str], topic: str, query: str
+) -> None:
     async with Client(urls) as client, Producer(client, topic) as producer:
         for number in range(4 * QUEUES):  # Less in each shard than a page may have.
-            await producer.send_and_wait(b"x" * 1_000_000, queue=number % QUEUES)
+            await producer.send_and_wait(b"x" * 1_000_000, key="k", queue=number % QUEUES)
     for url in urls:
         found, after = [], ""
         while not found or after:
-            page = ask(f"{url}/v1/topics/{topic}/messages?filter=priority%20%3D%200&limit=1000{after}")[1]
+            page = ask(f"{url}/v1/topics/{topic}/messages?{query}&limit=1000&explain=1{after}")[1]
+            if query == "key=k":
+                assert all(work["messages"] <= 5 for work in page["explain"]), "each gives its part, and one more"
             assert sum(len(message["body"]) for message in page["messages"]) <= 2 * SETTINGS["max_response_bytes"]
             found += [(message["queue"], message["offset"]) for message in page["messages"]]
             after = f"&after={page['next']}" if page["next"] else ""
-        assert found == [(queue, offset) for queue in range(QUEUES) for offset in range(4)]
+        assert sorted(found) == [(queue, offset) for queue in range(QUEUES) for offset in range(4)]
 
 
 def test_any_node_lists_what_somebody_has_of_all_shards_and_any_settles_it(urls: list[str], topic: str) -> None:

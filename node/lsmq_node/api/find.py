@@ -110,6 +110,7 @@ async def find_messages(call: Call) -> web.StreamResponse:
     if query["queue"] is not None:
         broker.admission.queue(topic, query["queue"])
         shards = [broker.shard_of(topic, query["queue"])]
+    parts_of_page = len(shards)  # Also of one that is asked for a part alone.
     if query["shard"] is not None:
         if query["shard"] not in shards:
             raise InvalidRequest(f"shard is {query['shard']}; of what is asked for, there are {shards}", field="shard")
@@ -122,7 +123,7 @@ async def find_messages(call: Call) -> web.StreamResponse:
         topic_id=topic.id,
         key_hash=key_hash(key),
         limit=query["limit"],
-        max_bytes=max(1, most_bytes // len(shards)),
+        max_bytes=max(1, most_bytes // parts_of_page),
         max_blocks=MAX_BLOCKS,
         from_ms=query["from_ms"] or 0,
         to_ms=END.stored_ms if query["to_ms"] is None else query["to_ms"],
