@@ -161,3 +161,15 @@ def test_a_description_says_what_went_and_why(run: Run, topic_name: str) -> None
     assert "1 message went at a limit" in shown and "queue_max_messages=2" in shown
     found = json.loads(run("topic", "describe", topic_name, "--json").stdout)
     assert (found["messages"], found["dropped"]["overflow"], found["refused"]) == (2, 1, 0)
+
+
+def test_a_description_counts_no_messages_that_went_from_among_others(run: Run, topic_name: str) -> None:
+    run("topic", "create", topic_name, "--queue-max-messages", "2", "--overflow", "drop_lowest_priority")
+    run("produce", topic_name, stdin=b"a\nb\nc\nd\n")
+
+    def described() -> Any:
+        return json.loads(run("topic", "describe", topic_name, "--json").stdout)
+
+    eventually(lambda: described()["dropped"]["overflow"] == 2, "two went")
+    assert described()["messages"] == 2
+    assert "messages     2" in run("topic", "describe", topic_name).stdout.decode()

@@ -236,11 +236,10 @@ async def describe(client: Client, name: str, with_offsets: bool, as_json: bool)
         return
     offsets, usage = await client.offsets(name), await client.topic_usage(name)
     held = [(queue, earliest, latest) for queue, earliest, latest in offsets.rows() if latest > 0]
-    stored = sum(latest - earliest for _, earliest, latest in held)
     if as_json:
         fields = {
             **found.to_dict(),
-            "messages": stored,
+            "messages": usage.messages,
             "bytes": usage.size_bytes,
             "dropped": usage.dropped,
             "refused": usage.refused,
@@ -258,7 +257,7 @@ async def describe(client: Client, name: str, with_offsets: bool, as_json: bool)
             ("id", found.id),
             ("queues", found.queues),
             ("queues used", len(held)),
-            ("messages", stored),
+            ("messages", usage.messages),
             ("bytes", f"about {usage.size_bytes}"),
             *_losses(usage),
             ("created", time_text(found.created_ms)),
