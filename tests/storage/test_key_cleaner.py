@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,7 +29,8 @@ Sent = tuple[int, str | bytes | None, bool]  # queue, key, whether it says that 
 class Topic:
     """A compacted topic in a stepped store, and what it should hold by queue and offset."""
 
-    def __init__(self, path: Path, **options: Any) -> None:
+    def __init__(self, path: Path, max_waiting_bytes: int = 1 << 20, **options: Any) -> None:
+        self.max_waiting_bytes = max_waiting_bytes
         self.disk, self.clock, self.path = Drive(path), SimClock(), path / "s"
         self.store = self._open()
         wanted = TopicOptions(cleanup="compact", **options)
@@ -37,7 +38,9 @@ class Topic:
         self.sent: list[dict[int, tuple[Any, bool, int]]] = [{} for _ in range(QUEUES)]
 
     def _open(self) -> ShardStore:
-        return open_stepped(self.path, small(block_bytes=512), self.disk, self.clock)
+        return open_stepped(
+            self.path, small(block_bytes=512, max_waiting_bytes=self.max_waiting_bytes), self.disk, self.clock
+        )
 
     def reopen(self) -> None:
         self.store.close()
@@ -52,11 +55,10 @@ class Topic:
         for (queue, key, gone), offset in zip(messages, appended.offsets.tolist(), strict=True):
             self.sent[queue][offset] = key, gone, appended.stored_ms
 
-    def clean(self) -> None:
-        with mock.patch.object(self.store._maintenance, "paused", lambda seconds: False):
-            cleaner: Any = self.store._maintenance.clean_keys.__self__  # type: ignore[attr-defined]
-            cleaner._pause = lambda seconds: False
-            self.store._maintenance.clean_keys()
+    def clean(self, pause: Callable[[float], bool] = lambda seconds: False) -> None:
+        cleaner: Any = self.store._maintenance.clean_keys.__self__  # type: ignore[attr-defined]
+        cleaner._pause = pause
+        cleaner.run()
 
     def expected(self, delete_retention_ms: int = 24 * HOUR_MS) -> list[list[int]]:
         """Offsets that are left of each queue when all is clean."""
@@ -233,6 +235,26 @@ def test_the_last_message_of_a_key_is_found_though_it_is_superseded_meanwhile(tm
     with mock.patch.object(queries, "read_records", read_later):
         found = topic.store.find_key(query, lambda found: found)
     assert superseded and [place.offset for place, _ in found.matches] == [2]
+    abandon(topic.store)
+
+
+def test_what_was_found_is_deleted_once_there_is_room_in_line(tmp_path: Path) -> None:
+    """Where writers never let up it would be looked for again and again, and be left."""
+    topic = Topic(tmp_path, max_waiting_bytes=1 << 16)
+    topic.put([(0, "a", False), (0, "a", False)])
+    builder = BatchBuilder()
+    builder.add(1, b"x" * 65_400)
+    appended = topic.store.append(topic.id, RecordBatch(builder.build()))
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> bool:
+        pauses.append(seconds)
+        if len(pauses) > 1:  # The first is that of who has read.
+            topic.store.wait(appended)
+        return False
+
+    topic.clean(pause)
+    assert len(pauses) == 2 and topic.left()[0] == [1]
     abandon(topic.store)
 
 

@@ -48,6 +48,8 @@ _SHARE = 0.25
 #: A topic to which little has come is looked through after so long, or so many times as long as it took.
 _PATIENCE_S = 600.0
 _PAUSE = 20
+#: How long it waits where too much is in line already.
+_BUSY_S = 0.5
 #: How long the last word on a key is kept where that is that it is gone, unless the topic says otherwise.
 DELETE_RETENTION_MS = 24 * 3_600_000
 _SECOND_SEED = 1
@@ -126,11 +128,16 @@ class KeyCleaner:
                     return
 
     def _delete(self, topic_id: int, queues: U32, offsets: I64) -> None:
-        try:
-            self._put_in_line(topic_id, queues, offsets)
-            self._writer.commit()
-        except (NotLeader, ClientClosed):
-            raise _Stopped from None
+        while True:
+            try:
+                self._put_in_line(topic_id, queues, offsets)
+                self._writer.commit()
+                return
+            except StoreBusy:  # Where writers never let up, what was found would be looked for again and again.
+                if self._pause(_BUSY_S):
+                    raise _Stopped from None
+            except (NotLeader, ClientClosed):
+                raise _Stopped from None
 
     def _is_due(self, topic_id: int, item: TopicState) -> bool:
         looked, now = self._looked.get(topic_id), self._clock.monotonic()
