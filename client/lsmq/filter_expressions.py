@@ -470,10 +470,15 @@ def _getter(operand: Operand) -> Callable[[Fields], Value | None]:
         case Literal(value):
             return lambda fields: value
         case Property(name):
-            return lambda fields: fields.properties.get(name)
+            return lambda fields: _text_or_none(fields.properties.get(name))
         case FieldOf(field):
             place = tuple(Field).index(field)
             return lambda fields: fields[place]  # type: ignore[return-value]  # The properties come last.
+
+
+def _text_or_none(value: object) -> str | None:
+    """Of a property: nobody but its sender has looked whether it is text."""
+    return value if isinstance(value, str) else None
 
 
 def _like_of(get: Callable[[Fields], Value | None], pattern: LikePattern) -> Test:

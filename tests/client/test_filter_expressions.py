@@ -82,6 +82,15 @@ def test_what_is_unknown_matches_neither_way(text: str) -> None:
     assert Expression(f"{text} OR n = 10").matches(MESSAGE)
 
 
+@pytest.mark.parametrize("value", [5, 1.5, True, b"eu", ["eu"], {"eu": 1}])
+@pytest.mark.parametrize("text", ["n = 'x'", "n < 'x'", "n IN ('x', 1)", "n > 1", "n LIKE '%'", "n = region"])
+def test_a_property_that_is_no_text_is_null(text: str, value: object) -> None:
+    """Brokers store what a sender of record batches gives as properties, and do not look."""
+    message = MESSAGE._replace(properties={"region": "eu", "n": value})  # type: ignore[dict-item]
+    assert not Expression(text).matches(message) and not Expression(f"NOT ({text})").matches(message)
+    assert Expression("n IS NULL").matches(message)
+
+
 @pytest.mark.parametrize(
     ("text", "position", "what"),
     [

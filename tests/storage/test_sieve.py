@@ -206,6 +206,13 @@ def test_a_header_that_nobody_can_read_is_picked_by_nobody(shard: Shard) -> None
     assert part.record_count == 1 and part.next_offsets.tolist() == [2]
 
 
+def test_a_property_that_is_no_text_holds_up_nobody(shard: Shard) -> None:
+    odd: Any = {"n": ["b"]}
+    shard.send(Sent(0, b"odd", properties=odd), Sent(0, b"b", properties={"n": "b"}))
+    found, _ = shard.read(0, MessageFilter.of(None, None, "n IN ('a', 'b')") or MessageFilter())
+    assert [message.body for message in found] == [b"b"]
+
+
 @pytest.mark.parametrize(("one_in", "words"), [(100, 1), (100, 200), (4_000, 1), (4_000, 4_000)])
 @pytest.mark.parametrize(
     "wanted", [("tag", None), (None, "type = 'tag'"), (None, "(tag = 'tag' OR tag IN ('tag')) AND priority < 9")]
