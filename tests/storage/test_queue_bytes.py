@@ -131,6 +131,14 @@ def test_what_is_new_is_dropped_of_the_full_queue_alone(bench: Bench) -> None:
     assert bench.store.retention.usage(topic_id).gone == {LossReason.OVERFLOW: 8 + 8 + 4}
 
 
+@pytest.mark.parametrize("of_topic", [False, True])
+def test_what_is_larger_than_the_room_there_is_takes_none_of_it(bench: Bench, of_topic: bool) -> None:
+    limits = {"queue_max_bytes": None, "max_bytes": LIMIT} if of_topic else {"queue_max_messages": 3}
+    topic_id = create(bench, overflow="drop_newest", **limits)
+    put(bench.store, topic_id, *[(0, b"x" * size) for size in (LIMIT + 1, SIZE, LIMIT + 1, SIZE, SIZE)])
+    assert [len(body) for body in bodies(bench.store, topic_id, 0).values()] == [SIZE] * 3
+
+
 def test_an_altered_limit_counts_what_is_there(bench: Bench) -> None:
     topic_id = bench.store.create_topic("t", 1).id
     send(bench, topic_id, 0, 30)

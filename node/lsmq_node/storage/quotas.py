@@ -12,9 +12,10 @@ and what came since; bytes of a queue as :mod:`.queue_bytes` does. Other shards'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lsmq.errors import QuotaExceeded, RequestTooLarge, TooManyMessages
 from lsmq.record_batch import Column, RecordBatch
@@ -87,27 +88,31 @@ class Quota:
     ) -> I64 | None:
         """Which of these ``rows`` of a batch find no room, where what is new is dropped; None where all do.
 
-        What comes later, or was taken before, has room.
+        What is larger than the room there is goes alone, of the others the first ones are stored. What comes later, or
+        was taken before, has room.
         """
         options = item.topic.options
         if options.overflow != "drop_newest" or not len(rows):
             return None
         if batch.producer_id >= BROKER_PRODUCERS or Column.DUE_MS in batch.directory:
             return None
-        keep = np.ones(len(rows), np.bool_)
-        if options.queue_max_messages is not None:
-            own = queues[rows].astype(np.int64) - item.first
-            keep &= places_within(own) < options.queue_max_messages - (item.next[own] - item.live_from(own))
-        if self.queue_bytes is not None:
-            own = queues[rows].astype(np.int64) - item.first
-            touched, group = np.unique(own, return_inverse=True)
-            room = self.queue_bytes.limit - self.queue_bytes.held(item, touched, round_number)
-            keep &= sums_within(own, np.where(keep, lengths[rows], 0).astype(np.int64)) <= room[group]
+        own, sizes = queues[rows].astype(np.int64) - item.first, lengths[rows].astype(np.int64)
+        keep, room = np.ones(len(rows), np.bool_), np.empty(0, np.int64)
         most, most_bytes = self.allowed(options)
+        if self.queue_bytes is not None:
+            touched, group = np.unique(own, return_inverse=True)
+            room = (self.queue_bytes.limit - self.queue_bytes.held(item, touched, round_number))[group]
+            keep &= sizes <= room
+        if most_bytes is not None:
+            keep &= sizes <= most_bytes - self.size_bytes
+        if options.queue_max_messages is not None:
+            keep &= sums_within(own, keep) <= options.queue_max_messages - (item.next[own] - item.live_from(own))
+        if self.queue_bytes is not None:
+            keep &= sums_within(own, np.where(keep, sizes, 0)) <= room
         if most is not None and self._full(item, round_number, int(np.count_nonzero(keep)), most):
             keep &= np.cumsum(keep) <= most - self.messages
         if most_bytes is not None:
-            keep &= np.cumsum(np.where(keep, lengths[rows], 0), dtype=np.int64) <= most_bytes - self.size_bytes
+            keep &= np.cumsum(np.where(keep, sizes, 0)) <= most_bytes - self.size_bytes
         return None if keep.all() else rows[~keep]
 
     def allowed(self, options: TopicOptions) -> tuple[int | None, int | None]:
@@ -245,21 +250,11 @@ class Quota:
         self._limits = here[0], here[1]
 
 
-def sums_within(rows: I64, lengths: I64) -> I64:
-    """Of each message the bytes of its queue in the batch, up to and with it."""
+def sums_within(rows: I64, values: NDArray[Any]) -> I64:
+    """Of each message the sum of the values of its queue in the batch, up to and with it."""
     order = np.argsort(rows, kind="stable")
-    firsts, ordered = group_starts(rows[order]), lengths[order]
+    firsts, ordered = group_starts(rows[order]), values[order].astype(np.int64)
     sums, counts = np.cumsum(ordered), np.diff(np.append(firsts, len(rows)))
     found = np.empty(len(rows), np.int64)
     found[order] = sums - np.repeat(sums[firsts] - ordered[firsts], counts)
     return found
-
-
-def places_within(rows: I64) -> I64:
-    """Of each message how many of its queue are before it in the batch."""
-    order = np.argsort(rows, kind="stable")
-    firsts = group_starts(rows[order])
-    counts = np.diff(np.append(firsts, len(rows)))
-    places = np.empty(len(rows), np.int64)
-    places[order] = np.arange(len(rows)) - np.repeat(firsts, counts)
-    return places
