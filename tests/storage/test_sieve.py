@@ -197,6 +197,20 @@ def test_a_long_condition_over_what_columns_do_not_say_ends_a_read_sooner(shard:
     assert reads >= 8
 
 
+@pytest.mark.parametrize("characters", [10, 2_000])
+def test_a_long_condition_over_long_headers_ends_a_read_sooner(shard: Shard, characters: int) -> None:
+    """Each part of it may look at all of a property."""
+    for _ in range(4):
+        shard.send(*(Sent(0, properties={"n": "1" * 500}) for _ in range(10)))
+        flush(shard.store)
+    wanted = MessageFilter.of(None, None, " OR ".join(["n = 2"] * (characters // 9 + 1) + ["n LIKE '2%'"]))
+    assert wanted is not None
+    with mock.patch("lsmq_node.storage.sieve.SIEVED_BYTES", 100_000):
+        part = shard.store.read(shard.topic, 0, 0, picked=Picked(wanted))
+        assert part.record_count == 0 and part.spent is (characters > 1_000)
+        assert shard.read(0, wanted)[0] == [] and shard.read_all(wanted) == []
+
+
 def test_a_header_that_nobody_can_read_is_picked_by_nobody(shard: Shard) -> None:
     shard.send(Sent(0, b"good", properties={"a": "1"}), Sent(0, b"bad", properties={"a": "1"}))
     wanted = MessageFilter.of(None, None, "a = 1")

@@ -57,7 +57,8 @@ Expired = Callable[[I64, I64], Mask]
 #: A read looks at no more than about so many records, or so many bytes of them, whatever it finds.
 SIEVED_RECORDS = 131_072
 SIEVED_BYTES = 32 << 20
-#: A message that is looked into counts once more, and once more for so many characters of the condition.
+#: A message that is looked into counts once more, its header as well, and once more for so many characters of the
+#: condition.
 _CHARACTERS_A_COUNT = 256
 #: So many counts are looked into at once, before it is asked again whether the read is over.
 _COUNTS_AT_ONCE = 16_384
@@ -220,7 +221,10 @@ class Sieve:
     def _passing(self, records: SortedRecords) -> I64 | None:
         if self._picked is None:
             return None
-        self._records_left -= self._picked.weight * len(records)
+        if weight := self._picked.weight:
+            self._records_left -= weight * len(records)
+            if (headers := records.columns.get(Column.HEADER_LENGTH)) is not None:
+                self._bytes_left -= weight * int(headers.sum(dtype=np.int64))
         return self._picked.passing(records)
 
 
