@@ -32,8 +32,6 @@ class NamedStream:
         #: What came between two places, of the batch that is about to be planned.
         self._windows: dict[tuple[int, int, ShardPlace, ShardPlace], Arrivals] = {}
         self._now: dict[int, dict[int, ShardPlace]] = {}
-        #: By topic, the end of the batch that was planned last, and where its queues stand then.
-        self.planned: dict[str, tuple[NamedOffsets, dict[int, int]]] = {}
 
     def now(self, topic: Topic) -> dict[int, ShardPlace]:
         """A moment of each shard: all that is acknowledged by now lies before it."""
@@ -139,10 +137,18 @@ class NamedStream:
                 lost(message, topic, fail)
         self._windows.clear()
         queues = joined(topic, parts) if parts else joined(topic, [Arrivals.none()])
-        if self._options.group is not None:
-            stand = dict(zip(queues.numbers.tolist(), queues.ends.tolist(), strict=True))
-            self.planned[topic.name] = until, stand
         return Portion(queues.by_place(), queues.starts, queues.ends, 0, queues)
+
+    def standing(self, topic: Topic, since: ShardPlaces | None, until: ShardPlaces) -> dict[int, int]:
+        """Of queues that got messages between two places, by number, how far the later one is; None: the beginning."""
+        begin = dict.fromkeys(until, BEGINNING) if since is None else since
+        futures = [
+            self._connected().arrivals(topic, shard, begin[shard], end, self._picking)
+            for shard, end in until.items()
+            if begin[shard] != end
+        ]
+        queues = joined(topic, [Arrivals.none(), *(kept(topic, future.result(), None) for future in futures)])
+        return dict(zip(queues.numbers.tolist(), queues.ends.tolist(), strict=True))
 
     def _window(self, topic: Topic, shard: int, begin: ShardPlace, end: ShardPlace) -> Arrivals:
         key = topic.id, shard, begin, end

@@ -71,7 +71,7 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._cluster: PipelineClient | None = None
         self._fetch: FetchPlan | None = None
         self._last: dict[str, _Seen] | None = None
-        self._reported: dict[str, TopicOffsets] = {}
+        self._reported: dict[str, StreamPlaces] = {}
         self._told_gone: set[str] = set()
         self._gate = TriggerGate(options.min_messages_per_trigger, options.max_trigger_delay_ms)
         self._named = NamedStream(options, self._connected, with_names="queue_name" in schema.names)
@@ -227,36 +227,34 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.options.group is None:
             return
         for name in done.keys() & seen.keys():
-            at, before = done[name], self._reported.get(name)
-            if at.topic_id != seen[name].topic.id:
+            at, before, topic = done[name], self._reported.get(name), seen[name].topic
+            if at.topic_id != topic.id:
                 continue
-            if isinstance(at, NamedOffsets):
-                planned, stand = self._named.planned.pop(name, (None, {}))
-                if planned is not None and planned.places == at.places and stand:
-                    self._commit(self.options.group, name, stand)
-                continue
-            reported = np.full(len(at.offsets), -1, np.int64)
-            if before is not None and before.topic_id == at.topic_id:
-                reported[: len(before.offsets)] = before.offsets
-            moved = (at.offsets != reported) & (at.offsets > 0)
-            chosen = chosen_queues(seen[name].topic, self.options)
-            if chosen is not None:
-                moved &= chosen[: len(moved)]
-            places = np.flatnonzero(moved).tolist()
-            if not places:
-                continue
-            offsets = dict(zip(places, at.offsets[places].tolist(), strict=True))
-            if self._commit(self.options.group, name, offsets):
+            if before is not None and before.topic_id != at.topic_id:
+                before = None
+            try:
+                if offsets := self._moved(topic, before, at):
+                    self._connected().commit(self.options.group, name, offsets)
+            except LsmqError as error:
+                # For those who look at the lag only: the checkpoint decides where the query goes on.
+                _log.warning("offsets not committed: group=%s topic=%s error=%s", self.options.group, name, error)
+            else:
                 self._reported[name] = at
 
-    def _commit(self, group: str, topic: str, offsets: dict[int, int]) -> bool:
-        try:
-            self._connected().commit(group, topic, offsets)
-        except LsmqError as error:
-            # For those who look at the lag only: the checkpoint decides where the query goes on.
-            _log.warning("offsets not committed: group=%s topic=%s error=%s", group, topic, error)
-            return False
-        return True
+    def _moved(self, topic: Topic, before: StreamPlaces | None, at: StreamPlaces) -> dict[int, int]:
+        """Where queues that are asked for stand, of those that moved since what was reported before."""
+        if isinstance(at, NamedOffsets):
+            since = before.places if isinstance(before, NamedOffsets) else None
+            return self._named.standing(topic, since, at.places)
+        reported = np.full(len(at.offsets), -1, np.int64)
+        if isinstance(before, TopicOffsets):
+            reported[: len(before.offsets)] = before.offsets
+        moved = (at.offsets != reported) & (at.offsets > 0)
+        chosen = chosen_queues(topic, self.options)
+        if chosen is not None:
+            moved &= chosen[: len(moved)]
+        places = np.flatnonzero(moved).tolist()
+        return dict(zip(places, at.offsets[places].tolist(), strict=True))
 
     def _end(self, known: StreamPlaces | None, seen: _Seen) -> StreamPlaces:
         """All that is there of a topic; of one that is new to the query, and of new queues, from the beginning.

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 
+from lsmq.errors import Unavailable
 from lsmq.sync import Client, Producer
+from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.errors import DataLoss, InvalidOption
 from lsmq_pipeline.named_offsets import named_from_document
 from support.node_process import NodeProcess
@@ -212,6 +214,37 @@ def test_a_group_is_told_how_far_a_stream_is(shared_node: NodeProcess, sender: N
     assert query.batch() is None
     numbers = {sender.client.queue(sender.topic, name).number: count for name, count in (("a", 1), ("b", 2))}
     assert sender.client.committed_offsets(group, sender.topic) == numbers
+
+
+def test_a_group_is_told_after_a_restart_and_after_it_could_not_be_told(
+    shared_node: NodeProcess, sender: NamedSender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = f"{sender.topic}-g"
+    query = PlayedQuery(shared_node.url, topic=sender.topic, startingOffsets="earliest", group=group)
+
+    def committed() -> dict[str, int]:
+        found = sender.client.committed_offsets(group, sender.topic)
+        names = {sender.client.queue(sender.topic, name).number: name for name in ("a", "b", "c")}
+        return {names[number]: offset for number, offset in found.items()}
+
+    sender.send(["a", "b", "b", "c"])
+    query.batch()
+    query.again()
+    assert query.batch() is None
+    assert committed() == {"a": 1, "b": 2, "c": 1}, "the driver before had planned the batch"
+
+    def unreachable(*_: object) -> None:
+        raise Unavailable("no leader")
+
+    sender.send(["a", "b"])
+    query.batch()
+    with monkeypatch.context() as broken:
+        broken.setattr(PipelineClient, "commit", unreachable)
+        assert query.batch() is None
+    sender.send(["a"])
+    query.batch()
+    assert query.batch() is None
+    assert committed() == {"a": 3, "b": 3, "c": 1}
 
 
 def test_numbered_and_named_topics_share_a_stream_and_its_limit(
