@@ -99,6 +99,18 @@ def joined(parts: list[RecordRows]) -> RecordRows:
     )
 
 
+def check_text(batch: Any) -> None:
+    """Raises ``SchemaMismatch`` for text that is no UTF-8, as of bytes that were cast. A body is bytes in any case."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            if name != "body":
+                column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise SchemaMismatch(
+                f"column {name!r} has bytes that are no text in UTF-8 ({error})", column=name
+            ) from error
+
+
 def to_rows(batch: Any, *, max_message_bytes: int) -> RecordRows:
     """An Arrow batch of Spark's as rows. Raises ``SchemaMismatch``, ``MessageTooLarge`` naming a row."""
     count = batch.num_rows
@@ -203,12 +215,14 @@ def _queues(column: Any, names: Any) -> I64:
     """-1 where a row says none, or says its name: what number it has then is the shard's to say."""
     if column is None:
         return np.full(len(names), -1, np.int64)
+    said = _valid(column) & ~_valid(names)
     found: I64 = column.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
-    if names.null_count < len(names):
-        found = np.where(_valid(names), -1, found)
-    if len(found) and int(found.min()) < -1:
-        raise SchemaMismatch(f"column 'queue' has {int(found.min())}; a queue is 0 or more", column="queue")
-    return found
+    wrong = said & (found < 0)
+    if wrong.any():
+        raise SchemaMismatch(
+            f"column 'queue' has {int(found[np.argmax(wrong)])}; a queue is 0 or more, or null for any", column="queue"
+        )
+    return np.where(said, found, -1)
 
 
 def _priorities(columns: Mapping[str, Any], count: int) -> NDArray[np.uint16]:
@@ -345,10 +359,11 @@ def _packed_pairs(headers: Any) -> Any:
         return None
     packed = []
     for pairs in headers.to_pylist():
-        flat = [part for pair in pairs or () for part in (pair["key"], pair["value"])]
+        flat = [part for pair in pairs or () for part in ((None,) if pair is None else pair.values())]
         if None in flat:
             raise SchemaMismatch(
-                "column 'headers' has a null name or value; names are strings and values bytes, perhaps none",
+                "column 'headers' has a null among its headers, or a null name or value; names are strings and values "
+                "bytes, perhaps none",
                 column="headers",
             )
         packed.append(msgpack.packb(flat) if flat else b"")

@@ -30,12 +30,11 @@ from lsmq.errors import (
     StaleSequence,
     Unavailable,
     UnknownProducer,
-    UnknownQueue,
 )
 from lsmq.queue_names import check_queue_name, queue_slot
 from lsmq.topics import Topic, most_at_once, most_of_a_queue
 from lsmq_pipeline.client import PipelineClient
-from lsmq_pipeline.encode import RecordRows, encode, encode_named, joined, to_rows
+from lsmq_pipeline.encode import RecordRows, check_text, encode, encode_named, joined, to_rows
 from lsmq_pipeline.errors import InputChanged, SchemaMismatch
 from lsmq_pipeline.options import WriteOptions
 
@@ -110,12 +109,15 @@ class TopicWriter:
         """Take a batch of rows; returns when at most one record batch a shard is not stored yet."""
         if batch.num_rows == 0:
             return
+        check_text(batch)
         if self._options.topic is not None:
             self._write_topic(self._topic(self._options.topic), batch)
             return
         encoded = batch.column("topic").cast(pa.string()).dictionary_encode()
         if encoded.null_count:
-            raise UnknownQueue("column 'topic' has a null; say where each row goes, or use option topic")
+            raise SchemaMismatch(
+                "column 'topic' has a null; say where each row goes, or use option topic", column="topic"
+            )
         places = encoded.indices.to_numpy(zero_copy_only=False)
         for place, name in enumerate(encoded.dictionary.to_pylist()):
             part = batch.take(pa.array(np.flatnonzero(places == place))) if len(encoded.dictionary) > 1 else batch

@@ -269,12 +269,14 @@ def test_positions_are_told_from_messages() -> None:
         ({"body": pa.array([b"x", None], pa.binary())}, SchemaMismatch),
         ({"body": pa.array([b"x", b"y" * 101], pa.binary())}, MessageTooLarge),
         ({"body": pa.array(["x", "y"]), "queue": pa.array([0, -3])}, SchemaMismatch),
+        ({"body": pa.array(["x", "y"]), "queue": pa.array([None, -1])}, SchemaMismatch),
         ({"body": pa.array(["x", "y"]), "priority": pa.array([0, 256])}, SchemaMismatch),
         ({"body": pa.array(["x", "y"]), "subpriority": pa.array([0, 256])}, SchemaMismatch),
         (
             {"body": pa.array(["x"]), "headers": pa.array([[{"key": "a", "value": None}]], HEADERS)},
             SchemaMismatch,
         ),
+        ({"body": pa.array(["x"]), "headers": pa.array([[None]], HEADERS)}, SchemaMismatch),
         (
             {"body": pa.array(["x"]), "properties": pa.array([[("a", None)]], pa.map_(pa.string(), pa.string()))},
             SchemaMismatch,

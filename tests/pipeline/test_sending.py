@@ -13,7 +13,7 @@ from lsmq.errors import InvalidRequest, QuotaExceeded, Unavailable
 from lsmq.sync import Client, Consumer, DelayedMessages, Producer
 from lsmq.topics import Topic
 from lsmq_pipeline.client import PipelineClient
-from lsmq_pipeline.errors import InputChanged
+from lsmq_pipeline.errors import InputChanged, SchemaMismatch
 from lsmq_pipeline.options import write_options
 from lsmq_pipeline.sending import TopicWriter, WriterName, Written
 from support.node_process import NodeProcess
@@ -73,6 +73,23 @@ def test_a_repeat_cut_into_other_batches_is_told_as_changed_input(
     with pytest.raises(InputChanged):
         write(shared_node, topic_name, rows, batch_messages=20)
     assert list(client.offsets(topic_name).latest) == [40]
+
+
+@pytest.mark.parametrize("name", ["topic", "key", "tag", "type", "queue_name", "dedupe_id", "properties", "headers"])
+def test_text_that_is_none_is_refused_by_its_column(
+    shared_node: NodeProcess, client: Client, topic_name: str, name: str
+) -> None:
+    """Spark's strings may hold any bytes: ``cast(X'FF' as string)``."""
+    client.create_topic(topic_name, queues=1)
+    offsets, values = pa.array([0, 1, 2], pa.int32()), pa.py_buffer(b"a\xff")
+    text = pa.StringArray.from_buffers(2, offsets.buffers()[1], values)
+    column = {
+        "properties": pa.MapArray.from_arrays(offsets, pa.array(["n", "n"]), text),
+        "headers": pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays([text, text], ["key", "value"])),
+    }.get(name, text)
+    with pytest.raises(SchemaMismatch, match=f"column '{name}' has bytes that are no text .* index 1"):
+        write_rows(shared_node, "" if name == "topic" else topic_name, {"body": text, name: column})
+    assert sum(client.offsets(topic_name).latest) == 0
 
 
 @pytest.mark.parametrize("key", ["keyed", None])
