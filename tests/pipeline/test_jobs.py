@@ -259,6 +259,9 @@ def test_an_audit_proves_a_topic_and_finds_what_is_wrong_with_one(
     problems = room._check(found, topic, bounds, replica)
     assert any("queue 1 lacks 1 offsets" in problem for problem in problems)
     assert any("queue 2 has 1 offsets twice" in problem for problem in problems)
+    assert any("n1: queue 3 of" in problem and "has none of the offsets 0 to" in problem for problem in problems)
+    elsewhere = room._check(found, topic, bounds, replace(replica, queues="0-2"))
+    assert not any("queue 3" in problem for problem in elsewhere), "what a node does not hold"
     sums = room._sums(frame)
     assert {problem.split()[2] for problem in room._compare(sums, found, replica)} == {"1", "2", "3"}
     part = room._Replica("n2", None, "0,2")

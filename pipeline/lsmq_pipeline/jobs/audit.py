@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lsmq.admin import ClusterInfo
 from lsmq.topics import parse_ranges
 from lsmq_pipeline.client import Bounds, PipelineClient
@@ -147,7 +149,12 @@ def _check(found: DataFrame, topic: Topic, bounds: Bounds, replica: _Replica) ->
     for row in found.where("last - first + 1 != messages").limit(20).collect():
         missing = row.last - row.first + 1 - row.messages
         problems.append(f"{replica.name}: queue {row.queue} lacks {missing} offsets between {row.first} and {row.last}")
+    bare = np.zeros(topic.queues, np.bool_)
+    for part in parse_ranges(replica.queues or f"0-{topic.queues - 1}"):
+        bare[part.start : part.stop] = True
+    bare &= bounds.latest > bounds.earliest
     for row in found.toLocalIterator():
+        bare[row.queue] = False
         first, last = int(bounds.earliest[row.queue]), int(bounds.latest[row.queue]) - 1
         if (row.first, row.last) != (first, last):
             problems.append(
@@ -155,8 +162,12 @@ def _check(found: DataFrame, topic: Topic, bounds: Bounds, replica: _Replica) ->
                 f"{first} to {last} as its bounds say"
             )
         if len(problems) >= 100:
-            problems.append("and perhaps more")
-            break
+            return [*problems, "and perhaps more"]
+    for queue in np.flatnonzero(bare)[:20].tolist():
+        problems.append(
+            f"{replica.name}: queue {queue} of {topic.name!r} has none of the offsets {bounds.earliest[queue]} to "
+            f"{bounds.latest[queue] - 1}, as its bounds say"
+        )
     return problems
 
 
