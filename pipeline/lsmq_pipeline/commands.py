@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lsmq import errors
 from lsmq.cli.options import TIME, TOPIC, json_option, url_option
 from lsmq.cli.render import print_fields, print_json, print_table
+from lsmq_pipeline import errors as own_errors
+from lsmq_pipeline.errors import JobFailed
 from lsmq_pipeline.jobs.report import JobProgressBar, JobReport, Quiet, lines_of
 
 if TYPE_CHECKING:
@@ -35,6 +39,8 @@ _SPARK_OPTIONS = (
         help="Where Spark runs: local[*], spark://host:7077, yarn, k8s://..., or sc://host:15002 (Spark Connect).",
     ),
 )
+#: The last line of a traceback that ends with an error of ours.
+_OURS = re.compile(r"^lsmq(?:_pipeline)?\.\w*errors?\.(\w+): (.+)$", re.MULTILINE)
 _since = click.option("--since", type=TIME, help="Messages stored at or after that time.")
 _until = click.option("--until", type=TIME, help="Messages stored before that time.")
 _plot = click.option("--plot", type=click.Path(dir_okay=False), help="Draw it into a PNG or SVG file as well.")
@@ -57,7 +63,7 @@ def _spark_job(*, connected: bool = True) -> Callable[[Callable[..., JobReport]]
         ) -> None:
             if connected:
                 given["connection"] = connection_of(url, deadline_ms)
-            with session(run.__name__, master, memory, settings) as spark:
+            with in_few_words(), session(run.__name__, master, memory, settings) as spark:
                 report = run(spark=spark, progress=JobProgressBar(spark), **given)
             show(report, as_json)
 
@@ -97,6 +103,27 @@ def session(name: str, master: str, memory: str, settings: tuple[str, ...]) -> I
         yield spark
     finally:
         spark.stop()
+
+
+@contextmanager
+def in_few_words() -> Iterator[None]:
+    """Raises what fails within Spark as the error of ours that its traceback ends with, or as ``JobFailed``."""
+    try:
+        yield
+    except errors.LsmqError:
+        raise
+    except Exception as error:
+        from pyspark.errors import PySparkException
+
+        java: Any = getattr(error, "java_exception", None)
+        if java is None and not isinstance(error, PySparkException):
+            raise
+        if ours := _OURS.findall(str(error)):
+            name, message = ours[-1]
+            kind: type[errors.LsmqError] = getattr(own_errors, name, getattr(errors, name, errors.LsmqError))
+            raise kind(message) from error
+        text = str(error) if isinstance(error, PySparkException) else str(java.toString())
+        raise JobFailed(f"Spark says: {text.strip().splitlines()[0]}") from error
 
 
 def show(report: JobReport, as_json: bool) -> None:

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from lsmq.cli import root
+from lsmq.errors import LsmqError
 from lsmq.sync import Client, Producer
 from support.node_process import NodeProcess
 
@@ -86,6 +87,31 @@ def test_every_job_runs_as_a_command_and_shows_its_progress(
     assert run("usage", topic_name, "--archive", path, *at)["messages"] == 60
     assert run("dedupe", path, str(tmp_path / "once"), "--by", "body")["kept"] == 20
     assert run("compact", path, str(tmp_path / "latest"))["kept"] == 5
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+def test_what_fails_within_spark_is_told_by_what_it_was(
+    spark: SparkSession, shared_node: NodeProcess, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lsmq_pipeline.commands.session", lambda *given: nullcontext(spark))
+    small, path = f"{topic_name}-small", str(tmp_path / "archive")
+    with Client(shared_node.url) as client:
+        client.create_topic(topic_name, queues=1)
+        client.create_topic(small, queues=1, max_message_bytes=1_000)
+        with Producer(client, topic_name) as producer:
+            producer.send(b"x" * 2_000)
+
+    def failed(*words: str) -> str:
+        error = CliRunner().invoke(root, ["pipeline", *words, "--url", shared_node.url]).exception
+        assert isinstance(error, LsmqError), error
+        return f"{error.code}: {error.message}"
+
+    assert failed("usage", "not-there") == "unknown_topic: there is no topic 'not-there'; create it first"
+    CliRunner().invoke(root, ["pipeline", "archive", topic_name, "--to", path, "--url", shared_node.url])
+    assert failed("replay", path, topic_name, small).startswith("message_too_large: row 0 of an Arrow batch makes")
+    elsewhere = failed("archive", topic_name, "--to", "nowhere://archive")
+    assert elsewhere.startswith("job_failed: Spark says: ") and '"nowhere"' in elsewhere
 
 
 @pytest.mark.slow
