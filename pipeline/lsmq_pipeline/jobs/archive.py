@@ -43,10 +43,11 @@ def archive(
     shown = progress or Quiet()
     place = Archive(spark, path)
     options = read_options(reader_options(connection, topic=",".join(topics)))
+    known = place.ends()
     with PipelineClient(options.connection) as cluster:
         found = cluster.topics(options.topics, None)
         goal = {topic.name: TopicOffsets(topic.name, topic.id, cluster.bounds(topic).latest) for topic in found}
-        begun = {topic.name: _start(cluster, topic, place.ends(), fail_on_data_loss) for topic in found}
+        begun = {topic.name: _start(cluster, topic, known, fail_on_data_loss) for topic in found}
     run = max((manifest.run for manifest in place.manifests()), default=0)
     before = run
     messages = 0

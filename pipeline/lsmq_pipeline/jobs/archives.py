@@ -19,6 +19,7 @@ Paths are Hadoop's: a local directory, ``hdfs://``, ``s3a://``, whatever Spark i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -125,7 +126,7 @@ class Archive:
 
     def frame(self) -> DataFrame:
         """The messages of all runs that count: the columns of ``whole_schema``, and ``run`` and ``date``."""
-        runs = [f"{self.path}/data/run={manifest.run:06d}" for manifest in self.must_exist() if manifest.messages]
+        runs = [self._files_of(manifest.run) for manifest in self.must_exist() if manifest.messages]
         if not runs:
             raise JobFailed(f"the archive at {self.path} is empty")
         # Spark would take a topic called 007 for a number, were it left to guess.
@@ -142,7 +143,7 @@ class Archive:
         writer.parquet(target)
         if not any(status.isDirectory() for status in self._files.listStatus(self._path("data", f"run={run:06d}"))):
             return 0  # No partition: no rows, and nothing whose schema Spark could read.
-        return int(self._spark.read.parquet(target).count())
+        return int(self._spark.read.parquet(self._files_of(run)).count())
 
     def add(self, manifest: ArchiveManifest) -> None:
         """Make a run count."""
@@ -156,6 +157,10 @@ class Archive:
             stream.close()
         if self._files.exists(final) or not self._files.rename(hidden, final):
             raise JobFailed(f"{self.path}/manifests/{name} is there already: does another job write to this archive?")
+
+    def _files_of(self, run: int) -> str:
+        """As Spark is asked for a run's files: it takes a path for a pattern."""
+        return re.sub(r"([\\*?\[\]{}])", r"\\\1", f"{self.path}/data/run={run:06d}")
 
     def _read(self, path: Any) -> str:
         stream = self._files.open(path)
