@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from lsmq.errors import InvalidBatch
-from lsmq.messages import Headers, RecordHeader, decode_header, split_priority
+from lsmq.messages import Headers, RecordHeader, decode_header, split_priority, unreadable
 from lsmq.record_batch import Column, Flag, RecordBatch
 from lsmq.topics import Topic
 
@@ -226,8 +225,9 @@ class _Parsed:
         self._has_headers = has & (fields >= 4)
         self._has_type = has & (fields == 5)
         end = np.where(fields >= 2, self._tag[3], self._key[3])
-        exact = ~has | self._has_properties | (end == records.at + records.columns[Column.HEADER_LENGTH])
-        self.irregular = self.irregular or not bool(exact.all())
+        behind = records.at + records.columns[Column.HEADER_LENGTH]
+        whole = ~has | (end == behind) | (self._has_properties & (end < behind))
+        self.irregular = self.irregular or not bool(whole.all())
 
     def _text(
         self, at: I64, there: NDArray[np.bool_], *, bytes_too: bool = False
@@ -322,10 +322,7 @@ def _slow_headers(records: Records) -> HeaderColumns:
     """Message by message, for headers that no client of ours packs."""
     view = memoryview(records.payload)  # type: ignore[arg-type]  # numpy arrays have the buffer protocol
     at, lengths = records.at.tolist(), records.columns[Column.HEADER_LENGTH].tolist()
-    try:
-        found = [decode_header(view[start : start + size]) for start, size in zip(at, lengths, strict=True)]
-    except msgpack.UnpackException as error:
-        raise InvalidBatch("a record's header is not msgpack") from error
+    found = [decode_header(view[start : start + size]) for start, size in zip(at, lengths, strict=True)]
     everywhere = np.ones(len(records), np.bool_)
     return HeaderColumns(
         pa.array([header.key.encode() if isinstance(header.key, str) else header.key for header in found], pa.binary()),
@@ -376,8 +373,30 @@ def ids(topic_id: int, records: Records) -> Any:
 def to_arrow(records: Records, topic: Topic, schema: Any, names: Any = None) -> Any:
     """The records as an Arrow batch of the columns that ``schema`` names, in order of queue and offset.
 
-    ``names`` of their queues; None where these have none.
+    ``names`` of their queues; None where these have none. Raises ``InvalidBatch`` that names the message whose header
+    cannot be read.
     """
+    try:
+        return _to_arrow(records, topic, schema, names)
+    except (InvalidBatch, pa.ArrowInvalid, pa.ArrowTypeError):
+        _tell_unreadable(records, topic)
+        raise
+
+
+def _tell_unreadable(records: Records, topic: Topic) -> None:
+    """Raises ``InvalidBatch`` of the first message whose header cannot be read, if there is one."""
+    view = memoryview(records.payload)  # type: ignore[arg-type]  # numpy arrays have the buffer protocol
+    columns = (records.columns[number].tolist() for number in (Column.HEADER_LENGTH, Column.QUEUE, Column.OFFSET))
+    for start, size, queue, offset in zip(records.at.tolist(), *columns, strict=True):
+        try:
+            properties = decode_header(view[start : start + size]).properties
+            if not all(isinstance(part, str) for pair in properties.items() for part in pair):
+                raise InvalidBatch("a property is no text")
+        except InvalidBatch as error:
+            raise unreadable(error, topic.name, queue, offset) from error
+
+
+def _to_arrow(records: Records, topic: Topic, schema: Any, names: Any) -> Any:
     parsed = headers(records) if _IN_HEADER & set(schema.names) else None
     makers: dict[str, Callable[[], Any]] = {
         "topic": lambda: pa.repeat(pa.scalar(topic.name), len(records)),

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql.types import StructType
 
 from lsmq.batch_builder import BatchBuilder, Codec, Column, Flag, encode_batch
 from lsmq.errors import InvalidBatch, MessageTooLarge
@@ -253,6 +254,44 @@ def test_a_key_that_is_no_text_is_read_as_binary_or_says_how() -> None:
     with pytest.raises(InvalidBatch, match=r"orders.*binaryKeys"):
         to_arrow(found, TOPIC, arrow_schema(message_schema()))
     assert to_arrow(found, TOPIC, arrow_schema(message_schema(binary_keys=True))).column("key").to_pylist() == [b"\xff"]
+
+
+def with_header(header: bytes) -> Any:
+    """Three messages, of which the one in the middle has this header."""
+    payload = b"\x91\xa1kone" + header + b"tw\xc0" + b"\x91\xa1kthree"
+    columns = {
+        Column.QUEUE: 3,
+        Column.OFFSET: [5, 6, 7],
+        Column.LENGTH: [6, len(header) + 3, 8],
+        Column.HEADER_LENGTH: [3, len(header), 3],
+    }
+    return select([RecordBatch(encode_batch(3, columns, payload))], TOPIC, [EVERYTHING])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"\x92\xc0\xa1\xff",  # A tag that is no text,
+        b"\x93\xc0\xc0\x81\xa1a\x01",  # a property that is a number,
+        b"\x93\xa1\xffa\xc0",
+        b"\x94\xc0\xc0\x80\x91\xa1a",  # a name without its value,
+        b"\x93\xd9\xff\xc0\xc0",  # a key and a tag that are longer than all there is.
+        b"\x93\xc0\xda\xff\xff\xc0",
+        b"\xc1",
+    ],
+)
+def test_a_message_that_cannot_be_read_is_named(header: bytes) -> None:
+    """Nodes store what a client of another make packs."""
+    found = with_header(header)
+    with pytest.raises(InvalidBatch, match=r"offset 6 of queue 3 of topic 'orders' cannot be read: .*offset 7, or"):
+        to_arrow(found, TOPIC, arrow_schema(message_schema(include_headers=True)))
+    assert to_arrow(found, TOPIC, arrow_schema(StructType().add("body", "binary"))).num_rows == 3, "nor need it be"
+
+
+def test_no_key_is_longer_than_its_header() -> None:
+    """It would have bytes of the body, or of other messages."""
+    with pytest.raises(InvalidBatch, match="offset 6"):
+        to_arrow(with_header(b"\x93\xa6abc\xc0"), TOPIC, arrow_schema(StructType().add("key", "binary")))
 
 
 def test_positions_are_told_from_messages() -> None:
