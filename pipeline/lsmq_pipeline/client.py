@@ -125,7 +125,9 @@ class PipelineClient:
         return self._loop.call(self._client.topic(name))
 
     def create_topic(self, name: str, queues: int) -> Topic:
-        """The topic, made if it is not there."""
+        """The topic as it is, made if it is not there."""
+        with suppress(UnknownTopic):
+            return self.topic(name)
         return self._loop.call(self._client.create_topic(name, queues=queues))
 
     def topics(self, names: Sequence[str], pattern: str | None) -> list[Topic]:

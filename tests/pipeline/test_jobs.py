@@ -207,11 +207,15 @@ def test_a_replay_keeps_to_a_time_and_to_queues_there_are(
     path = str(tmp_path / "archive")
     archive(spark, connection, [topic_name], path)
     target = f"{topic_name}-late"
+    client.create_topic(target, queues=9)  # There is nothing to make then, whatever it is like.
     replay(spark, connection, path, topic_name, target, name="late", since_ms=boundary_ms, create=True)
     assert [body for queue in stored(client, target).values() for _, body in queue] == [b"late"] * 7
     client.create_topic(f"{topic_name}-small", queues=1)
     with pytest.raises(JobFailed, match="1 queues"):
         replay(spark, connection, path, topic_name, f"{topic_name}-small", name="x")
+    client.create_topic(f"{topic_name}-named", queues="named")
+    with pytest.raises(JobFailed, match="queues with names"):
+        replay(spark, connection, path, topic_name, f"{topic_name}-named", name="x", create=True)
     with pytest.raises(JobFailed, match="no messages"):
         replay(spark, connection, path, "another", target, name="x")
 

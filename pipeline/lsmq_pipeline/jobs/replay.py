@@ -66,6 +66,10 @@ def replay(
     options = reader_options(connection, topic=target, queryId=f"replay:{name}")
     with PipelineClient(write_options(options).connection) as cluster:
         topic = cluster.create_topic(target, found.queue + 1) if create else cluster.topic(target)
+    if topic.named:
+        raise JobFailed(
+            f"topic {target!r} has queues with names, and those of an archive have numbers: name another one"
+        )
     if topic.queues <= found.queue:
         raise JobFailed(f"topic {target!r} has {topic.queues} queues; the archive has messages of queue {found.queue}")
     ordered = frame.repartition(PARTITIONS, "queue").sortWithinPartitions("queue", "run", "offset")
