@@ -13,7 +13,15 @@ from lsmq.topics import Topic
 from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.named import check_names, places_at, queues_between
 from lsmq_pipeline.options import ReadOptions
-from lsmq_pipeline.reading import PlannedSplit, edges_of, fetch_plan, planned_splits, read_split, sampled_bytes
+from lsmq_pipeline.reading import (
+    PlannedSplit,
+    edges_of,
+    fetch_plan,
+    passing_over_gone,
+    planned_splits,
+    read_split,
+    sampled_bytes,
+)
 from lsmq_pipeline.splits import Portion
 
 
@@ -48,14 +56,16 @@ def portions_of(
         check_names(topic, options)
         if topic.named:
             edges = places_at(options.start, topic), places_at(options.end, topic)
-            queues = queues_between(cluster, topic, options, edges, with_names=with_names)
-            places = queues.by_place()
-            mean_bytes = sampled_bytes(cluster, places, queues.starts, queues.ends, queues.numbers)
-            portions.append(Portion(places, queues.starts, queues.ends, mean_bytes, queues))
+            with passing_over_gone(options):
+                queues = queues_between(cluster, topic, options, edges, with_names=with_names)
+                places = queues.by_place()
+                mean_bytes = sampled_bytes(cluster, places, queues.starts, queues.ends, queues.numbers)
+                portions.append(Portion(places, queues.starts, queues.ends, mean_bytes, queues))
     numbered = [topic for topic in topics if not topic.named]
     for topic, chosen, (start, end) in edges_of(cluster, numbered, options, (options.start, options.end)):
         end = np.maximum(end, start)
         if chosen is not None:
             end = np.where(chosen, end, start)
-        portions.append(Portion(topic, start, end, sampled_bytes(cluster, topic, start, end)))
+        with passing_over_gone(options):
+            portions.append(Portion(topic, start, end, sampled_bytes(cluster, topic, start, end)))
     return portions

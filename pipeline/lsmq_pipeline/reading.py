@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -78,6 +79,11 @@ def nodes_for_tasks(cluster: PipelineClient, options: ReadOptions) -> tuple[str,
     return tuple(cluster.urls[:TASK_URLS]) if connection.url and not connection.zookeeper else ()
 
 
+def passing_over_gone(options: ReadOptions) -> AbstractContextManager[None]:
+    """Where a pattern says what is read, a topic that goes just now is none of it."""
+    return nullcontext() if options.topic_pattern is None else suppress(*GONE)
+
+
 def edges_of(
     cluster: PipelineClient, topics: Sequence[Topic], options: ReadOptions, edges: Sequence[Edge]
 ) -> Iterator[tuple[Topic, Mask | None, list[I64]]]:
@@ -92,8 +98,12 @@ def edges_of(
     for topic in topics:
         chosen = chosen_queues(topic, options)
         times = [times_of(edge, topic, chosen) for edge in edges]
-        at_times = [None if each is None else cluster.offsets_at(topic, each) for each in times]
-        bounds = cluster.bounds(topic)  # After what was found of times, so that none of that lies beyond.
+        bounds = None
+        with passing_over_gone(options):
+            at_times = [None if each is None else cluster.offsets_at(topic, each) for each in times]
+            bounds = cluster.bounds(topic)  # After what was found of times, so that none of that lies beyond.
+        if bounds is None:
+            continue
         placed = []
         for edge, offsets, at_time in zip(edges, explicit, at_times, strict=True):
             given = None if offsets is None else offsets.get(topic.name)

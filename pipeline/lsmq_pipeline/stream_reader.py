@@ -41,6 +41,7 @@ from lsmq_pipeline.reading import (
     edges_of,
     fetch_plan,
     nodes_for_tasks,
+    passing_over_gone,
     planned_splits,
     read_split,
     tell_deleted,
@@ -92,9 +93,12 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a new query starts. Spark keeps it nowhere, and asks again when it repeats the first batch."""
         options = self.options
         topics = self._connected().topics(options.topics, options.topic_pattern)
+        found: dict[str, StreamPlaces] = {}
         for topic in topics:
             check_names(topic, options)
-        found: dict[str, StreamPlaces] = {topic.name: self._named.initial(topic) for topic in topics if topic.named}
+            if topic.named:
+                with passing_over_gone(options):
+                    found[topic.name] = self._named.initial(topic)
         numbered = [topic for topic in topics if not topic.named]
         for topic, _, (offsets,) in edges_of(self._connected(), numbered, options, (options.start,)):
             found[topic.name] = TopicOffsets(topic.name, topic.id, offsets, start=offsets)

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from lsmq.sync import Client, Producer
+from lsmq.topics import Topic
 from lsmq_pipeline.batch_reader import LsmqReader
+from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.errors import DataLoss
 from lsmq_pipeline.options import read_options
 from lsmq_pipeline.schema import message_schema
+from lsmq_pipeline.stream_reader import LsmqStreamReader
 from support.node_process import NodeProcess
 
 
@@ -56,3 +59,30 @@ def test_a_named_queue_of_which_nothing_is_left_is_a_loss_or_passed_over(
     with pytest.raises(DataLoss, match="was to be read at 0, its earliest is 10"):
         read(*strict, "queue_name")
     assert read(*lax, "queue_name") == {"a": 10, "c": 10}
+
+
+@pytest.mark.parametrize("queues", [1, "named"])
+def test_a_topic_that_goes_while_a_pattern_is_looked_up_is_none_of_it(
+    shared_node: NodeProcess, client: Client, topic_name: str, monkeypatch: pytest.MonkeyPatch, queues: int | str
+) -> None:
+    goes, stays, listed = f"{topic_name}-a", f"{topic_name}-b", PipelineClient.topics
+    options = {"url": shared_node.url, "topicPattern": f"{topic_name}-."}
+
+    def gone_once_listed(cluster: PipelineClient, *given: Any) -> list[Topic]:
+        found = listed(cluster, *given)
+        client.delete_topic(goes)
+        return found
+
+    monkeypatch.setattr(PipelineClient, "topics", gone_once_listed)
+    for streaming in (False, True):
+        for topic in (goes, stays):
+            client.create_topic(topic, queues=queues)
+            with Producer(client, topic) as producer:
+                producer.send("x", queue="a" if queues == "named" else 0)
+        if streaming:
+            reader = LsmqStreamReader(read_options(options, streaming=True), message_schema())
+            assert reader.initialOffset()["topics"].keys() == {stays}
+            reader.stop()
+        else:
+            batch = LsmqReader(read_options(options), message_schema())
+            assert read(batch, list(batch.partitions()), "topic") == {stays: 1}
