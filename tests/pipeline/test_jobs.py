@@ -65,6 +65,8 @@ def stored(client: Client, topic: str) -> dict[int, list[tuple[str | None, bytes
 def test_an_archive_goes_on_holds_every_message_once_and_comes_back_in_order(
     spark: SparkSession, client: Client, connection: dict[str, Any], topic_name: str, tmp_path: Path
 ) -> None:
+    spark = spark.newSession()
+    spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
     send(client, topic_name, [f"body {number}" for number in range(500)])
     place = tmp_path / "archive[1] {a}?*"  # Spark would take it for a pattern.
     path = str(place)

@@ -139,8 +139,9 @@ class Archive:
 
         target = f"{self.path}/data/run={run:06d}"
         dated = frame.withColumn("date", F.to_date("stored_time"))
-        writer = dated.write.mode("overwrite").option("compression", compression).partitionBy("topic", "date")
-        writer.parquet(target)
+        # All of a killed run's files, whatever partitions they are of and the session says.
+        writer = dated.write.mode("overwrite").option("partitionOverwriteMode", "static")
+        writer.option("compression", compression).partitionBy("topic", "date").parquet(target)
         if not any(status.isDirectory() for status in self._files.listStatus(self._path("data", f"run={run:06d}"))):
             return 0  # No partition: no rows, and nothing whose schema Spark could read.
         return int(self._spark.read.parquet(self._files_of(run)).count())
