@@ -169,7 +169,7 @@ def test_messages_that_expire_come_back_with_their_lives_or_with_their_moments(
     assert {end for _, end in held(f"{topic_name}-old").values()} == {None}
 
 
-def test_an_audit_tells_headers_and_kinds_of_keys_apart(
+def test_an_audit_tells_all_that_a_message_holds_apart(
     spark: SparkSession, client: Client, connection: dict[str, Any], topic_name: str
 ) -> None:
     from lsmq_pipeline.jobs import audit as room
@@ -184,6 +184,11 @@ def test_an_audit_tells_headers_and_kinds_of_keys_apart(
         "array(named_struct('key', 'h', 'value', X'32')) headers",
         "false key_is_text",
         "cast(null as binary) body",
+        "'t' tag",
+        "'t' type",
+        "map('n', 'v') properties",
+        "1 subpriority",
+        "stored_time expires_time",
     ):
         other = frame.selectExpr(*[name for name in frame.columns if name != changed.split()[-1]], changed)
         assert room._compare(sums, room._sums(other), replica) == ["n1: queue 0 differs from its leader's"], changed

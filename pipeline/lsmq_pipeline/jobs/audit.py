@@ -26,12 +26,6 @@ if TYPE_CHECKING:
 
     from lsmq.topics import Topic
 
-_FIELDS = (
-    *("queue", "offset", "id", "key", "key_is_text", "tag", "priority", "subpriority"),
-    *("stored_time", "expires_time"),
-    *("body", "headers"),
-)
-
 
 @dataclass(frozen=True, slots=True)
 class _Replica:
@@ -119,8 +113,9 @@ def _sums(frame: DataFrame) -> DataFrame:
     """Each queue's count, bounds, bytes and a checksum that does not depend on the order of reading."""
     from pyspark.sql import functions as F
 
+    fields = [name for name in whole_schema().names if name != "properties"]
     properties = F.to_json(F.map_from_entries(F.array_sort(F.map_entries("properties"))))
-    checksum = F.bit_xor(F.xxhash64(*_FIELDS, properties))
+    checksum = F.bit_xor(F.xxhash64(*fields, properties))
     return frame.groupBy("queue").agg(
         F.count("*").alias("messages"),
         F.count_distinct("offset").alias("offsets"),
