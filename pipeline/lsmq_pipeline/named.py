@@ -22,6 +22,7 @@ from lsmq_pipeline.client import Arrivals, PipelineClient
 from lsmq_pipeline.errors import DataLoss, InvalidOption
 from lsmq_pipeline.given import json_object
 from lsmq_pipeline.named_offsets import ShardPlace, named_from_document
+from lsmq_pipeline.offsets import is_document
 from lsmq_pipeline.options import Edge, ReadOptions
 
 I64 = NDArray[np.int64]
@@ -94,7 +95,7 @@ def places_at(edge: Edge, topic: Topic) -> NamedEdge:
     if edge.offsets in ("earliest", "latest"):
         return edge.offsets
     given = _given(edge)
-    if "version" not in given:
+    if not is_document(given):
         if topic.name in given:
             raise InvalidOption(
                 f"option {edge.option} has offsets by number, and the queues of topic {topic.name!r} have names; give"

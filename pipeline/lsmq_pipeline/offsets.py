@@ -75,6 +75,11 @@ def to_document(topics: Mapping[str, Documented]) -> dict[str, Any]:
     return {"version": VERSION, "topics": {name: topics[name].to_dict() for name in sorted(topics)}}
 
 
+def is_document(given: Mapping[str, Any]) -> bool:
+    """Whether it is a document, and not offsets by topic, one of which may be called ``version``."""
+    return "version" in given and not isinstance(given["version"], Mapping)
+
+
 def from_document(document: Mapping[str, Any]) -> dict[str, TopicOffsets]:
     """What a document says of topics whose queues have numbers. Raises ``ValueError`` that says what is wrong."""
     if document.get("version") != VERSION:

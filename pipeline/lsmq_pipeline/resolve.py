@@ -19,7 +19,7 @@ from lsmq_pipeline.client import Bounds
 from lsmq_pipeline.errors import DataLoss, InvalidOption
 from lsmq_pipeline.given import json_object
 from lsmq_pipeline.named_offsets import StreamPlaces
-from lsmq_pipeline.offsets import TopicOffsets, from_document
+from lsmq_pipeline.offsets import TopicOffsets, from_document, is_document
 from lsmq_pipeline.options import Edge, ReadOptions
 
 I64 = NDArray[np.int64]
@@ -40,7 +40,7 @@ def explicit_offsets(edge: Edge, topics: Sequence[Topic]) -> dict[str, I64] | No
     missing = EARLIEST if edge.unnamed == "earliest" else LATEST
     try:
         given = json_object(edge.offsets)
-        if "version" in given:
+        if is_document(given):
             return _from_document(edge.option, given, topics)
         by_name = {topic.name: topic for topic in topics}
         unknown = given.keys() - by_name.keys()

@@ -23,6 +23,7 @@ from lsmq_pipeline.jobs.archives import Archive
 from lsmq_pipeline.jobs.audit import audit
 from lsmq_pipeline.jobs.lagreport import lagreport
 from lsmq_pipeline.jobs.replay import replay
+from lsmq_pipeline.jobs.report import sheet_of
 from lsmq_pipeline.jobs.thinning import compact, dedupe
 from lsmq_pipeline.jobs.usage import usage
 from lsmq_pipeline.schema import whole_schema
@@ -322,6 +323,8 @@ def test_usage_counts_by_tenant_and_hour_and_measures_latency(
     others = [row for row in found if row["tenant"] != "anna"]
     assert {row["tenant"] for row in others} == {topic_name} and all(row["latency_ms_p99"] is None for row in others)
     assert plot.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(JobFailed, match="more than 1 rows"):
+        sheet_of(spark.range(2), 1)
 
 
 def test_usage_says_hours_with_their_zone(

@@ -20,7 +20,7 @@ from lsmq_pipeline.errors import DataLoss, InvalidOption, SchemaMismatch
 from lsmq_pipeline.fetch import WINDOW_MESSAGES, Windows
 from lsmq_pipeline.offsets import TopicOffsets, from_document, pack, to_document, unpack
 from lsmq_pipeline.options import Edge, read_options, write_options
-from lsmq_pipeline.resolve import admit, chosen_queues, explicit_offsets, place, times_of
+from lsmq_pipeline.resolve import EARLIEST, admit, chosen_queues, explicit_offsets, place, times_of
 from lsmq_pipeline.schema import check_read_schema, check_write_schema
 from lsmq_pipeline.source import LsmqDataSource
 from lsmq_pipeline.splits import Portion, Split, plan
@@ -254,6 +254,8 @@ def test_explicit_offsets_name_ranges_of_queues_and_the_ends_by_number() -> None
     start = replace(START, offsets='{"orders": {"0-2": 12, "3": -1}}')
     assert placed(start) == [12, 12, 12, 20, 10, 10, 10, 10]
     assert placed(replace(start, is_start=False)) == [12, 12, 12, 20, 20, 20, 20, 20]
+    called_version = explicit_offsets(replace(START, offsets='{"version": {"7": 3}}'), [replace(TOPIC, name="version")])
+    assert called_version is not None and called_version["version"].tolist() == [EARLIEST] * 7 + [3]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Protocol
 
+from lsmq_pipeline.errors import JobFailed
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -105,10 +107,10 @@ class JobProgressBar:
 
 
 def sheet_of(frame: DataFrame, limit: int = 100_000) -> Sheet:
-    """A small data frame's rows. Raises ``ValueError`` when it is not small."""
+    """A small data frame's rows. Raises ``JobFailed`` when it is not small."""
     rows = frame.limit(limit + 1).collect()
     if len(rows) > limit:
-        raise ValueError(f"a table of more than {limit} rows")
+        raise JobFailed(f"the report would have more than {limit:,} rows: ask for fewer topics, or less time")
     return Sheet(tuple(frame.columns), [tuple(row) for row in rows])
 
 
