@@ -102,14 +102,16 @@ def test_what_fails_within_spark_is_told_by_what_it_was(
         with Producer(client, topic_name) as producer:
             producer.send(b"x" * 2_000)
 
-    def failed(*words: str) -> str:
-        error = CliRunner().invoke(root, ["pipeline", *words, "--url", shared_node.url]).exception
-        assert isinstance(error, LsmqError), error
+    def failed(*words: str, told: str = "") -> str:
+        done = CliRunner().invoke(root, ["pipeline", *words, "--url", shared_node.url])
+        error = done.exception
+        assert isinstance(error, LsmqError) and told in done.stderr, done.stderr
         return f"{error.code}: {error.message}"
 
     assert failed("usage", "not-there") == "unknown_topic: there is no topic 'not-there'; create it first"
     CliRunner().invoke(root, ["pipeline", "archive", topic_name, "--to", path, "--url", shared_node.url])
-    assert failed("replay", path, topic_name, small).startswith("message_too_large: row 0 of an Arrow batch makes")
+    replayed = failed("replay", path, topic_name, small, told="the name of this replay is ")
+    assert replayed.startswith("message_too_large: row 0 of an Arrow batch makes")
     elsewhere = failed("archive", topic_name, "--to", "nowhere://archive")
     assert elsewhere.startswith("job_failed: Spark says: ") and '"nowhere"' in elsewhere
 

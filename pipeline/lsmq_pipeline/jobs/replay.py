@@ -72,6 +72,7 @@ def replay(
         )
     if topic.queues <= found.queue:
         raise JobFailed(f"topic {target!r} has {topic.queues} queues; the archive has messages of queue {found.queue}")
+    shown.note(f"the name of this replay is {name}: should it fail, give it again")
     ordered = frame.repartition(PARTITIONS, "queue").sortWithinPartitions("queue", "run", "offset")
     with shown.step(f"replaying {found.messages:,} messages into {target}"):
         ordered.select(*WRITTEN, expiry).write.format("lsmq").options(**options).mode("append").save()
