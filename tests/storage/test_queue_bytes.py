@@ -111,6 +111,13 @@ def test_the_oldest_make_room_at_once_and_never_is_there_more(bench: Bench, size
     assert bench.store.bounds(topic_id, 1) == last, "it stands in the log"
 
 
+@pytest.mark.parametrize("size", [LIMIT - 1, 2 * LIMIT])
+def test_small_ones_make_room_for_a_large_one_that_is_sent_with_them(bench: Bench, size: int) -> None:
+    topic_id = create(bench, overflow="drop_oldest")
+    put(bench.store, topic_id, *[(1, b"x")] * 30, (1, b"x" * size), (2, b"x" * size), *[(2, b"x")] * 30)
+    assert held(bench, topic_id, 1) == size and held(bench, topic_id, 2) == 30
+
+
 def test_what_a_queue_held_before_makes_room_once_it_is_known(bench: Bench) -> None:
     topic_id = create(bench, overflow="drop_oldest")
     send(bench, topic_id, 1, 32)

@@ -39,7 +39,8 @@ class QueuePieces:
     def add(self, offsets: I64, lengths: I64) -> None:
         """Messages that come next, in order."""
         whole, step = np.cumsum(lengths), max(1, self.limit // _PIECES)
-        cuts = np.unique(np.append(whole.searchsorted(np.arange(step, int(whole[-1]), step)), len(whole) - 1))
+        first, last = (whole - lengths) // step, (whole - 1) // step  # steps that each message lies in
+        cuts = np.append(np.flatnonzero((last[:-1] != last[1:]) | (first[:-1] != last[:-1])), len(whole) - 1)
         before = 0
         for cut in cuts.tolist():
             self.add_piece(int(offsets[cut]) + 1, int(whole[cut]) - before)
