@@ -290,7 +290,7 @@ async def test_a_group_that_is_deleted_and_made_anew_shares_in_the_new_way(
     [
         ("no json", "invalid_request", ""),
         ('{"ack": [[0]]}', "invalid_request", "ack[0]"),
-        ('{"ack": [[0, -1]]}', "invalid_request", ""),
+        ('{"ack": [[0, -1]]}', "invalid_request", "ack[0][1]"),
         ('{"credit": 20000}', "invalid_request", "credit"),
         ('{"acks": []}', "invalid_request", "acks"),
     ],
@@ -323,6 +323,8 @@ async def test_errors_of_opening(api: Api, shared_node: NodeProcess, topic_name:
     assert api.get(path, status=400).error["field"] == "Accept"
     assert api.get("/v1/groups/pushed/push", status=400).code == "invalid_request"
     assert api.get(f"{path}&credit=0", status=400).error["field"] == "credit"
+    odd = api.get(f"{path}&start=middle", status=400)
+    assert odd.error["message"] == "start is 'middle'; it must be one of 'earliest', 'latest'"
     events = {"Accept": "text/event-stream"}
     assert api.get("/v1/groups/pushed/push?topic=nothing", status=404, headers=events).code == "unknown_topic"
     assert api.call("POST", f"/v1/groups/pushed/push/{'0' * 32}", {"ack": []}, status=404).code == "unknown_stream"

@@ -111,7 +111,7 @@ def check(value: Any, schema: Schema, path: str) -> None:
     if "enum" in schema:
         # 1 is not true here.
         if not any(value == each and isinstance(value, bool) is isinstance(each, bool) for each in schema["enum"]):
-            choices = ", ".join(repr(choice) for choice in schema["enum"])
+            choices = ", ".join(repr(str(each) if isinstance(each, str) else each) for each in schema["enum"])
             _refuse(path, f"is {_shown(value)}; it must be one of {choices}")
         return
     if "type" in schema and not _is_of(value, schema):
@@ -170,7 +170,7 @@ def _check_any(value: Any, schema: Schema, path: str) -> None:
     fitting = [option for option in options if "type" in option and _is_of(value, option)]
     if len(fitting) == 1:
         check(value, fitting[0], path)
-    _refuse(path, f"is {_shown(value)}; it must be " + " or ".join(_option(option) for option in options))
+    _refuse(path, f"is {_shown(value)}; it must be " + " or ".join(dict.fromkeys(map(_option, options))))
 
 
 def _check_number(value: float, schema: Schema, path: str) -> None:
