@@ -167,6 +167,20 @@ async def test_what_named_topics_do_not_obey_is_refused(shared_node: NodeProcess
                 await Consumer(client, f"{topic_name}-n", **numbered).start()  # type: ignore[arg-type]
 
 
+def test_the_blocking_face_refuses_to_seek_in_all_queues_by_name(shared_node: NodeProcess, topic_name: str) -> None:
+    with sync.Client(shared_node.url) as client:
+        client.create_topic(topic_name, queues="named")
+        with sync.Producer(client, topic_name) as producer:
+            producer.send_many(["a", "b"], queue="inbox").wait()
+        with sync.Consumer(client, topic_name) as consumer:
+            (first,) = consumer.poll(1)
+            with pytest.raises(InvalidRequest, match="by their numbers"):
+                consumer.seek_to_time(0)
+            assert next(consumer).text() == "b", "and it is where it was"
+            consumer.seek_to_time(0, [first.queue])
+            assert next(consumer).text() == "a"
+
+
 async def test_handlers_of_one_queue_hold_up_no_other(shared_node: NodeProcess, topic_name: str) -> None:
     """More of one queue than the window holds, whose handler does not come back for now."""
     async with named(shared_node, topic_name, each=0) as (client, producer):

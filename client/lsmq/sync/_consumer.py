@@ -177,7 +177,7 @@ class Consumer(BlockingIterable[Message]):
         async def seek() -> None:
             name = self._async._only_topic(topic)
             chosen = list(self._async.positions_of(name) if queues is None else queues)
-            await self._async.seek_to_time(moment, chosen, topic=topic)
+            await self._async.seek_to_time(moment, None if queues is None else chosen, topic=topic)
             self._forget(name, set(chosen).__contains__)
 
         self._thread.call(seek())
