@@ -17,6 +17,7 @@ from lsmq.errors import (
     TooManyConnections,
     TooManyRequests,
     Unauthenticated,
+    Unavailable,
     UnknownTopic,
     WrongPort,
 )
@@ -183,7 +184,7 @@ def _handler(
                 call.check_needs(access)
                 try:
                     response = await route.handler(call)
-                except NotLeader as refusal:
+                except (NotLeader, Unavailable) as refusal:
                     response = await answered_elsewhere(call, refusal)
                 except UnknownTopic as error:
                     raise call.told(error) from error

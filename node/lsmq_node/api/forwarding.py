@@ -1,7 +1,8 @@
 """Requests that came to a node which does not lead the shard: passed on to the one that does, or sent there.
 
 A handler needs to know nothing of it: where it raises ``NotLeader``, before anything was done, the leader is asked in
-its stead. A request whose parts belong to several leaders is split by its handler, see :func:`each_at_leader`.
+its stead; and again, where who leads is just taking over. A request whose parts belong to several leaders is split by
+its handler, see :func:`each_at_leader`.
 
 Between the nodes the request is signed, see :mod:`lsmq_node.cluster.peers`. What a client may do and have is checked
 where it arrived: origin, host, and its share of memory; limits of the request itself hold at the leader as well.
@@ -17,7 +18,7 @@ from typing import Any
 from aiohttp import web
 from yarl import URL
 
-from lsmq.errors import LsmqError, NotLeader, from_dict
+from lsmq.errors import LsmqError, NotLeader, Unavailable, from_dict
 from lsmq.topics import FETCH_SESSION_HEADER, FORWARD_HEADER
 from lsmq_coordinator.http_status import status_of
 from lsmq_node.broker import PassedBack, PassedOn, asked_from
@@ -37,7 +38,7 @@ _NOT_PASSED = (FORWARD_HEADER.lower(), "lsmq-auth", "lsmq-anti-forgery", "lsmq-a
 _ADDRESS_HEADER = "Lsmq-Address"
 
 
-async def answered_elsewhere(call: Call, refusal: NotLeader) -> web.StreamResponse:
+async def answered_elsewhere(call: Call, refusal: LsmqError) -> web.StreamResponse:
     """The leader's answer to a request that was refused here. Raises the refusal where it is to be heard."""
     shard = shard_to_ask(refusal)
     if call.forward is Forward.REFUSE or shard is None or call.route.is_stream:
@@ -60,7 +61,7 @@ async def answered_elsewhere(call: Call, refusal: NotLeader) -> web.StreamRespon
     return web.Response(status=found.status, headers=headers, body=found.body)
 
 
-def _redirection(call: Call, refusal: NotLeader) -> web.Response:
+def _redirection(call: Call, refusal: LsmqError) -> web.Response:
     leader = refusal.details.get("leader")
     if leader is None or leader == call.broker.config.public_url:
         raise refusal
@@ -88,8 +89,8 @@ def told_address(request: web.Request) -> str | None:
 
 
 def _refusal_in(answer: PassedBack) -> LsmqError | None:
-    """``NotLeader``, where the answer says that and that nothing was done."""
-    if answer.status != status_of(NotLeader):
+    """``NotLeader``, or ``Unavailable`` of who takes over, where the answer says that and that nothing was done."""
+    if answer.status not in (status_of(NotLeader), status_of(Unavailable)):
         return None
     error = _error_in(answer)
     return error if shard_to_ask(error) is not None else None
@@ -127,7 +128,7 @@ async def _at_leader(call: Call, part: ShardPart) -> dict[str, Any]:
     if call.broker.topology.leadership(part.shard).here:
         try:
             return await part.here()
-        except NotLeader as refusal:
+        except (NotLeader, Unavailable) as refusal:
             if shard_to_ask(refusal) is None:
                 raise
     headers = {**_passed_headers(call), "Content-Type": MSGPACK_TYPE, "Accept": MSGPACK_TYPE}

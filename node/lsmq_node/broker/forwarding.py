@@ -29,10 +29,11 @@ Result = TypeVar("Result")
 
 
 def shard_to_ask(refusal: LsmqError) -> int | None:
-    """The shard whose leader is to be asked instead; None where something may have been done, or nobody knows."""
+    """The shard whose leader is to be asked instead, or again once it has taken over; None where something may have
+    been done, or nobody knows."""
     shard = refusal.details.get("shard")
-    passable = isinstance(refusal, NotLeader) and refusal.details.get("sent") is False and isinstance(shard, int)
-    return shard if passable else None
+    passable = type(refusal) in (NotLeader, Unavailable) and refusal.details.get("sent") is False
+    return shard if passable and isinstance(shard, int) else None
 
 
 class Forwarder:
@@ -67,7 +68,7 @@ class Forwarder:
     ) -> Result | PassedBack:
         """What ``here`` returns where this node leads the shard, else what its leader answers to ``request``.
 
-        ``refusal_of`` an answer is the error in it, if it is one by which the leader says that it is none.
+        ``refusal_of`` an answer is the error in it, if it is one by which the leader says that it is none, or not yet.
         ``repeatable``: it changes nothing, and may be asked again though an answer was lost.
         Raises what ``here`` raises; ``NotLeader`` where no leader was found in time; ``Unavailable``,
         ``ConnectionFailed``.
@@ -79,7 +80,9 @@ class Forwarder:
             if led.here:
                 try:
                     return await here()
-                except NotLeader as error:
+                except (NotLeader, Unavailable) as error:
+                    if shard_to_ask(error) is None:
+                        raise
                     refusal = error
             elif led.url is not None and led.url != self._own_url:
                 try:
@@ -95,11 +98,9 @@ class Forwarder:
                     if refused is None:
                         return answer
                     refusal = refused
-            other = shard_to_ask(refusal)
-            if isinstance(refusal, NotLeader) and other is None:
-                raise refusal
             if self._admission.stopping or runtime.monotonic() >= deadline:
                 raise refusal
+            other = shard_to_ask(refusal)
             shard = shard if other is None else other
             await asyncio.sleep(_AGAIN_S)
 

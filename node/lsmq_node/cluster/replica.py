@@ -287,7 +287,8 @@ class Replica:
     def _cannot_serve(self) -> LsmqError:
         role = self.role
         if role is ReplicaRole.TAKING_OVER or role is ReplicaRole.LEADING:
-            return Unavailable(f"shard {self.shard} is being taken over; try again in a moment", shard=self.shard)
+            message = f"shard {self.shard} is being taken over; try again in a moment"
+            return Unavailable(message, shard=self.shard, sent=False)
         if role is ReplicaRole.STARTING:
-            return Unavailable(f"the replica of shard {self.shard} is being opened", shard=self.shard)
+            return Unavailable(f"the replica of shard {self.shard} is being opened", shard=self.shard, sent=False)
         return self._shell.not_leader(f"{self.node} does not lead shard {self.shard}", sent=False)
