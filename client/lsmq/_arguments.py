@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from operator import index
 from typing import Final
@@ -57,7 +57,21 @@ def check_queues(queues: Iterable[object]) -> None:
     """Raises ``InvalidRequest`` for the first that is no whole number. Whether a topic has it, the topic knows."""
     for queue in queues:
         if type(queue) is not int and not _is_whole(queue):
-            raise InvalidRequest(f"queue is {_shown(queue)}; it must be a whole number", field="queue")
+            remedy = ", which client.queue() says of a name" if isinstance(queue, str) else ""
+            raise InvalidRequest(f"queue is {_shown(queue)}; it must be a whole number{remedy}", field="queue")
+
+
+def sorted_queues(queues: Iterable[int]) -> Sequence[int]:
+    """Each once, in ascending order. Raises ``InvalidRequest`` for what is no collection of whole numbers."""
+    if isinstance(queues, range) and queues.step > 0:
+        return queues
+    if isinstance(queues, str) or not isinstance(queues, Iterable):
+        raise InvalidRequest(
+            f"queues is {_shown(queues)}; it must be a list of numbers, such as [0, 1]", field="queues"
+        )
+    found = list(queues)
+    check_queues(found)
+    return sorted(set(found))
 
 
 def _is_number(value: object, or_inf: bool) -> bool:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, TypeVar
 
-from lsmq._arguments import check_offsets, check_queues
+from lsmq._arguments import check_offsets, check_queues, sorted_queues
 from lsmq._paths import topic_path
 from lsmq._reading import following_page
 from lsmq._retries import Deadline
@@ -99,7 +99,7 @@ class DeleteRequests:
                 raise InvalidRequest(
                     f"topic {name!r} has queues with names, of which all are trimmed so or none: trim_queue() trims one"
                 )
-            wanted = queues if isinstance(queues, range) else sorted(set(queues))
+            wanted = sorted_queues(queues)
             if not wanted:
                 return 0
             for queue in (wanted[0], wanted[-1]):

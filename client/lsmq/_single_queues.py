@@ -136,11 +136,14 @@ class QueueRequests:
         self, method: str, topic: str, name: str, parse: Callable[[Any], T], after: str = "", value: Any = None
     ) -> T:
         """Ask the leader of the shard that the name lies in; what ``parse`` makes of the answer."""
-        path = queue_path(topic, check_queue_name(name)) + after
 
         async def work(known: Topic) -> T:
             if not known.named:
-                raise InvalidRequest(f"the queues of topic {topic!r} have numbers, not names")
+                raise InvalidRequest(
+                    f"the queues of topic {topic!r} have numbers, not names: "
+                    "offsets(), trim_topic() and purge_topic() take these"
+                )
+            path = queue_path(topic, check_queue_name(name)) + after
             shard = known.route(queue_slot(name)).shard
             answer = await self._router.ask_leader(known, shard, method, path, value=value, deadline=self._deadline())
             return answer.parsed(parse) if answer.body else parse(None)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack
 from urllib.parse import urlsplit
 
-from lsmq._arguments import check_offsets, check_queues, check_times
+from lsmq._arguments import check_offsets, check_queues, check_times, sorted_queues
 from lsmq._asking import Asking
 from lsmq._bundles import Bundles
 from lsmq._credentials import Credentials
@@ -321,7 +321,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         With ``at_time`` (a datetime, or milliseconds since 1970) also the first offset stored at or after it. In a
         named topic queues have numbers, too, which are to be given; :meth:`queues` lists all with their names.
         """
-        wanted = None if queues is None else queues if isinstance(queues, range) else sorted(set(queues))
+        wanted = None if queues is None else sorted_queues(queues)
         return await self._with_topic(topic, lambda known: self._offsets(known, wanted, at_time))
 
     async def _offsets(self, topic: Topic, queues: Sequence[int] | None, at_time: datetime | int | None) -> Offsets:

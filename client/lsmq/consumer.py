@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, get_args
 
-from lsmq._arguments import check_counts, check_offsets, check_queues, check_times
+from lsmq._arguments import check_counts, check_offsets, check_queues, check_times, sorted_queues
 from lsmq._commits import Commits, HeldQueues
 from lsmq._fetch_loop import FetchLoop
 from lsmq._fetcher import FetchOptions, OutOfRange
@@ -401,7 +401,7 @@ class Consumer(MessageConsumer):
         loop = self._loop(topic)
         if loop.topic.named:
             raise InvalidRequest(f"of topic {loop.topic.name!r}, which has queues with names, all are paused or none")
-        chosen = to_ranges(queues)
+        chosen = to_ranges(sorted_queues(queues))
         for part in subtract(chosen, loop.positions.ranges):
             loop.positions.owned_slot(part.start)
         return {loop.topic.name: chosen}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lsmq import Client, ClientClosed, Consumer, Group, InvalidRequest, Producer, sync
+from lsmq import Client, ClientClosed, Consumer, Group, InvalidRequest, Producer, UnknownQueue, sync
 from support.node_process import NodeProcess
 
 
@@ -75,3 +75,63 @@ async def test_a_name_that_is_none_is_refused(shared_node: NodeProcess, name: An
                 await call
         with pytest.raises(InvalidRequest, match="is no name"):
             Group(client, name)
+
+
+@pytest.mark.parametrize("queues", [["alice"], [0, "1"], [None], [[0]], [1.5], "01", 1])
+async def test_queues_that_are_no_numbers_are_refused_by_name(
+    shared_node: NodeProcess, topic_name: str, queues: Any
+) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues=4)
+        async with Consumer(client, topic_name) as consumer:
+            for choose in (consumer.pause, consumer.resume):
+                with pytest.raises(InvalidRequest, match=r"queues? is .*; it must be a (whole number|list of numbers)"):
+                    choose(queues)
+        for call in (client.offsets(topic_name, queues), client.purge_topic(topic_name, queues=queues)):
+            with pytest.raises(InvalidRequest, match=r"queues? is .*; it must be a (whole number|list of numbers)"):
+                await call
+
+
+async def test_queues_are_said_in_any_order_and_by_ranges(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues=4)
+        for queues in ([3, 1, 1], range(3, 0, -2), {1, 3}, range(1, 4, 2)):
+            assert list((await client.offsets(topic_name, queues)).queues) == [1, 3]
+            async with Producer(client, topic_name) as producer:
+                for queue in range(4):
+                    await producer.send("a", queue=queue)
+            assert await client.purge_topic(topic_name, queues=queues) == 2
+        with pytest.raises(UnknownQueue):
+            await client.offsets(topic_name, [-1])
+
+
+async def test_a_name_in_place_of_a_number_is_told_where_the_number_is(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues="named")
+        await client.declare_queue(topic_name, "alice")
+        for call in (
+            client.offsets(topic_name, ["alice"]),  # type: ignore[list-item]
+            client.commit_offsets(f"g-{topic_name}", topic_name, {"alice": 0}),  # type: ignore[dict-item]
+        ):
+            with pytest.raises(InvalidRequest, match=r"client\.queue\(\) says"):
+                await call
+        number = (await client.queue(topic_name, "alice")).number
+        assert list((await client.offsets(topic_name, [number])).earliest) == [0]
+
+
+@pytest.mark.parametrize("name", [1, "1"])
+async def test_a_single_queue_that_has_a_number_is_told_where_numbers_go(
+    shared_node: NodeProcess, topic_name: str, name: Any
+) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues=4)
+        for call in (
+            client.queue(topic_name, name),
+            client.declare_queue(topic_name, name),
+            client.trim_queue(topic_name, name, 0),
+            client.delete_queue(topic_name, name),
+        ):
+            with pytest.raises(InvalidRequest, match=r"have numbers, not names: offsets\(\)"):
+                await call
