@@ -370,7 +370,10 @@ class RaftControl:
     def _no_leader(self) -> Unavailable:
         leader = self.leader
         if leader is None or leader == self.config.node:
-            return NoControlLeader("no leader of the control plane is known; an election takes under a second")
+            return NoControlLeader(
+                "no leader of the control plane is known; an election takes under a second, and a majority "
+                "of the voters: lsmq status says who does not answer"
+            )
         return NotControlLeader(f"node {leader!r} leads the control plane", leader=leader)
 
     # Called in the loop

@@ -45,7 +45,7 @@ async def test_a_successor_that_sends_all_again_stores_each_message_once(
             receipts = [await second.send(body, position=position, key=key) for position, key, body in outbox]
             sent = [await each for each in receipts]
             assert [each.duplicate for each in sent] == [position <= begin for position, _, _ in outbox]
-        with pytest.raises(ProducerFenced):
+        with pytest.raises(ProducerFenced, match="take over again"):
             await (await first.send(b"late", position=1_000))
         with pytest.raises(ProducerFenced):
             await (await first.send(b"later", position=1_001))

@@ -185,7 +185,7 @@ def test_the_command_says_at_once_that_nobody_is_there_and_tries_on() -> None:
         "GET /v1/topics has had no success for 1." in first
         and "no connection to http://127.0.0.1:9: Connection refused" in first
     )
-    assert ended.returncode == 1 and "is a node running there?" in hint
+    assert ended.returncode == 1 and "is a node running there?" in hint and "lsmq status" in hint
 
 
 async def test_heartbeats_that_fail_do_not_flood_the_log(

@@ -129,7 +129,7 @@ def test_a_voter_without_its_peers_says_that_there_is_no_leader(tmp_path: Path) 
     async def run() -> None:
         control = RaftControl(config(tmp_path, voters=3))
         await control.start()
-        with pytest.raises(NoControlLeader):
+        with pytest.raises(NoControlLeader, match="a majority of the voters"):
             await control.submit({"op": "x"})
         assert control.leader is None and control.lease == float("-inf")
         await control.stop()

@@ -46,7 +46,11 @@ def _run(arguments: Sequence[str] | None) -> int:
     except LsmqError as error:
         click.echo(f"error: {error.code}: {error.message}", err=True)
         if isinstance(error, ConnectionFailed) and "tls" not in error.details:
-            click.echo("is a node running there? --url or LSMQ_URL says where; lsmq serve starts one", err=True)
+            click.echo(
+                "is a node running there? --url or LSMQ_URL says where; lsmq serve starts one, and of a cluster that "
+                "answers in part lsmq status says who is away",
+                err=True,
+            )
         if isinstance(error, Unauthenticated):
             click.echo("give --token-file, or LSMQ_TOKEN_FILE; a node's first token is DATA/admin.token", err=True)
         return 1

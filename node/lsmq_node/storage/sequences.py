@@ -217,7 +217,8 @@ def _is_next(key: BatchKey, head: Head | None) -> bool:
 def _fenced(key: BatchKey, head: Head) -> LsmqError:
     return ProducerFenced(
         f"producer {key.producer_id} has begun epoch {head.epoch}; batch {key.sequence} is of epoch {key.epoch}: "
-        "somebody else goes on with this id. Stop here, or begin again with a new producer id",
+        "somebody else goes on in its place. Stop here, or take over again (a new GroupProducer does), or send under a "
+        "new producer id",
         producer=key.producer_id,
         epoch=key.epoch,
         latest=head.epoch,
