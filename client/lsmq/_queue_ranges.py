@@ -15,9 +15,9 @@ def to_ranges(queues: Iterable[int]) -> Ranges:
     if isinstance(queues, range) and queues.step == 1:
         return (queues,) if queues else NONE
     found: list[range] = []
-    first = end = -1
+    first = end = 0
     for queue in sorted(queues):
-        if queue > end:
+        if end == first or queue > end:
             if end > first:
                 found.append(range(first, end))
             first = queue

@@ -80,7 +80,7 @@ async def test_a_queue_that_is_not_read_is_not_paused(shared_node: NodeProcess, 
     async with Client(shared_node.url) as client:
         await client.create_topic(topic_name, queues=QUEUES)
         async with Consumer(client, topic_name, queues=[0, 2]) as consumer:
-            for queues in ([1], range(4), [0, 9]):
+            for queues in ([1], range(4), [0, 9], [-5], [-5, 0], range(-5, 1)):
                 with pytest.raises(UnknownQueue):
                     consumer.pause(queues)
             assert consumer.paused == {}
