@@ -41,6 +41,7 @@ from .allowances import NOBODY, Allowances, Maker
 from .arrivals import ArrivalReads
 from .budget import ByteBudget, Hold
 from .catalog import stays_on_shards
+from .compacted import check_keys_stay
 from .fetched import Fetched
 from .forwarding import Forwarder
 from .letter_targets import check_moving
@@ -188,6 +189,7 @@ class Broker:
         before = await self.topology.topics.by_name(name)
 
         def check(topic: StoredTopic, known: Sequence[StoredTopic]) -> None:
+            check_keys_stay(topic, queues)
             self._check_growth(topic, queues, known)
 
         topic = await self.topology.topics.grow(name, queues, check)
@@ -212,6 +214,8 @@ class Broker:
         def check(topic: StoredTopic, queues: int, known: Sequence[StoredTopic]) -> None:
             if topic.named:
                 raise stays_on_shards(topic)
+            if keys is KeysAtSpread.MOVE:
+                check_keys_stay(topic, queues)
             self.admission.queues_of_topic(topic, queues)
             self._check_growth(topic, queues, known)
 
