@@ -41,7 +41,7 @@ from .allowances import NOBODY, Allowances, Maker
 from .arrivals import ArrivalReads
 from .budget import ByteBudget, Hold
 from .catalog import stays_on_shards
-from .compacted import check_keys_stay
+from .compacted import check_keys_stay, check_limits
 from .fetched import Fetched
 from .forwarding import Forwarder
 from .letter_targets import check_moving
@@ -171,6 +171,7 @@ class Broker:
             check_moving(self, name, options)
             made_by = by.principal if there is None else there.options.made_by
             if there is None:
+                check_limits(options, None)
                 self.topic_shares.check(by.address, 0 if options.named else queues, known)
             if there is None and by.principal is not None:
                 made_by = self.allowances.make_topic(by.principal, 0 if options.named else queues, known)
@@ -230,6 +231,7 @@ class Broker:
 
         def check(topic: StoredTopic, options: TopicOptions) -> None:
             self.admission.topic_options(topic.queues, options)
+            check_limits(options, topic.options)
             check_moving(self, topic.name, options)
 
         return await self.topology.topics.alter(name, changes, check)

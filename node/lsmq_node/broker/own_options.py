@@ -11,6 +11,7 @@ from lsmq_node.storage import NamesBehind, ShardStore, StoredTopic, queue_option
 from lsmq_node.storage.queue_options import MAX_QUEUE_OPTIONS, QueueOptions
 
 from .admission import Admission
+from .compacted import check_own_limits
 from .loop_work import to_its_end
 from .names import BrokerNames, unknown_queue
 from .placement import shard_of
@@ -47,7 +48,9 @@ class OwnOptions:
             else:
                 self._admission.queue(topic, queue)
                 port = await self._writable(topic, queue)
-            options = _known(port.store, topic, queue).altered(changes)
+            known = _known(port.store, topic, queue)
+            options = known.altered(changes)
+            check_own_limits(topic, options, known)
             await self._put(port, topic, queue, options)
         return options
 
