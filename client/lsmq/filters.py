@@ -102,5 +102,7 @@ def _words(name: str, given: str | Iterable[str] | None) -> frozenset[str]:
             limit=MAX_FILTER_WORDS,
         )
     for word in words:
+        if word == "":
+            raise InvalidRequest(f"{name} names an empty word; say {name} = '' or {name} IS NULL in filter", field=name)
         (check_tag if name == "tag" else check_type)(word)
     return frozenset(words)

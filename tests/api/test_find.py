@@ -108,6 +108,8 @@ def test_what_cannot_be_asked_is_refused_by_name(api: Api, topic: str) -> None:
         "?key=a&limit=1001": "limit",
         "?key=a&shard=7": "shard",
         "?key=a&colour=red": "colour",
+        "?key=a&tag=%7C%7C": "tag",
+        "?type=a%7C%7C": "type",
     }.items():
         answer = api.get(base + query, 400)
         assert answer.error["field"] == field, query

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from lsmq.messages import priority_value
+from lsmq.record_batch import BatchBuilder
 from lsmq_node.workqueue.picks import MAX_FILTERS
 from support.node_process import NodeProcess
 from support.waiting import eventually
 
 from .calls import Api
-from .test_work_queues import LONG_MS, SHORT_MS, Work
+from .test_work_queues import LONG_MS, SHORT_MS, Work, bodies
 
 
 class Picking(Work):
@@ -75,6 +77,19 @@ def test_what_failed_comes_again_to_those_who_pick_it_alone(api: Api) -> None:
     assert (again["offset"], again["deliveries"]) == (1, 3)
     assert work.pick(tag="c") == []
     assert sorted(message["offset"] for message in work.pop()) == [0, 2]
+
+
+def test_what_nobody_can_read_nobody_picks_when_it_failed_either(api: Api) -> None:
+    work = Picking(api, "picked-unreadable", 1)
+    builder = BatchBuilder()
+    builder.add_packed(0, b"broken", b"\xc1", priority=priority_value(7, 0))
+    builder.add(0, b"whole")
+    api.send_batch(work.topic, builder.build())
+    whole, broken = work.pick(filter="tag IS NULL"), work.pop()
+    assert (bodies(whole), bodies(broken)) == (["whole"], ["broken"])
+    assert work.settle("nack", *whole, *broken, delay_ms=0) == []
+    assert bodies(work.pick(filter="tag IS NULL")) == ["whole"]
+    assert bodies(work.pick(filter="priority = 7")) == ["broken"], "which needs none of what cannot be read"
 
 
 def test_a_message_wakes_the_held_pop_that_wants_it(api: Api) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from lsmq.errors import InvalidRequest, LsmqError, TooManyFilters
+from lsmq.errors import InvalidBatch, InvalidRequest, LsmqError, TooManyFilters
 from lsmq.filters import MessageFilter
 from lsmq.messages import RecordHeader
 from lsmq.record_batch import decode_header
@@ -92,10 +92,12 @@ class FilterPick:
         return found
 
     def takes(self, record: LetterRecord) -> bool:
-        """Whether it is wanted."""
+        """Whether it is wanted: as :meth:`Picked.passing` has it of new ones."""
         try:
             header = decode_header(record.header)
-        except LsmqError:
+        except InvalidBatch:
+            if self.picked.weight:
+                return False
             header = RecordHeader()
         return self.wanted.takes(header, record.priority, record.stored_ms)
 
