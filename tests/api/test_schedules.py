@@ -75,6 +75,7 @@ def test_schedules_are_listed_by_name_in_pages(api: Api, topic_name: str) -> Non
         ({"cron": "every day"}, "cron"),
         ({"cron": "0 0 30 2 *"}, "cron"),
         ({"tz": "Nowhere"}, "tz"),
+        ({"tz": "localtime"}, "tz"),
         ({"message": {"body": "x", "delay_ms": 5}}, "message.delay_ms"),
         ({"message": {"body": "x", "dedupe_id": "a"}}, "message.dedupe_id"),
         ({"message": {"key": "k"}}, "messages[0].body"),

@@ -177,13 +177,13 @@ def test_the_blocking_face_has_delayed_messages(shared_node: NodeProcess, topic_
 
 @pytest.fixture
 def run_lsmq(shared_node: NodeProcess) -> Callable[..., str]:
-    """Runs a command; what it prints."""
+    """Runs a command; what it prints, or what it says where it fails."""
 
-    def run(*arguments: str, stdin: str = "") -> str:
+    def run(*arguments: str, stdin: str = "", status: int = 0) -> str:
         environment = {**os.environ, "LSMQ_URL": shared_node.url, "COLUMNS": "200"}
         ran = run_python("-m", "lsmq", *arguments, input=stdin, text=True, env=environment)
-        assert ran.returncode == 0, ran.stderr
-        return ran.stdout
+        assert ran.returncode == status, ran.stderr
+        return ran.stdout if status == 0 else ran.stderr
 
     return run
 
@@ -201,6 +201,19 @@ def test_the_command_line_sends_lists_cancels_and_moves(run_lsmq: Callable[..., 
     moved = run_lsmq("delayed", "reschedule", topic_name, ids[2], "--delay", "5m").strip()
     table = run_lsmq("delayed", "list", topic_name)
     assert moved in table and "three" in table and "one" not in table
+
+
+def test_one_that_cannot_be_cancelled_is_named_and_the_others_are(
+    run_lsmq: Callable[..., str], topic_name: str
+) -> None:
+    run_lsmq("topic", "create", topic_name, "--queues", "1")
+    receipts = run_lsmq("produce", topic_name, "--delay", "2h", "--receipts", stdin="one\ntwo\n")
+    first, second = (json.loads(line)["id"] for line in receipts.splitlines())
+    run_lsmq("delayed", "cancel", topic_name, first)
+    said = run_lsmq("delayed", "cancel", topic_name, first, "nonsense", second, status=1)
+    assert f"{first} was not cancelled: unknown_message" in said and "nonsense was not cancelled: " in said
+    assert f"cancelled {second}" in said and run_lsmq("delayed", "list", topic_name, "--json") == ""
+    assert "unknown_topic" in run_lsmq("delayed", "cancel", f"{topic_name}-none", first, second, status=1)
 
 
 def test_schedules_in_both_faces_and_on_the_command_line(

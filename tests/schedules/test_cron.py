@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lsmq.errors import InvalidRequest
-from lsmq_node.schedules.cron import Cron, zone_of
+from lsmq_node.schedules.cron import Cron, zone_of, zone_to_keep
 from support.extent import part_in_number
 
 BERLIN = ZoneInfo("Europe/Berlin")
@@ -135,3 +135,9 @@ def test_a_leap_day_that_must_be_some_day_of_the_week_comes_however_far_away_it_
     cron = Cron.parse(f"0 0 29 2 {weekday}")
     found = datetime.fromtimestamp(cron.next_ms(ms(f"{year}-03-01T00:00+00:00"), ZoneInfo("UTC")) / 1000, UTC)
     assert (found.month, found.day) == (2, 29) and found.isoweekday() % 7 in cron.weekdays
+
+
+@pytest.mark.parametrize("name", ["localtime", "posixrules", "posix/localtime"])
+def test_a_zone_that_each_system_has_its_own_of_is_no_schedules(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="another time zone on each node"):
+        zone_to_keep(name)

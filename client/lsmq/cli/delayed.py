@@ -9,8 +9,11 @@ import click
 from lsmq import Client, DelayedMessage, DelayedMessages
 from lsmq.cli.options import DURATION, TIME, TOPIC, asks_a_node, json_option
 from lsmq.cli.render import print_json, print_table, time_text
+from lsmq.errors import AlreadyDelivered, InvalidRequest, NotEnoughReplicas, ShardStopped, TimedOut, UnknownMessage
 
 _SHOWN_BODY = 60
+#: What fails of one message, while others can be cancelled.
+_OF_ONE_MESSAGE = (AlreadyDelivered, UnknownMessage, InvalidRequest, NotEnoughReplicas, ShardStopped, TimedOut)
 
 
 @click.group()
@@ -68,13 +71,24 @@ async def list_command(client: Client, topic: str, limit: int, as_json: bool) ->
 async def cancel(client: Client, topic: str, ids: tuple[str, ...]) -> None:
     """Cancel messages of TOPIC by the IDs that sending and listing show: they never come.
 
+    One that cannot be cancelled, since it has come or is not there, is named, and the others are cancelled all the
+    same; the exit status is 1 then.
+
     \b
       lsmq delayed cancel reminders 4000019ab3c41d270000000000001f3a
     """
     messages = DelayedMessages(client, topic)
+    failed = False
     for id in ids:
-        await messages.cancel(id)
-        click.echo(f"cancelled {id}", err=True)
+        try:
+            await messages.cancel(id)
+        except _OF_ONE_MESSAGE as error:
+            failed = True
+            click.echo(f"error: {id} was not cancelled: {error.code}: {error.message}", err=True)
+        else:
+            click.echo(f"cancelled {id}", err=True)
+    if failed:
+        click.get_current_context().exit(1)
 
 
 @delayed.command()

@@ -22,7 +22,7 @@ from lsmq.errors import (
 from lsmq.messages import priority_value
 from lsmq.record_batch import Flag, RecordBatch, encode_header
 from lsmq_node.schedules import Schedule
-from lsmq_node.schedules.cron import Cron, zone_of
+from lsmq_node.schedules.cron import Cron, zone_to_keep
 from lsmq_node.storage.later_names import with_names
 
 from . import schedule_schemas as schemas
@@ -61,7 +61,7 @@ async def put_schedule(call: Call) -> web.StreamResponse:
     """
     topic, name = await call.topic(), call.path("name")
     document = await call.checked_document()
-    cron, zone = Cron.parse(document["cron"]), zone_of(document["tz"])
+    cron, zone = Cron.parse(document["cron"]), zone_to_keep(document["tz"])
     packer = Packer(call.broker, topic)
     packer.add(0, document["message"])
     (part,) = packer.parts.values()

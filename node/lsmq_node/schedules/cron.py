@@ -53,6 +53,8 @@ _FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
 _FURTHEST = timedelta(days=41 * 366)
 #: Where the date line was moved, clocks skipped a day.
 _LONGEST_SKIP = timedelta(days=1)
+#: Zones that are whatever somebody has set up on a machine: another leader would have other times.
+_OF_EACH_SYSTEM = ("localtime", "posixrules")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,16 @@ def zone_of(name: str) -> ZoneInfo:
             f"tz is {name!r:.80}, which is no time zone that this node knows; write one such as Europe/Berlin or UTC",
             field="tz",
         ) from error
+
+
+def zone_to_keep(name: str) -> ZoneInfo:
+    """:func:`zone_of` of a schedule that is made: none that each system has its own of. Raises ``InvalidRequest``."""
+    if name.rpartition("/")[2] in _OF_EACH_SYSTEM:
+        raise InvalidRequest(
+            f"tz is {name!r:.80}, which is another time zone on each node; write one such as Europe/Berlin or UTC",
+            field="tz",
+        )
+    return zone_of(name)
 
 
 def _values(text: str, part: str, what: str, least: int, most: int, names: dict[str, int]) -> frozenset[int]:
