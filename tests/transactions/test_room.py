@@ -15,7 +15,7 @@ from support.node_process import NodeProcess
 from support.waiting import eventually
 
 from .test_http import Member, message
-from .test_steps import Session, begin, commit, never, on, until_seen
+from .test_steps import Session, begin, commit, never, on, post, until_seen
 
 
 def fill(store: ShardStore) -> list[str]:
@@ -54,6 +54,22 @@ def test_a_shard_whose_documents_are_full_takes_what_is_committed(tmp_path: Path
                 fill(port.store)
         assert (await commit(session, await begin(session), wait_ms=5_000))["delivered"]
         await until_seen(session, 1)
+
+    on(tmp_path / "data", test, max_documents_bytes=64 << 10)
+
+
+def test_what_was_begun_is_finished_where_others_have_filled_the_documents(tmp_path: Path) -> None:
+    async def test(session: Session, service: TransactionService) -> None:
+        committed, rolled_back = await begin(session), await begin(session, 2)
+        coordinator = await service.coordinator("g")
+        fill(coordinator.store)
+        assert (await commit(session, committed, wait_ms=5_000))["delivered"]
+        await until_seen(session, 1)
+        fill(coordinator.store)
+        with pytest.raises(DocumentsFull):
+            coordinator.store.put_documents({"transaction/g/new": b"x"})
+        rolled = await post(session, f"/transactions/{rolled_back}/rollback", {})
+        assert rolled["state"] == "rolled_back"
 
     on(tmp_path / "data", test, max_documents_bytes=64 << 10)
 

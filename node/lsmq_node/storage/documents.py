@@ -27,6 +27,12 @@ _LAST = chr(sys.maxunicode)
 #: each coordinator of transactions has. What was taken before comes though others have filled the documents.
 SPARED = "delayed"
 LANE = "transaction-lane/"
+#: Documents that change when a transaction is decided, and when it is delivered, which gives back what it takes. Where
+#: they are there already, and so are the numbers of what is sent, they have a part of the limit beyond it: whatever has
+#: filled the documents, what was begun is finished.
+_FINISHING = ("transaction/", "sequence/", "sequence-used/")
+_NUMBERS = "transaction-lanes"
+_RESERVE = 32
 
 Changes = Mapping[str, bytes | None]
 
@@ -108,12 +114,18 @@ class Documents:
 
         What is in line and not committed does not count yet: the limit may be passed by as much as may wait there.
         """
-        grown = 0
+        grown = finishing = 0
         for key, value in changes.items():
             if key == SPARED or key.startswith(LANE):
                 continue
             former = dict.get(self._values, key)
-            grown += (0 if value is None else _size(key, value)) - (0 if former is None else _size(key, former))
+            by = (0 if value is None else _size(key, value)) - (0 if former is None else _size(key, former))
+            if key == _NUMBERS or (former is not None and key.startswith(_FINISHING)):
+                finishing += by
+            else:
+                grown += by
+        limit_bytes += 0 if grown > 0 else limit_bytes // _RESERVE
+        grown += finishing
         if grown > 0 and self.size_bytes + grown > limit_bytes:
             raise DocumentsFull(
                 f"{self.size_bytes} bytes of documents (groups, transactions, retries) are kept in this shard and "
