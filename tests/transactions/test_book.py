@@ -321,6 +321,24 @@ def test_a_sequence_moves_with_commits_whoever_makes_them(played: Played) -> Non
         played.begin(number=3, sequence=1)
 
 
+def test_one_transaction_of_a_sequence_is_open_at_a_time(played: Played) -> None:
+    """The other one, committed later, would set the position back."""
+    played.put(played.book.take("g", "s", "m", 0))
+    first = played.begin(number=1, sequence=1)
+    assert played.begin(number=1, sequence=1) == first, "as after a lost answer"
+    for book in (played.book, played.again()):
+        played.book = book
+        with pytest.raises(TooManyTransactions, match="take the sequence again") as refused:
+            played.begin(number=2, sequence=1)
+        assert (refused.value.details["transaction"], refused.value.details["sequence"]) == (first, "s")
+    played.begin(number=2)
+    played.decide(first, TransactionState.COMMITTED)
+    second = played.begin(number=3, sequence=1)
+    played.put(played.book.take("g", "s", "m", 0))
+    assert played.state(second) == "rolled_back"
+    played.begin(number=4, sequence=2)
+
+
 def test_a_batch_gets_a_producer_and_keeps_its_bytes() -> None:
     builder = BatchBuilder()
     builder.add(3, b"body", key="k", properties={"a": "b"})

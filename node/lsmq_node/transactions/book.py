@@ -180,6 +180,17 @@ class TransactionBook(Memory):
                 sequence=transaction.sequence,
                 epoch=counts,
             )
+        open_ = self._open_in.get((transaction.group, transaction.sequence))
+        if open_ is not None:
+            raise TooManyTransactions(
+                f"transaction {open_[1]!r} of sequence {transaction.sequence!r} of producer group "
+                f"{transaction.group!r} is open; were it committed later, it would set the position back. Commit it or "
+                "roll it back first, or take the sequence again, which rolls it back",
+                group=transaction.group,
+                sequence=transaction.sequence,
+                transaction=open_[1],
+                limit=1,
+            )
 
     def add(self, key: RecordKey, number: int, part: TransactionPart) -> BookChange:
         """More messages. ``number`` counts the parts of the transaction; the first has come with its beginning.

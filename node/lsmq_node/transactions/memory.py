@@ -54,6 +54,8 @@ class Memory:
         self._seen: dict[RecordKey, float] = {}
         self._due: dict[RecordKey, float] = {}  # by open transaction: when to ask about it
         self._open_since: dict[RecordKey, float] = {}  # known here
+        #: By group and sequence: the transaction that is open of it.
+        self._open_in: dict[RecordKey, RecordKey] = {}
         #: By member: transactions it is to be asked about, until it was told.
         self.asked: dict[RecordKey, dict[str, None]] = {}
 
@@ -156,6 +158,11 @@ class Memory:
         elif former is None or former.parts != transaction.parts:
             self._due[key] = now + transaction.check_after_ms / 1000
             self._open_since.setdefault(key, now)
+        sequence = key[0], transaction.sequence
+        if transaction.sequence and transaction.is_open:
+            self._open_in[sequence] = key
+        elif self._open_in.get(sequence) == key:
+            del self._open_in[sequence]
         for shard, first in transaction.waiting.items():
             self.lanes.setdefault(shard, DeliveryLane()).waiting[first] = key
 
