@@ -181,6 +181,23 @@ def test_the_command_asks_by_a_queue_that_has_a_name(shared_node: NodeProcess, t
             assert asked.communicate(timeout=PATIENCE_S)[0] == b"7 euros\n" and asked.returncode == 0
 
 
+def test_the_command_asks_with_properties_and_once_for_an_id(shared_node: NodeProcess, topic_name: str) -> None:
+    with sync.Client(shared_node.url) as client:
+        client.create_topic(topic_name, dedupe_window_ms="forever")
+        command = ["-m", "lsmq", "request", topic_name, "a pizza", "--url", shared_node.url]
+        given = ["--property", "size=large", "--property", "note=a=b", "--dedupe-id", "order 7"]
+        asked = PythonProcess([*command, *given])
+        with sync.Consumer(client, topic_name, start="earliest") as consumer:
+            (message,) = consumer.poll(1, timeout_ms=20_000)
+            assert (message.properties["size"], message.properties["note"]) == ("large", "a=b")
+            client.reply(message, b"7 euros")
+            assert asked.communicate(timeout=PATIENCE_S)[0] == b"7 euros\n" and asked.returncode == 0
+        with sync.Producer(client, topic_name) as producer:
+            assert producer.send_and_wait(b"again", dedupe_id="order 7").duplicate
+    wrong = run_python(*command, "--property", "size", text=True)
+    assert wrong.returncode == 2 and "NAME=VALUE" in wrong.stderr
+
+
 async def test_a_producer_that_starts_as_the_client_is_closed_is_not_left_behind(
     shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

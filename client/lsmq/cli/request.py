@@ -17,6 +17,14 @@ from lsmq.cli.options import TOPIC, asks_a_node
 @click.argument("body", required=False)
 @click.option("--key", help="Key of the message.")
 @click.option("--tag", help="Tag of the message.")
+@click.option(
+    "--property",
+    "properties",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Property of the message; repeat it for others.",
+)
+@click.option("--dedupe-id", help="Store the message only if none with this id was, within the topic's window.")
 @click.option("--queue", metavar="QUEUE", help="Send it to this queue: a number, or in a named topic a name.")
 @click.option("--reply-topic", default="lsmq-replies", show_default=True, help="Where the reply comes.")
 @click.option("--format", "format_text", default="text", show_default=True, help="As for consume.")
@@ -27,6 +35,8 @@ async def request(
     body: str | None,
     key: str | None,
     tag: str | None,
+    properties: tuple[str, ...],
+    dedupe_id: str | None,
     queue: str | None,
     reply_topic: str,
     format_text: str,
@@ -42,10 +52,21 @@ async def request(
         form = formatter(format_text)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--format") from error
+    if any("=" not in each for each in properties):
+        raise click.BadParameter("give each as NAME=VALUE", param_hint="--property")
+    named = dict(each.split("=", 1) for each in properties)
     content = sys.stdin.buffer.read() if body is None else body.encode(errors="surrogateescape")
     to = None if queue is None else await queue_of(client, topic, queue)
     reply = await client.request(
-        topic, content, timeout_ms=client.deadline_ms, reply_topic=reply_topic, key=key, tag=tag, queue=to
+        topic,
+        content,
+        timeout_ms=client.deadline_ms,
+        reply_topic=reply_topic,
+        key=key,
+        tag=tag,
+        queue=to,
+        properties=named,
+        dedupe_id=dedupe_id,
     )
     sys.stdout.buffer.write(form(reply))
     sys.stdout.buffer.flush()
