@@ -13,7 +13,7 @@ import pytest
 
 from lsmq.errors import UnknownTopic
 from lsmq_node.broker import Broker
-from lsmq_node.storage import TopicOptions
+from lsmq_node.storage import ShardStore, StoreOptions, TopicOptions
 from lsmq_node.storage.lapses import Lapsed, Lapses
 from support.node_process import NodeProcess
 from support.waiting import comes_true, eventually
@@ -145,6 +145,27 @@ def test_a_circle_over_both_options_is_refused_and_dropping_what_is_new_as_well(
     assert f"{topic}.b to {topic}.a to {topic}.b" in refused.error["message"]
     document |= {"dropped_to": f"{topic}.c", "overflow": "drop_newest"}
     assert "dropped_to" in api.call("PUT", f"/v1/topics/{topic}.b", document, status=400).error["message"]
+
+
+def test_nothing_is_moved_along_a_circle_that_two_alterations_at_once_have_made(
+    make_node: Callable[..., NodeProcess],
+) -> None:
+    node = make_node().start()
+    api = Api(node.url)
+    for topic, target in (("a", "b"), ("b", None), ("before", "a")):
+        api.create(topic, 1, expired_to=target)
+    node.stop()
+    with ShardStore.open(node.data / "shard-0", StoreOptions()) as store:
+        store.alter_topic("b", TopicOptions(expired_to="a", revision=1))
+    api = Api(node.start().url)
+    for topic in ("a", "b", "before"):
+        api.send(topic, {"body": f"of {topic}", "ttl_ms": 1})
+    eventually(lambda: "lsmq_moving_waits 2.0" in api.get("/metrics").body.decode(), "those in the circle wait")
+    comes(api, "a", "of before")
+    assert letters(api, "b") == []
+    assert "a to b to a" in node.log()
+    api.call("PATCH", "/v1/topics/b", {"expired_to": None}, status=200)
+    comes(api, "b", "of a")
 
 
 def test_what_was_found_as_the_topic_to_move_to_was_taken_away_is_moved_when_it_is_given_again(tmp_path: Path) -> None:

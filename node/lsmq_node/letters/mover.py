@@ -26,7 +26,7 @@ from lsmq.errors import (
 )
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.broker import Ack, ShardPort
-from lsmq_node.broker.letter_targets import letter_limit, letter_queue, letter_topic
+from lsmq_node.broker.letter_targets import check_letters, letter_limit, letter_queue, letter_topic
 from lsmq_node.machines import ShardMachine, Step
 from lsmq_node.storage import StoredTopic
 from lsmq_node.storage.lapses import Lapsed
@@ -130,8 +130,10 @@ class Mover(ShardMachine):
         return True
 
     async def _move(self, topic: StoredTopic, to: str, lapsed: Lapsed) -> None:
+        option = _OPTIONS[lapsed.why]
+        check_letters(self._broker, topic.name, option, to)  # Two that were altered at once may make a circle.
         target = await letter_topic(self._broker, to, self.port.number)
-        queue = letter_queue(self._broker, target, self.port.number, _OPTIONS[lapsed.why])
+        queue = letter_queue(self._broker, target, self.port.number, option)
         await self.port.prepare(target)
         names: dict[int, str] = {}
         if topic.named:
