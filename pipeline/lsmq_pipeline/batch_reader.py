@@ -11,7 +11,7 @@ from pyspark.sql.types import StructType
 
 from lsmq.topics import Topic
 from lsmq_pipeline.client import PipelineClient
-from lsmq_pipeline.named import check_names, places_at, queues_between
+from lsmq_pipeline.named import asked_topics, places_at, queues_between
 from lsmq_pipeline.options import ReadOptions
 from lsmq_pipeline.reading import (
     PlannedSplit,
@@ -36,7 +36,7 @@ class LsmqReader(DataSourceReader):
         """Splits of all that is wanted; connects to the cluster."""
         options = self.options
         with PipelineClient(options.connection) as cluster:
-            topics = cluster.topics(options.topics, options.topic_pattern)
+            topics = asked_topics(cluster, options, set())
             fetch = fetch_plan(cluster, options)
             portions = portions_of(cluster, topics, options, with_names="queue_name" in self.schema.names)
         return planned_splits(portions, fetch, options)
@@ -53,7 +53,6 @@ def portions_of(
     """What options ask for, of each topic. Raises ``DataLoss``, ``InvalidOption``."""
     portions = []
     for topic in topics:
-        check_names(topic, options)
         if topic.named:
             edges = places_at(options.start, topic), places_at(options.end, topic)
             with passing_over_gone(options):

@@ -54,6 +54,36 @@ class NamedQueues:
         return replace(self.topic, queues=len(self.numbers), routes=routes)
 
 
+def asked_topics(cluster: PipelineClient, options: ReadOptions, told: set[str]) -> list[Topic]:
+    """Those to be read, at least one. Raises ``UnknownTopic`` where there is none, and as :func:`that_fit` does."""
+    topics = cluster.topics(options.topics, options.topic_pattern)
+    found = that_fit(topics, options, told)
+    if not found:
+        check_names(topics[0], options)
+    return found
+
+
+def that_fit(topics: Sequence[Topic], options: ReadOptions, told: set[str]) -> list[Topic]:
+    """Those of a kind whose queues the options can say. Others that a pattern matches are passed over.
+
+    A warning says so, unless they are among those that it was ``told`` of. Raises as :func:`check_names` does for a
+    topic that is named itself.
+    """
+    found = []
+    for topic in topics:
+        try:
+            check_names(topic, options)
+        except InvalidOption as error:
+            if options.topic_pattern is None:
+                raise
+            if topic.name not in told:
+                _log.warning("topic %r is passed over: %s", topic.name, error.message)
+                told.add(topic.name)
+        else:
+            found.append(topic)
+    return found
+
+
 def check_names(topic: Topic, options: ReadOptions) -> None:
     """Raises ``InvalidOption`` for options that the topic's kind of queues cannot obey."""
     if not topic.named:

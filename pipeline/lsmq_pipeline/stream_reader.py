@@ -31,7 +31,7 @@ from lsmq.topics import Topic
 from lsmq_pipeline.client import Bounds, PipelineClient
 from lsmq_pipeline.errors import GONE, DataLoss, InvalidOption
 from lsmq_pipeline.fetch import FetchPlan
-from lsmq_pipeline.named import BEGINNING, check_names
+from lsmq_pipeline.named import BEGINNING, asked_topics, that_fit
 from lsmq_pipeline.named_offsets import NamedOffsets, ShardPlace, StreamPlaces, places_from_document
 from lsmq_pipeline.named_stream import NamedStream
 from lsmq_pipeline.offsets import TopicOffsets, to_document
@@ -74,6 +74,7 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last: dict[str, _Seen] | None = None
         self._reported: dict[str, StreamPlaces] = {}
         self._told_gone: set[str] = set()
+        self._told_passed_over: set[str] = set()
         self._gate = TriggerGate(options.min_messages_per_trigger, options.max_trigger_delay_ms)
         self._named = NamedStream(options, self._connected, with_names="queue_name" in schema.names)
 
@@ -83,6 +84,7 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "_last": None,
             "_reported": {},
             "_told_gone": set(),
+            "_told_passed_over": set(),
             "_named": None,
         }
         return {**self.__dict__, **left_here}
@@ -92,10 +94,9 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> StreamOffsets:
         """Where a new query starts. Spark keeps it nowhere, and asks again when it repeats the first batch."""
         options = self.options
-        topics = self._connected().topics(options.topics, options.topic_pattern)
+        topics = asked_topics(self._connected(), options, self._told_passed_over)
         found: dict[str, StreamPlaces] = {}
         for topic in topics:
-            check_names(topic, options)
             if topic.named:
                 with passing_over_gone(options):
                     found[topic.name] = self._named.initial(topic)
@@ -187,13 +188,13 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._cluster
 
     def _existing(self) -> list[Topic]:
-        return self._connected().existing(self.options.topics, self.options.topic_pattern)
+        found = self._connected().existing(self.options.topics, self.options.topic_pattern)
+        return that_fit(found, self.options, self._told_passed_over)
 
     def _seen(self, bounds: Callable[[Topic], Bounds | dict[int, ShardPlace]] | None = None) -> dict[str, _Seen]:
         """The topics that are there; not those that go just now."""
         found = {}
         for topic in self._existing():
-            check_names(topic, self.options)
             with suppress(*GONE):
                 found[topic.name] = _Seen(topic, (bounds or self._bounds)(topic))
         return found

@@ -13,6 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 from lsmq.errors import Unavailable, UnknownTopic
 from lsmq.sync import Client, Producer
 from lsmq.topics import Topic
+from lsmq_pipeline.batch_reader import LsmqReader
 from lsmq_pipeline.errors import DataLoss, InvalidOption
 from lsmq_pipeline.options import read_options
 from lsmq_pipeline.schema import message_schema
@@ -290,3 +291,28 @@ def test_tasks_find_the_cluster_by_nodes_that_the_driver_knows(
     options = read_options({"url": "http://127.0.0.1:9", "topic": topic_name, "deadlineMs": "5000"}, streaming=True)
     task = LsmqStreamReader(options, message_schema())
     assert sum(batch.num_rows for batch in task.read(planned[0])) == 2
+
+
+def test_topics_of_a_pattern_whose_queues_the_options_cannot_say_are_passed_over_with_a_warning(
+    shared_node: NodeProcess, client: Client, topic_name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbered, named = f"{topic_name}-a", f"{topic_name}-b"
+    options = {"topicPattern": f"{topic_name}-.", "startingOffsets": "earliest"}
+    send(client, numbered, 2)
+    with reader(shared_node, **options, queues="0-9") as found:
+        start = found.initialOffset()
+        client.create_topic(named, queues="named")
+        with Producer(client, named) as producer:
+            producer.send("x", queue="anna")
+        for _ in range(2):
+            end = found.latestOffset(start, ReadAllAvailable())
+            assert taken(found, start, end) == [(0, 2)]
+    warned = [record.getMessage() for record in caplog.records if "passed over" in record.getMessage()]
+    assert len(warned) == 1 and f"'{named}' is passed over: option queues" in warned[0]
+    with reader(shared_node, **options, queueNames="anna") as found:
+        assert found.initialOffset()["topics"].keys() == {named}
+    with reader(shared_node, topicPattern=named, queues="0") as found, pytest.raises(InvalidOption, match="queueNames"):
+        found.initialOffset()
+    batch = {"url": shared_node.url, "topicPattern": f"{topic_name}-."}
+    planned = LsmqReader(read_options({**batch, "queues": "0-9"}), message_schema()).partitions()
+    assert [each.split.topic["name"] for each in planned] == [numbered]  # type: ignore[attr-defined]
