@@ -23,6 +23,7 @@ from typing import Any, Literal, Protocol
 
 from lsmq._heartbeats import Heart, HeartbeatThread
 from lsmq._member_state import AssignmentChange, ByTopic, MemberState
+from lsmq._named_positions import SOUGHT
 from lsmq._named_selection import NamedSelection
 from lsmq._queue_ranges import NONE, contains, intersect, subtract, union
 from lsmq._reader import Reader
@@ -396,7 +397,9 @@ class Membership:
         loop = self._reader.loops.get(topic.name)
         shares = {queue: queue if loop is None else loop.share(queue) for queue in offsets}
         while mine := {
-            queue: offset for queue, offset in offsets.items() if self.member.owns(topic.name, shares[queue])
+            queue: offset
+            for queue, offset in offsets.items()
+            if shares[queue] == SOUGHT or self.member.owns(topic.name, shares[queue])  # The node knows whose it is.
         }:
             member, epoch = self.member.id, self.member.epoch
             try:

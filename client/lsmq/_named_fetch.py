@@ -24,7 +24,7 @@ from lsmq._fetcher import (
 )
 from lsmq._follower_reads import FollowerReadMode
 from lsmq._named_follower_reads import NamedFollowerReads
-from lsmq._named_positions import NO_SLOT, NamedPositions
+from lsmq._named_positions import NO_SLOT, UNKNOWN_SLOTS, NamedPositions
 from lsmq._named_selection import NamedSelection, named_ends
 from lsmq._queue_ranges import contains
 from lsmq._transport import BATCHES, MSGPACK
@@ -155,7 +155,11 @@ class NamedFetcher(Fetcher):
         for queue, (_, next_offset) in list(spans.items()):
             place = positions.slot(queue)
             asked = positions.fetch[place] if place >= 0 else begins.get(queue, next_offset)
-            if place >= 0 and queue in names and positions.share(queue) not in (NO_SLOT, queue_slot(names[queue])):
+            if (
+                place >= 0
+                and queue in names
+                and positions.share(queue) not in (*UNKNOWN_SLOTS, queue_slot(names[queue]))
+            ):
                 asked = max(asked, begins[queue])  # It is another's by now, of which nothing is missing before.
             if queue not in names or not (source == self._leader or self._wants(names[queue])):
                 asked = next_offset  # It was deleted meanwhile; its number may be another's that nobody asked for.

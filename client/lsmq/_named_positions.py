@@ -22,7 +22,10 @@ from lsmq.queue_names import NUMBER_BITS
 _PAGE_BITS = 8
 _PAGE = array("i", [-1]) * (1 << _PAGE_BITS)
 _IN_PAGE = (1 << _PAGE_BITS) - 1
-NO_SLOT = 0xFFFF
+NO_SLOT = -1
+#: Of a queue that somebody seeks in, and of which nothing is known until its messages come: perhaps it is not ours.
+SOUGHT = -2
+UNKNOWN_SLOTS = (NO_SLOT, SOUGHT)
 
 
 class NamedPositions(QueuePositions):
@@ -37,7 +40,7 @@ class NamedPositions(QueuePositions):
         self._pages: dict[int, array[int]] = {}  # place in the columns, by number
         self._known: dict[int, int] = {}  # by page, how many
         self._free: list[int] = []  # places
-        self._slots = array("H")
+        self._slots = array("h")
         self.held: set[int] = set()
         self.away: set[int] = set()
         super().__init__(slots, track_changes=track_changes)
@@ -113,6 +116,12 @@ class NamedPositions(QueuePositions):
         self.ranges = ranges
         self.paused = {who: left for who, paused in self.paused.items() if (left := intersect(paused, ranges))}
         self.generation += 1
+
+    def move(self, queue: int, offset: int) -> None:
+        if self._forgets and self.slot(queue) < 0:  # All of it was committed, or nothing has come of it yet.
+            self.meet(queue, SOUGHT, offset)
+            self.rewound.add(queue)
+        super().move(queue, offset)
 
     def skip_to(self, queue: int, offset: int) -> None:
         if self.slot(queue) < 0:  # It was committed meanwhile.

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from lsmq import Client, Consumer, FencedMember, Message, Producer
+from lsmq import Client, Consumer, FencedMember, Message, OffsetOutOfRange, Producer
+from lsmq._fetcher import OutOfRange
 from lsmq.groups import Group
 from lsmq.queue_names import SLOTS, queue_slot
 from support.group_member import MemberProcess
 from support.group_topic import queues_of, take
 from support.node_process import NodeProcess
-from support.waiting import comes_true
+from support.waiting import PATIENCE_S, comes_true
 
 
 def name_of(number: int) -> str:
@@ -221,3 +222,65 @@ async def test_a_queue_that_is_sought_to_its_beginning_and_committed_is_read_fro
         consumer.seek(queue, trimmed)
         await consumer.commit()
         assert [message.offset for message in await take(consumer, 8 - trimmed)] == list(range(trimmed, 8))
+
+
+async def test_a_member_seeks_in_a_queue_of_which_all_is_committed(shared_node: NodeProcess, topic_name: str) -> None:
+    """Nothing is kept of it then."""
+    async with (
+        filled(shared_node, topic_name, names=2, each=8) as client,
+        Consumer(client, topic_name, group=topic_name) as consumer,
+    ):
+        queue = (await take(consumer, 16))[0].queue
+        await consumer.commit()
+        consumer.seek(queue, 5)
+        assert [(each.queue, each.offset) for each in await take(consumer, 3)] == [(queue, 5), (queue, 6), (queue, 7)]
+        await consumer.commit()
+        consumer.seek(queue, 2)
+        await consumer.commit()
+        assert (await client.committed_offsets(topic_name, topic_name))[queue] == 2
+        assert [each.offset for each in await take(consumer, 6)] == [2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("committed", [False, True])
+@pytest.mark.parametrize("policy", ["earliest", "latest", "error"])
+async def test_an_offset_of_a_queue_that_was_deleted_meanwhile_is_for_the_policy(
+    shared_node: NodeProcess, topic_name: str, policy: OutOfRange, *, committed: bool
+) -> None:
+    async with (
+        filled(shared_node, topic_name, names=1, each=8) as client,
+        Consumer(client, topic_name, group=topic_name, on_out_of_range=policy) as consumer,
+    ):
+        (queue,) = {message.queue for message in await take(consumer, 8)}
+        if committed:
+            await consumer.commit()
+        await client.delete_queue(topic_name, name_of(0))
+        consumer.seek(queue, 3)
+        if policy == "error":
+            with pytest.raises(OffsetOutOfRange, match="has offsets 8 to 8, not 3"):
+                await consumer.poll(timeout_ms=PATIENCE_S * 1_000)
+            consumer.seek(queue, 8)
+        await comes_true(lambda: gone_on(consumer, queue), "it goes on where the queue ends")
+        await fill(client, topic_name, range(1), range(2))
+        assert [each.offset for each in await take(consumer, 2)] == [8, 9]
+        await consumer.commit()
+
+
+async def gone_on(consumer: Consumer, queue: int) -> bool:
+    return not await consumer.poll(timeout_ms=10) and consumer.positions[queue] == 8
+
+
+async def test_a_member_that_seeks_in_a_queue_of_another_is_told_when_it_commits(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async with (
+        filled(shared_node, topic_name) as client,
+        Client(shared_node.url, deadline_ms=500) as impatient,
+        Consumer(client, topic_name, group=topic_name),
+        Consumer(impatient, topic_name, group=topic_name) as other,
+    ):
+        await comes_true(lambda: len(queues_of(other.assignment)) == SLOTS // 2, "it has its half")
+        slots = set(queues_of(other.assignment))
+        foreign = next(row.number for row in await client.queues(topic_name) if queue_slot(row.name) not in slots)
+        other.seek(foreign, 1)
+        with pytest.raises(FencedMember):
+            await other.commit()

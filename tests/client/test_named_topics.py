@@ -284,8 +284,13 @@ def test_positions_of_named_queues_are_forgotten_once_they_are_committed() -> No
     assert list(positions) == [queue for queue in range(7, 5000, 14) if queue % SLOTS < 100]
     positions.committed(dict.fromkeys(positions, 5))
     assert len(positions) == len(positions.fetch) == 0
-    with pytest.raises(UnknownQueue):
-        positions.move(7, 0)
+    positions.move(7, 0)
+    assert (dict(positions), positions.changed, positions.rewound) == ({7: 0}, {7: 0}, {7})
+    positions.meet(7, 7, 0)
+    positions.own((range(7, 8),))
+    positions.move(14, 0)
+    positions.own((range(7, 8),))
+    assert dict(positions) == {7: 0}, "whose the other is does not show"
 
 
 # Options of the topic, and what goes by itself
