@@ -88,6 +88,7 @@ class GroupLag:
         lag: messages that wait to be read. Where nothing is committed, all that are kept count.
         behind: queues with any.
         uncommitted: queues that nothing is committed for.
+        uncommitted_lag: of ``lag``, what waits in those; 0 where nodes of a release before are asked.
         largest: the most of one queue.
         by_part: the lag of each part asked for.
         last_commit_age_ms: age of the last commit; ``None``: none that the leaders know of.
@@ -101,6 +102,7 @@ class GroupLag:
     largest: int
     by_part: tuple[int, ...]
     last_commit_age_ms: int | None
+    uncommitted_lag: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +230,7 @@ def lag_from_dict(topic: str, ranges: int, fields: Mapping[str, Any]) -> GroupLa
     if len(by_range) != ranges:
         raise ValueError(f"{len(by_range)} ranges where {ranges} were asked for")
     counts = {name: int(fields[name]) for name in ("queues", "lag", "behind", "uncommitted", "largest")}
+    counts["uncommitted_lag"] = int(fields.get("uncommitted_lag", 0))
     return GroupLag(topic, **counts, by_part=by_range, last_commit_age_ms=None if age is None else int(age))
 
 

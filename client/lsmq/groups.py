@@ -277,7 +277,7 @@ class Group:
             key=lambda item: item[0],
         )
         by_part = [0] * len(wanted)
-        columns = {"queues": 0, "lag": 0, "behind": 0, "uncommitted": 0, "largest": 0}
+        columns = {"queues": 0, "lag": 0, "behind": 0, "uncommitted": 0, "uncommitted_lag": 0, "largest": 0}
         ages: list[int] = []
 
         async def count(route: Route) -> None:

@@ -375,6 +375,24 @@ def test_lag_is_what_groups_have_not_read(
     assert slow["largest_lag"] == max(latest) - 3
 
 
+@pytest.mark.parametrize("queues", [4, "named"])
+def test_what_waits_in_queues_that_a_group_has_never_committed_is_a_figure_of_its_own(
+    client: Client, connection: dict[str, Any], topic_name: str, queues: int | str
+) -> None:
+    client.create_topic(topic_name, queues=queues)  # type: ignore[arg-type]
+    with Producer(client, topic_name) as producer:
+        for queue, count in enumerate((5, 7, 2)):
+            for _ in range(count):
+                sent = producer.send_and_wait("x", queue=f"q{queue}" if queues == "named" else queue)
+            if queue == 0:
+                first = sent.queue
+    client.commit_offsets(topic_name, topic_name, {first: 2})
+    report = lagreport(connection, [topic_name])
+    assert report.sheet is not None
+    (row,) = (dict(zip(report.sheet.columns, row, strict=True)) for row in report.sheet.rows if row[0] == topic_name)
+    assert (row["queues"], row["lag"], row["uncommitted_lag"]) == (1, 3, 9)
+
+
 def test_a_report_of_all_lags_goes_on_without_topics_that_go_and_queues_that_come(
     make_node: Callable[..., NodeProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,7 @@ LAG: Schema = object_of(
         "lag": {**COUNT, "description": "Messages that wait to be read."},
         "behind": {**COUNT, "description": "Queues with any."},
         "uncommitted": {**COUNT, "description": "Queues that nothing is committed for; all that is kept there waits."},
+        "uncommitted_lag": {**COUNT, "description": "Of `lag`, what waits in those."},
         "largest": {**COUNT, "description": "The most of one queue."},
         "by_range": list_of(COUNT, description="Of each range, cut where shards begin."),
         "last_commit_age_ms": integer(

@@ -24,6 +24,7 @@ class Lag:
         uncommitted: queues that the group has committed nothing for.
         largest: the most of one queue.
         by_range: the lag of each range that was asked for.
+        uncommitted_lag: of ``lag``, what lies in queues that the group has committed nothing for.
     """
 
     queues: int
@@ -32,6 +33,7 @@ class Lag:
     uncommitted: int
     largest: int
     by_range: tuple[int, ...]
+    uncommitted_lag: int
 
 
 def count_lag(
@@ -39,6 +41,7 @@ def count_lag(
 ) -> Lag:
     """``ranges`` lie within the queues from ``first`` on, of which the arrays hold one number each."""
     lags = np.maximum(latest - np.maximum(committed, earliest), 0)
+    uncommitted = np.where(committed < 0, lags, 0)
     pieces = [lags[low - first : high - first] for low, high in ranges]
     by_range = tuple(int(piece.sum()) for piece in pieces)
     return Lag(
@@ -48,6 +51,7 @@ def count_lag(
         sum(int(np.count_nonzero(committed[low - first : high - first] < 0)) for low, high in ranges),
         max((int(piece.max()) for piece in pieces), default=0),
         by_range,
+        sum(int(uncommitted[low - first : high - first].sum()) for low, high in ranges),
     )
 
 
@@ -66,4 +70,5 @@ def add(lags: Sequence[Lag]) -> Lag:
         sum(lag.uncommitted for lag in lags),
         max((lag.largest for lag in lags), default=0),
         tuple(number for lag in lags for number in lag.by_range),
+        sum(lag.uncommitted_lag for lag in lags),
     )

@@ -80,4 +80,5 @@ def count_named_lag(
         int(np.count_nonzero(committed < 0)),
         int(lags.max(initial=0)),
         by_range,
+        int(lags[committed < 0].sum()),
     )

@@ -315,7 +315,13 @@ class GroupService(MachineService[ShardGroups]):
             if own:
                 asked.append((part.shard, {"group": group, "topic": topic.id, "ranges": own}))
         answers = await asyncio.gather(*(self._lags.ask(shard, body) for shard, body in asked))
-        lags = [Lag(**{**answer["lag"], "by_range": tuple(answer["lag"]["by_range"])}) for answer in answers]
+        lags = [
+            Lag(
+                **{**answer["lag"], "by_range": tuple(answer["lag"]["by_range"])},
+                uncommitted_lag=answer.get("uncommitted_lag", 0),  # Releases before do not say it, nor take it within.
+            )
+            for answer in answers
+        ]
         committed_at = [answer["committed_at"] for answer in answers if answer["committed_at"] is not None]
         return add(lags), max(committed_at, default=None)
 
@@ -336,7 +342,12 @@ class GroupService(MachineService[ShardGroups]):
 
         lag = await self.broker.in_readers(read)
         shard.check()
-        return {"lag": asdict(lag), "committed_at": shard.last_commit(group, topic.id)}
+        said = asdict(lag)
+        return {
+            "uncommitted_lag": said.pop("uncommitted_lag"),
+            "lag": said,
+            "committed_at": shard.last_commit(group, topic.id),
+        }
 
     def _check_ranges(self, topic: StoredTopic, ranges: RangePairs, *, limited: bool = True) -> None:
         limit = self.broker.config.max_queues_per_request

@@ -1,7 +1,8 @@
 """``lsmq pipeline lagreport``: how far every group is behind, in messages and in time.
 
-Lag in messages is what lies between a group's committed offset and the end of each queue; a group counts for the queues
-it has committed. Lag in time is the age of the oldest message not read yet, of the queues that are furthest behind.
+Lag in messages is what lies between a group's committed offset and the end of each queue that it has committed; what is
+kept in the others of the topic is ``uncommitted_lag``. Lag in time is the age of the oldest message not read yet, of
+the queues that are furthest behind.
 """
 
 from __future__ import annotations
@@ -22,7 +23,17 @@ from lsmq_pipeline.jobs.report import JobProgress, JobReport, Quiet, Sheet, read
 from lsmq_pipeline.options import read_options
 
 LOOKED_AT = 64  # queues of a group and topic whose oldest unread message is looked at
-COLUMNS = ("group", "topic", "queues", "queues_behind", "lag", "largest_lag", "queue", "oldest_unread_s")
+COLUMNS = (
+    "group",
+    "topic",
+    "queues",
+    "queues_behind",
+    "lag",
+    "largest_lag",
+    "queue",
+    "oldest_unread_s",
+    "uncommitted_lag",
+)
 
 
 def lagreport(
@@ -69,6 +80,7 @@ def _row(cluster: PipelineClient, group: str, topic: Topic, bounds: Bounds | Non
     behind = np.flatnonzero(lag > 0)
     chosen = np.sort(behind[np.argsort(-lag[behind], kind="stable")[:LOOKED_AT]])
     oldest = _oldest_ms(cluster, topic, queues[chosen], np.maximum(offsets, bounds.earliest[queues])[chosen])
+    kept = bounds.latest - bounds.earliest
     age_s = None if oldest is None else round(max(0.0, time.time() - oldest / 1000), 1)
     return (
         group,
@@ -79,15 +91,20 @@ def _row(cluster: PipelineClient, group: str, topic: Topic, bounds: Bounds | Non
         int(lag[worst]),
         int(queues[worst]) if lag[worst] else None,
         age_s,
+        int(kept.sum() - kept[queues].sum()),
     )
 
 
 def _named_row(cluster: PipelineClient, group: str, topic: Topic) -> tuple[Any, ...] | None:
-    """Of a topic whose queues have names: counted where the queues are, without saying which is the worst."""
+    """Of a topic whose queues have names: counted where the queues are, without saying which is the worst.
+
+    That may be one of those that nothing is committed for, as may be those that are behind.
+    """
     lag = cluster.lag(group, topic)
     if lag.uncommitted == lag.queues:
         return None
-    return group, topic.name, lag.queues - lag.uncommitted, lag.behind, lag.lag, lag.largest, None, None
+    queues, committed_lag = lag.queues - lag.uncommitted, lag.lag - lag.uncommitted_lag
+    return group, topic.name, queues, lag.behind, committed_lag, lag.largest, None, None, lag.uncommitted_lag
 
 
 def _oldest_ms(cluster: PipelineClient, topic: Topic, queues: Any, offsets: Any) -> int | None:
