@@ -14,7 +14,9 @@ from lsmq_pipeline.errors import InvalidOption
 T = TypeVar("T")
 
 #: What Spark itself puts among the options.
-_OF_SPARK = frozenset({"path", "paths", "checkpointlocation", "queryname", "outputmode", "header"})
+_OF_SPARK = frozenset({"checkpointlocation", "queryname", "outputmode", "header"})
+#: What it puts there of ``load("here")``, ``save("here")`` and ``start("here")``.
+_PATHS = ("path", "paths")
 
 TIME = "milliseconds since 1970, or a time with its zone such as 2013-07-01T00:00:00Z or 2013-07-01T09:00:00+09:00"
 DURATION = "milliseconds, or a number and its unit such as 500ms, 30s, 15m, 2h or 1d"
@@ -107,6 +109,13 @@ class Given:
                 raise InvalidOption(f"option {name} {why}", option=name)
 
     def check_all_known(self, what: str) -> None:
+        for name in _PATHS:
+            if name in self:
+                raise InvalidOption(
+                    f"there are no paths for {what}, and {self._given[name]!r} is one: say option topic, and call "
+                    "load(), save() or start() without any",
+                    option=name,
+                )
         unknown = sorted(self._given.keys() - self._known.keys() - _OF_SPARK)
         if not unknown:
             return

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from lsmq.sync import DelayedMessages, Producer
 from support.played_node import played_node
-from support.spark_topic import SparkTopic, numbers
+from support.spark_topic import SparkTopic, StreamFiles, numbers
 from support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -182,6 +182,25 @@ def test_missing_credentials_are_told_to_who_reads_and_to_who_writes(topic: Spar
             topic.read(url=url).count()
         with pytest.raises(Exception, match=f"answered {status}: credentials, please"):
             topic.write(topic.spark.sql("select 'x' body"), url=url)
+
+
+def test_a_path_is_refused_by_what_to_say_instead(topic: SparkTopic, files: StreamFiles) -> None:
+    topic.send(2)
+    options = {"url": topic.url, "topic": topic.name}
+    reader = topic.spark.read.format("lsmq").options(**options)
+    rows = topic.spark.sql("select 'x' body")
+    stream = topic.spark.readStream.format("lsmq").options(**options)
+    for path in ("orders", ["orders", "others"]):
+        with pytest.raises(Exception, match=r"no paths for reading, and .*orders.* say option topic"):
+            reader.load(path).count()
+    with pytest.raises(Exception, match="no paths for writing, and 'orders' is one: say option topic"):
+        rows.write.format("lsmq").options(**options).mode("append").save("orders")
+    into = stream.load().select("body").writeStream.format("lsmq").options(**options)
+    with pytest.raises(Exception, match="no paths for writing, and 'orders' is one: say option topic"):
+        into.option("checkpointLocation", str(files.checkpoint)).start("orders").awaitTermination()
+    with pytest.raises(Exception, match="no paths for reading"):
+        files.take(stream.load("orders"))
+    assert numbers(topic.read()) == [0, 1], "nothing was written"
 
 
 def test_a_key_with_a_comma_or_a_space_is_one_key(topic: SparkTopic) -> None:
