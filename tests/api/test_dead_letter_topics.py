@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from lsmq.errors import Unavailable
 from lsmq_node.broker import Broker
+from lsmq_node.machines import Step, documents
 from lsmq_node.workqueue import burial
+from lsmq_node.workqueue.burial import DeadLetterMover
 from support.waiting import comes_true
 
 from .in_process import Session, node_of, with_node
+
+
+async def refuse(session: Session, *bodies: str) -> None:
+    """Send them, and have them be dead letters."""
+    document: dict[str, Any] = {"messages": [{"queue": 0, "body": body} for body in bodies]}
+    assert (await session.post("/v1/topics/t/messages", json=document)).status == 200
+    popped = await session.post("/v1/groups/g/pop", json={"topic": "t"})
+    receipts = [message["receipt"] for message in (await popped.json())["messages"]]
+    document = {"topic": "t", "receipts": receipts, "dead_letter": True}
+    assert (await session.post("/v1/groups/g/nack", json=document)).status == 200
+
+
+async def are_letters(session: Session, *bodies: str) -> bool:
+    answer = await session.get("/v1/topics/t.dlq/queues/0/messages")
+    found = (await answer.json())["messages"] if answer.status == 200 else []
+    return [message["body"] for message in found] == [*bodies]
 
 
 def test_a_queue_is_not_said_to_be_that_of_a_dead_letter_whose_number_it_was_given(tmp_path: Path) -> None:
@@ -37,7 +57,7 @@ def test_a_queue_is_not_said_to_be_that_of_a_dead_letter_whose_number_it_was_giv
         async def is_there() -> bool:
             return bool(await letters())
 
-        async def refuse() -> None:
+        async def refuse_it() -> None:
             popped = await session.post("/v1/groups/g/pop", json={"topic": "n"})
             receipts = [message["receipt"] for message in (await popped.json())["messages"]]
             document = {"topic": "n", "receipts": receipts, "dead_letter": True}
@@ -46,10 +66,10 @@ def test_a_queue_is_not_said_to_be_that_of_a_dead_letter_whose_number_it_was_giv
         await session.put("/v1/topics/n", json={"queues": "named"})
         await send("theirs")
         with patch.object(broker.names, "names_of", moved_on):
-            await refuse()
+            await refuse_it()
             (work,) = node_of(session).work.shards()
             await comes_true(lambda: not work.figures()["dead"], "it is put away, or gone")
-        await refuse()
+        await refuse_it()
         await comes_true(is_there, "the other's is a dead letter")
         (letter,) = await letters()
         assert (letter["body"], letter["properties"]["lsmq-dlq-queue-name"]) == ("other", "other")
@@ -70,12 +90,7 @@ def test_dead_letters_come_to_a_topic_that_holds_fewer_than_are_moved_at_once(tm
             return len(came) >= 4
 
         await session.put("/v1/topics/t.dlq", json={"queues": 1, "max_messages": 2, "overflow": "refuse"})
-        document = {"messages": [{"queue": 0, "body": f"{number}"} for number in range(4)]}
-        assert (await session.post("/v1/topics/t/messages", json=document)).status == 200
-        popped = await session.post("/v1/groups/g/pop", json={"topic": "t"})
-        receipts = [message["receipt"] for message in (await popped.json())["messages"]]
-        document = {"topic": "t", "receipts": receipts, "dead_letter": True}
-        assert (await session.post("/v1/groups/g/nack", json=document)).status == 200
+        await refuse(session, "0", "1", "2", "3")
         await comes_true(all_came, "as it can hold them they come")
         assert sorted(came) == ["0", "1", "2", "3"], "each once"
         (work,) = node_of(session).work.shards()
@@ -83,3 +98,45 @@ def test_dead_letters_come_to_a_topic_that_holds_fewer_than_are_moved_at_once(tm
 
     with patch.object(burial, "_RETRY_S", 0.05):
         with_node(tmp_path, test)
+
+
+def test_the_dead_letters_of_a_work_queue_are_of_one_producer_whoever_moves_them(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        store, bodies = broker.topology.port(0).store, list[str]()
+        for number in range(6):
+            bodies.append(f"{number}")
+            await refuse(session, bodies[-1])
+            await comes_true(partial(are_letters, session, *bodies), "it is a dead letter")
+            (work,) = node_of(session).work.shards()
+            await comes_true(lambda work=work: not work.figures()["dead"], "it is put away")
+            if number == 2:
+                work.break_off(Unavailable("it is read again"))
+            if number == 4:
+                assert (await session.delete("/v1/groups/g/offsets?shard=0")).status == 204
+                again = await session.post("/v1/groups/g/pop", json={"topic": "t"})
+                assert len((await again.json())["messages"]) == 5, "it begins anew"
+        assert store.stats().producers == 1
+
+    with_node(tmp_path, test)
+
+
+def test_dead_letters_that_an_earlier_release_was_moving_come_once(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        port = broker.topology.port(0)
+
+        async def is_cut_off(self: DeadLetterMover) -> None:
+            raise Unavailable("it stops")
+
+        with patch.object(DeadLetterMover, "_bury_all", is_cut_off):
+            await refuse(session, "0", "1")
+            (work,) = node_of(session).work.shards()
+        rows = [(0, offset, 1, "because") for offset in range(2)]
+        key = work.key_of("burial")
+        await work.done(Step({key: documents.pack([1, 17, rows])}))
+        work.break_off(Unavailable("it is read again"))
+        assert (await session.post("/v1/groups/g/pop", json={"topic": "t"})).status == 200
+        await comes_true(partial(are_letters, session, "0", "1"), "they are dead letters")
+        await comes_true(lambda: port.store.document(key) is None, "they are put away")
+        assert port.store.producer_epoch(17) == 0
+
+    with_node(tmp_path, test)

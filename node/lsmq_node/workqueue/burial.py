@@ -1,9 +1,9 @@
 """Dead letters: messages that have failed for the last time go to a topic of their own, each once.
 
-Three steps, each durable before the next: *which* messages are to go, as a document with a producer id made for it; the
-batch, from that producer; and that they are settled, together with the end of the document. Whoever finds the document
-after a crash does the last two again: the batch is not stored twice, since it is the producer's first in any case.
-Where it would be another batch by now, all three are done again: a letter may come twice then, and none is missing.
+Three steps, each durable before the next: *which* messages are to go, as a document that names the next epoch of the
+work queue's own producer; the batch, the only one of that epoch; and that they are settled, together with the end of
+the document. Whoever finds the document after a crash does the last two again: the batch is not stored twice. Where it
+would be another batch by now, all three are done again: a letter may come twice then, and none is missing.
 """
 
 from __future__ import annotations
@@ -16,17 +16,26 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from lsmq import runtime
-from lsmq.errors import LsmqError, MessageTooLarge, QuotaExceeded, RequestTooLarge, SequenceReused, TooManyMessages
+from lsmq.errors import (
+    LsmqError,
+    MessageTooLarge,
+    ProducerFenced,
+    QuotaExceeded,
+    RequestTooLarge,
+    SequenceReused,
+    TooManyMessages,
+)
+from lsmq.messages import key_hash
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.broker import Broker, StartTask
 from lsmq_node.broker.letter_targets import letter_limit, letter_queue, letter_topic
 from lsmq_node.letters import LetterRecord, add_letter, origin
 from lsmq_node.machines import Step, documents
 from lsmq_node.storage import StoredTopic
+from lsmq_node.storage.producers import LAST_EPOCH
 
 from .chunks import BURIAL
 from .reading import Found, read_again
-from .settings import VERSION
 
 if TYPE_CHECKING:
     from .shard_work import ShardWork
@@ -40,6 +49,8 @@ _RETRY_S = 1.0
 #: After what nobody expects.
 _FAILED_S = 30.0
 _MAX_REASON = 500
+_VERSION = 2
+_ID_BITS = (1 << 62) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,26 +58,24 @@ class Burial:
     """``rows``: queue, offset, deliveries and reason of each message."""
 
     producer_id: int
+    epoch: int
     rows: tuple[tuple[int, int, int, str], ...]
 
     def encode(self) -> bytes:
-        """The document: ``[1, producer_id, rows]``."""
-        return documents.pack([VERSION, self.producer_id, self.rows])
+        """The document: ``[2, producer_id, epoch, rows]``. Version 1 has no epoch: it was 0."""
+        return documents.pack([_VERSION, self.producer_id, self.epoch, self.rows])
 
     @classmethod
     def decode(cls, body: bytes, key: str) -> Burial:
         """Raises ``UnsupportedFormat`` for a newer one, ``CorruptFile`` for what is none."""
 
         def build(fields: Any) -> Burial:
-            _, producer_id, rows = fields
-            return cls(producer_id, tuple((queue, offset, count, reason) for queue, offset, count, reason in rows))
+            version, producer_id, *later, rows = fields
+            (epoch,) = later if version > 1 else (0,)
+            rows = tuple((queue, offset, count, reason) for queue, offset, count, reason in rows)
+            return cls(producer_id, epoch, rows)
 
-        return documents.decode(body, key, "list of dead letters", VERSION, build)
-
-    @classmethod
-    def of(cls, tasks: Sequence[OpenMessage]) -> Burial:
-        rows = tuple((task.queue, task.offset, task.count, task.reason) for task in tasks)
-        return cls(runtime.random.getrandbits(62) + 1, rows)
+        return documents.decode(body, key, "list of dead letters", _VERSION, build)
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -124,7 +133,7 @@ class DeadLetterMover:
                 tasks = work.ledger.take_dead(self._at_once)
                 if not tasks:
                     return
-                burial = Burial.of(tasks)
+                burial = self._next(tasks)
                 try:
                     await self._put(Step({work.key_of(BURIAL): burial.encode()}))
                 except BaseException:
@@ -134,7 +143,9 @@ class DeadLetterMover:
             tasks = work.ledger.dead_at(self._left.places)
             try:
                 await self._bury(self._left, tasks)
-            except SequenceReused:  # Stored it was otherwise, in a topic that was deleted, or before some had expired.
+            except (SequenceReused, ProducerFenced):
+                # Stored it was otherwise, in a topic that was deleted, or before some had expired. Or another one took
+                # the producer's id, and a later epoch: the next is beyond that.
                 work.ledger.give_back_dead(tasks)
             except (MessageTooLarge, QuotaExceeded, RequestTooLarge, TooManyMessages):  # Fewer at a time may fit.
                 if len(self._left.rows) == 1:
@@ -145,6 +156,15 @@ class DeadLetterMover:
             else:
                 self._at_once = min(2 * self._at_once, _BATCH_MESSAGES)
             self._left = None
+
+    def _next(self, tasks: Sequence[OpenMessage]) -> Burial:
+        """The shard remembers each producer for long: so a work queue has one, however many dead letters."""
+        producer_id = (key_hash(self._work.key_of(BURIAL)) & _ID_BITS) + 1
+        known = self._work.store.producer_epoch(producer_id)
+        epoch = 0 if known is None else known + 1
+        if epoch > LAST_EPOCH:
+            producer_id, epoch = runtime.random.getrandbits(62) + 1, 0
+        return Burial(producer_id, epoch, tuple((task.queue, task.offset, task.count, task.reason) for task in tasks))
 
     async def _put(self, step: Step) -> None:
         self._work.check()
@@ -193,4 +213,4 @@ class DeadLetterMover:
             says = origin(work.topic.name, work.topic.id, record, names.get(record.queue))
             says |= {"group": work.group, "deliveries": count, "reason": reason[:_MAX_REASON]}
             add_letter(builder, queue, record, says, limit)
-        return RecordBatch(builder.build(producer_id=burial.producer_id, sequence=0), verify=False)
+        return RecordBatch(builder.build(producer_id=burial.producer_id, producer_epoch=burial.epoch), verify=False)
