@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from lsmq_node.broker import Broker
 from support.node_process import NodeProcess
 
 from .calls import Api
+from .in_process import Session, node_of, with_node
 
 LONG_MS = 600_000
 
@@ -108,3 +111,23 @@ def test_who_asks_for_one_shard_is_told_of_one_that_is_not_the_topics(make_node:
     assert len(held(api, "t", f"&shard={its}")["messages"]) == 1
     for shard in ((its + 1) % 3, 7):
         assert api.get(f"/v1/groups/g/held?topic=t&shard={shard}", 400).code == "invalid_request"
+
+
+def test_whoever_looks_makes_no_work_queue_where_nobody_has_popped(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        service = node_of(session).work
+        assert (await session.put("/v1/topics/wide", json={"queues": 6})).status == 201
+        messages = {"messages": [{"queue": queue, "body": "x"} for queue in range(6)]}
+        assert (await session.post("/v1/topics/wide/messages", json=messages)).status == 200
+        assert (await session.post("/v1/groups/g/pop", json={"topic": "wide", "shards": [1]})).status == 200
+        for _ in range(2):
+            described = await (await session.get("/v1/groups/g/work-queue?topic=wide")).json()
+            counts = [(shard["new"], shard["undelivered"], shard["in_flight"]) for shard in described["shards"]]
+            assert counts == [(2, 2, 0), (0, 0, 2), (2, 2, 0)]
+            assert len((await (await session.get("/v1/groups/g/held?topic=wide")).json())["messages"]) == 2
+            assert (await (await session.get("/v1/groups/g/held?topic=wide&shard=0")).json())["messages"] == []
+        assert [work.port.number for work in service.shards()] == [1]
+        stored = [port.number for port in broker.topology.ports() if port.store.documents("work/")]
+        assert stored == [1]
+
+    with_node(tmp_path, test, shards=3)

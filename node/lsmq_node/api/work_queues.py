@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any, Final
 from urllib.parse import quote
@@ -30,7 +31,7 @@ from lsmq_node.workers import LARGE_BYTES
 from lsmq_node.workqueue import Refusal
 from lsmq_node.workqueue.receipts import DeliveryReceipt, encode_receipt, group_hash
 from lsmq_node.workqueue.settings import Order
-from lsmq_node.workqueue.shard_work import ShardWork, WorkDelivery
+from lsmq_node.workqueue.shard_work import ShardWork, ShardWorkState, WorkDelivery
 
 from . import work_schemas as schemas
 from .codec import Format, answer, answer_format, encode
@@ -218,22 +219,22 @@ async def configure_work_queue(call: Call) -> web.StreamResponse:
     if given.get("dead_letter") is not None:  # What he refuses goes there, with what he wrote into it.
         call.asker.check(ResourceKind.TOPIC, given["dead_letter"], Action.WRITE)
     works = await service.configure(group, topic, service.wanted(topic, document.get("shards")), given)
-    return answer(call.request, await _description(group, topic, works))
+    return answer(call.request, _description(group, topic, [await work.state() for work in works]))
 
 
 @ROUTES.get("/v1/groups/{group}/work-queue", _DESCRIBED, parameters=(TOPIC,), errors=(*_ERRORS, UnknownGroup))
 async def describe_work_queue(call: Call) -> web.StreamResponse:
     """How a work queue behaves, and how many messages are in which state.
 
-    Of the topic's shards that the node leads. Costs what their queues cost to look at.
+    Of the topic's shards that the node leads; where nobody has popped yet, all messages are new. Costs what their
+    queues cost to look at.
     """
     group, topic = call.path("group"), await call.topic(call.query["topic"])
     service = call.node.work
     shards = service.wanted(topic, None)
-    if not service.is_work_queue(group, topic):
-        raise _no_work_queue(group, topic)
-    works = [await service.work(group, topic, shard) for shard in shards]
-    return answer(call.request, await _description(group, topic, works))
+    await _check_known(call, topic)
+    states = [await service.state(group, topic, shard) for shard in shards]
+    return answer(call.request, _description(group, topic, states))
 
 
 @ROUTES.get(
@@ -258,20 +259,14 @@ async def list_held(call: Call) -> web.StreamResponse:
     shards = call.node.work.wanted(topic, holding if query["shard"] is None else [query["shard"]])
     behind = (-1, -1, -1) if query["after"] is None else tuple(map(int, query["after"].split(".")))
     found: dict[str, Any] = {"messages": [], "next": None}
-    unknown, known = None, False
     for shard in (each for each in shards if each >= behind[0]):
         place = (behind[1], behind[2]) if shard == behind[0] else (-1, -1)
-        try:
-            part = await _held_in(call, topic, shard, place, query["limit"] - len(found["messages"]))
-        except UnknownGroup as error:  # Nobody has popped from this shard.
-            unknown = error
-            continue
-        known = True
+        part = await _held_in(call, topic, shard, place, query["limit"] - len(found["messages"]))
         found["messages"] += part["messages"]
         if part["next"] is not None:
             return answer(call.request, {**found, "next": part["next"]})
-    if unknown is not None and not known:
-        raise unknown
+    if not found["messages"]:
+        await _check_known(call, topic)
     return answer(call.request, found)
 
 
@@ -280,10 +275,9 @@ async def _held_in(call: Call, topic: StoredTopic, shard: int, behind: tuple[int
     group, service = call.path("group"), call.node.work
 
     async def here() -> dict[str, Any]:
-        call.broker.topology.port(shard).check_readable()
-        if not service.is_work_queue(group, topic):
-            raise _no_work_queue(group, topic)
-        work = await service.work(group, topic, shard)
+        work = await service.made(group, topic, shard)
+        if work is None:  # Nobody has popped from this shard.
+            return {"messages": [], "next": None}
         held = work.ledger.in_flight(behind, limit)
         last = f"{shard}.{held[-1].queue}.{held[-1].offset}" if len(held) == limit else None
         names: Mapping[int, str] = {}
@@ -314,28 +308,25 @@ async def _held_in(call: Call, topic: StoredTopic, shard: int, behind: tuple[int
     return await asked_at_leader(call, shard, here, path.raw_path_qs)
 
 
-def _no_work_queue(group: str, topic: StoredTopic) -> UnknownGroup:
-    return UnknownGroup(
-        f"group {group!r} is no work queue on topic {topic.name!r}; the first pop makes it one", group=group
-    )
+async def _check_known(call: Call, topic: StoredTopic) -> None:
+    """Raises ``UnknownGroup`` where no shard of the topic knows the group's work."""
+    group = call.path("group")
+    if not await call.node.work.is_work_queue_anywhere(group, topic):
+        raise UnknownGroup(
+            f"group {group!r} is no work queue on topic {topic.name!r}; the first pop makes it one", group=group
+        )
 
 
-async def _description(group: str, topic: StoredTopic, works: list[ShardWork]) -> dict[str, Any]:
+def _description(group: str, topic: StoredTopic, states: Sequence[ShardWorkState]) -> dict[str, Any]:
     return {
         "group": group,
         "topic": topic.name,
-        "dead_letter_topic": works[0].settings.dead_letter_topic(topic.name),
-        "shards": [await _shard(work) for work in works],
+        "dead_letter_topic": states[0].settings.dead_letter_topic(topic.name),
+        "shards": [_shard(state) for state in states],
     }
 
 
-async def _shard(work: ShardWork) -> dict[str, Any]:
-    new = await work.count_new()
-    figures = work.figures()
-    return {
-        "shard": work.port.number,
-        "settings": work.settings.to_dict(),
-        **figures,
-        "new": new,
-        "undelivered": new + figures["ready"] + figures["waiting"] + figures["blocked"],
-    }
+def _shard(state: ShardWorkState) -> dict[str, Any]:
+    figures = {item.name: getattr(state, item.name) for item in fields(state)}
+    undelivered = state.new + state.ready + state.waiting + state.blocked
+    return {**figures, "settings": state.settings.to_dict(), "undelivered": undelivered}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lsmq.errors import CorruptFile, InvalidBatch, OffsetOutOfRange
 from lsmq.messages import priority_rank
@@ -45,6 +46,23 @@ class Found:
     damaged_queues: set[int] = field(default_factory=set)
     count: int = 0
     size_bytes: int = 0
+
+
+def count_new(
+    store: ShardStore, group: str, topic_id: int, windows: Iterable[tuple[int, int]] = ()
+) -> tuple[int, NDArray[np.int64]]:
+    """The shard's first queue of the topic, and how many messages of each the group has never got.
+
+    ``windows``: of some queues, from where on that is so, whatever is committed.
+    """
+    first = store.numbers(topic_id)[0]
+    latest, earliest = store.latest_offsets(topic_id), store.earliest_offsets(topic_id)
+    size = min(len(latest), len(earliest))  # the topic may grow meanwhile
+    starts = np.maximum(store.committed_offsets(group, topic_id)[:size], earliest[:size])
+    for queue, following in windows:
+        if queue - first < size:
+            starts[queue - first] = max(following, earliest[queue - first])
+    return first, np.maximum(latest[:size] - starts, 0)
 
 
 def read_again(

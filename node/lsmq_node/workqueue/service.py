@@ -19,9 +19,10 @@ from lsmq_node.machines import MachineService
 from lsmq_node.storage import StoredTopic
 
 from .chunks import SETTINGS, prefix
+from .reading import count_new
 from .receipts import DeliveryReceipt, decode_receipt, group_hash
 from .settings import FairBy, Order, WorkSettings, decode_settings
-from .shard_work import ShardWork, WorkDelivery, put_deletions
+from .shard_work import ShardWork, ShardWorkState, WorkDelivery, put_deletions
 from .tasks import Refusal, WorkCounts
 
 #: Groups by topics and shards, that were used lately.
@@ -63,21 +64,45 @@ class WorkService(MachineService[ShardWork]):
             work.topic = topic
         return work
 
+    async def made(self, group: str, topic: StoredTopic, shard: int) -> ShardWork | None:
+        """The work queue in a shard that this node leads; None where nobody has popped from it yet.
+
+        Raises as :meth:`work`.
+        """
+        port = self.broker.topology.port(shard)
+        port.check_readable()
+        is_made = port.store.document(prefix(group, topic.id) + SETTINGS) is not None
+        return await self.work(group, topic, shard) if is_made else None
+
+    async def state(self, group: str, topic: StoredTopic, shard: int) -> ShardWorkState:
+        """Of a shard that this node leads. Where nobody has popped yet all messages are new. Raises as :meth:`work`,
+        and what asking another node may raise."""
+        work = await self.made(group, topic, shard)
+        if work is not None:
+            return await work.state()
+        store, new = self.broker.topology.port(shard).store, 0
+        if store.has_topic(topic.id):  # else it has just come to this shard
+            _, counts = await self.broker.in_readers(lambda: count_new(store, group, topic.id))
+            new = int(counts.sum())
+        return ShardWorkState(shard, WorkSettings.of(await self.given_elsewhere(group, topic)), new)
+
     async def given_elsewhere(self, group: str, topic: StoredTopic) -> dict[str, Any]:
         """What was set for the work queue where the topic begins, which a shard that came later sets as well.
 
         Raises what asking another node may raise.
         """
-        first = self.broker.ranges(topic)[0].shard
-        given: dict[str, Any] = (await self._settings.ask(first, {"group": group, "topic": topic.id}))["given"]
+        given: dict[str, Any] = (await self._asked(group, topic, self.broker.ranges(topic)[0].shard))["given"]
         return given
+
+    async def _asked(self, group: str, topic: StoredTopic, shard: int) -> dict[str, Any]:
+        return await self._settings.ask(shard, {"group": group, "topic": topic.id})
 
     async def _given_here(self, shard: int, asked: dict[str, Any]) -> dict[str, Any]:
         port = self.broker.topology.port(shard)
         key = prefix(str(asked["group"]), int(asked["topic"])) + SETTINGS
         body = port.store.document(key)
         port.check_readable()
-        return {"given": {} if body is None else decode_settings(body, key)[0]}
+        return {"given": {} if body is None else decode_settings(body, key)[0], "known": body is not None}
 
     def wanted(self, topic: StoredTopic, asked: Sequence[int] | None) -> list[int]:
         """Those of the topic among the shards asked for; those led here, where none are named.
@@ -109,6 +134,15 @@ class WorkService(MachineService[ShardWork]):
         """Whether a shard at this node has the group's work on the topic."""
         key = prefix(group, topic.id) + SETTINGS
         return any(port.store.document(key) is not None for port in self.broker.topology.ports())
+
+    async def is_work_queue_anywhere(self, group: str, topic: StoredTopic) -> bool:
+        """Whether a shard has it, whoever leads that. Raises what asking another node may raise."""
+        if self.is_work_queue(group, topic):
+            return True
+        for shard in sorted({part.shard for part in self.broker.ranges(topic)}):
+            if (await self._asked(group, topic, shard)).get("known", False):  # An earlier release does not say.
+                return True
+        return False
 
     def forget(self, group: str, shard: int) -> None:
         """Put in line that a shard knows nothing of the group's work, which begins anew behind that."""

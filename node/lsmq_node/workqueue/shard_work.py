@@ -31,7 +31,7 @@ from .chunks import BURIAL, SETTINGS, SettledChunk, prefix
 from .ledger import MAX_OPEN, WorkLedger
 from .picks import Picks
 from .queue_turns import QueueTurn, QueueTurns
-from .reading import Found, Fresh, Seen, Wanted, look, read_again, read_fresh, tenants_by
+from .reading import Found, Fresh, Seen, Wanted, count_new, look, read_again, read_fresh, tenants_by
 from .receipts import DeliveryReceipt
 from .settings import Order, WorkSettings, decode_settings, encode_settings
 from .tasks import DeliveryState, OpenMessage, Refusal, WorkChanges
@@ -63,6 +63,23 @@ class WorkDelivery:
     receipt: DeliveryReceipt
     visibility_ms: int
     shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWorkState:
+    """How a work queue behaves in a shard, and how many messages are in which state.
+
+    ``new`` were never delivered; offsets whose messages were deleted one by one count, too.
+    """
+
+    shard: int
+    settings: WorkSettings
+    new: int
+    in_flight: int = 0
+    waiting: int = 0
+    ready: int = 0
+    blocked: int = 0
+    dead: int = 0
 
 
 class ShardWork(ShardMachine):
@@ -172,34 +189,16 @@ class ShardWork(ShardMachine):
         turns.waiting.found(await self.in_readers(lambda: self._find_waiting(windows)))
 
     def _find_waiting(self, windows: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
-        """Queues with messages that were not delivered: a look at all of them. In a thread, as :meth:`_count_new`."""
-        first, counts = self._count_new(windows)
+        """Queues with messages that were not delivered: a look at all of them. In a thread."""
+        first, counts = count_new(self.store, self.group, self.topic.id, windows)
         return np.flatnonzero(counts).astype(np.int64) + first
 
-    def _count_new(self, windows: Sequence[tuple[int, int]]) -> tuple[int, NDArray[np.int64]]:
-        """The shard's first queue of the topic, and how many messages of each were never delivered. In a thread.
-
-        ``windows``: the ledger's.
-        """
-        store, topic = self.store, self.topic
-        first = store.numbers(topic.id)[0]
-        latest, earliest = store.latest_offsets(topic.id), store.earliest_offsets(topic.id)
-        size = min(len(latest), len(earliest))  # the topic may grow meanwhile
-        starts = np.maximum(store.committed_offsets(self.group, topic.id)[:size], earliest[:size])
-        for queue, following in windows:
-            if queue - first < size:
-                starts[queue - first] = max(following, earliest[queue - first])
-        return first, np.maximum(latest[:size] - starts, 0)
-
-    async def count_new(self) -> int:
-        """How many messages were never delivered. Costs a look at the ends of all of the topic's queues here.
-
-        Offsets whose messages were deleted one by one count, too. Raises as :meth:`check`.
-        """
+    async def state(self) -> ShardWorkState:
+        """Costs a look at the ends of all of the topic's queues here. Raises as :meth:`check`."""
         windows = self.ledger.windows()
-        _, counts = await self._broker.in_readers(lambda: self._count_new(windows))
+        _, counts = await self.in_readers(lambda: count_new(self.store, self.group, self.topic.id, windows))
         self.check()
-        return int(counts.sum()) + self.ledger.lined
+        return ShardWorkState(self.port.number, self.settings, int(counts.sum()) + self.ledger.lined, **self.figures())
 
     def _start_of(self, queue: int) -> int:
         committed = self.store.committed_offsets(self.group, self.topic.id, np.array((queue,)))

@@ -1,0 +1,45 @@
+"""Work queues where each process of a node leads a shard, and knows nothing of the other's."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from api.calls import Api
+from lsmq import Client, Producer, UnknownGroup, WorkQueue
+from support.node_process import NodeProcess
+
+from .two_processes import two_processes as two_processes
+
+LONG_MS = 600_000
+
+
+@pytest.mark.slow
+async def test_a_shard_that_nobody_has_popped_from_counts_as_all_new(node: NodeProcess) -> None:
+    async with Client(node.url) as client, WorkQueue(client, "t", "g") as work:
+        topic = await client.create_topic("t", queues=4)
+        async with Producer(client, "t") as producer:
+            for queue in range(4):
+                await (await producer.send_many(["x"] * 5, queue=queue))
+        apis = {route.shard: Api(str(route.leader)) for route in topic.routes}
+        assert len({api.port for api in apis.values()}) == 2
+        with pytest.raises(UnknownGroup):
+            await work.describe()
+
+        def pop(shard: int) -> list[dict[str, Any]]:
+            document = {"topic": "t", "shards": [shard], "max": 3, "visibility_ms": LONG_MS}
+            answer = apis[shard].call("POST", "/v1/groups/g/pop", document, status=200)
+            found: list[dict[str, Any]] = answer.json()["messages"]
+            return found
+
+        last = max(apis)
+        for again in range(2):  # The second time, what was said has made nothing where nobody has popped.
+            if not again:
+                assert len(await asyncio.to_thread(pop, last)) == 3
+            state = await work.describe()
+            assert (state.new, state.in_flight, state.undelivered) == (17, 3, 17)
+            assert [held.shard for held in await work.held()] == [last] * 3
+        await work.configure(max_deliveries=5)
+        assert (await work.describe()).settings.max_deliveries == 5
