@@ -35,6 +35,9 @@ _EXTENSIONS_PER_VISIBILITY = 3
 #: An answer is not longer on its way than this, mostly, nor than a third of the visibility. If it is, the broker says
 #: so when the task is settled.
 _MAX_TRANSIT_MS = 1_000
+#: Each leader is asked for all that there is room for, and several may have it. What has had no room for so long is
+#: given back; handlers that take less have worked it off by then.
+_SPARE_S = 0.1
 
 TaskHandler = Callable[["Task"], Awaitable[object]]
 
@@ -205,14 +208,10 @@ class WorkQueue(Iterated[Task]):
         self._changed = Waiting()
         self._pulling: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
+        self._sparing: asyncio.Task[None] | None = None
         self._background = BackgroundTasks(self._broke)
         self._extensions = BackgroundTasks(self._broke)
-        self._failed, self._late, self._unsettled, self._shown = (
-            RateLimitedWarnings(),
-            RateLimitedWarnings(),
-            RateLimitedWarnings(),
-            RateLimitedWarnings(),
-        )
+        self._failed, self._late, self._unsettled, self._shown = (RateLimitedWarnings() for _ in range(4))
         self._error: LsmqError | None = None
         self._closed = False
         self._closing = asyncio.Lock()  # who closes it a second time waits for the first
@@ -233,12 +232,11 @@ class WorkQueue(Iterated[Task]):
         if self._pulling is not None:
             self._background.drop(self._pulling)
             await asyncio.gather(self._pulling, return_exceptions=True)
+        if self._sparing is not None:
+            self._background.drop(self._sparing)
+            await asyncio.gather(self._sparing, return_exceptions=True)
         self._end_keeping()
-        ahead = list(self._ahead)
-        self._ahead.clear()
-        for task in ahead:
-            self._kept.pop(task, None)
-        await self._release(ahead)
+        await self._give_back(len(self._ahead))
         self._changed.wake()
 
     async def poll(self, max_messages: int = DEFAULT_MAX_MESSAGES, timeout_ms: float | None = None) -> list[Task]:
@@ -442,6 +440,28 @@ class WorkQueue(Iterated[Task]):
         self._ahead.append(task)
         self._hold(task)
         self._changed.wake_one()
+        if self._wanted() < 0 and (self._sparing is None or self._sparing.done()):
+            self._sparing = self._background.begin(self._spare(), f"lsmq give back {self.topic}")
+
+    async def _spare(self) -> None:
+        """Give back what there is no room for, so that nobody else waits for it."""
+        while (over := min(-self._wanted(), len(self._ahead))) > 0:
+            left_s = self._ahead[-over]._since + _SPARE_S - asyncio.get_running_loop().time()
+            if left_s > 0:
+                await asyncio.sleep(left_s)
+            else:
+                await self._give_back(over)
+
+    async def _give_back(self, count: int) -> None:
+        """The last ones that nobody took."""
+        given = [self._ahead.pop() for _ in range(count)]
+        for task in given:
+            self._kept.pop(task, None)
+        try:
+            await self._release(given)
+        except asyncio.CancelledError:
+            self._ahead.extend(reversed(given))
+            raise
 
     def _take(self) -> Task | None:
         """The next task that is ours still."""

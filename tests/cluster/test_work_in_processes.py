@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from api.calls import Api
-from lsmq import Client, Producer, UnknownGroup, WorkQueue
+from lsmq import Client, Producer, Task, UnknownGroup, WorkQueue
 from support.node_process import NodeProcess
+from support.waiting import comes_true
 
 from .two_processes import two_processes as two_processes
 
@@ -43,3 +44,28 @@ async def test_a_shard_that_nobody_has_popped_from_counts_as_all_new(node: NodeP
             assert [held.shard for held in await work.held()] == [last] * 3
         await work.configure(max_deliveries=5)
         assert (await work.describe()).settings.max_deliveries == 5
+
+
+@pytest.mark.slow
+async def test_what_several_leaders_bring_at_once_to_who_has_room_for_one_goes_to_others(node: NodeProcess) -> None:
+    begun, over = list[str](), asyncio.Event()
+
+    async def handle(task: Task) -> None:
+        assert task.deliveries == 1, "what was given back does not count"
+        begun.append(task.text())
+        await over.wait()
+
+    async with Client(node.url) as client, WorkQueue(client, "t", "g") as first, WorkQueue(client, "t", "g") as second:
+        await client.create_topic("t", queues=2)
+        await first.configure()
+        async with Producer(client, "t") as producer:
+            for queue in range(2):
+                await producer.send_and_wait(f"{queue}", queue=queue)
+        running = [asyncio.create_task(first.run(handle))]
+        await comes_true(lambda: len(begun) == 1, "one has a handler")
+        running.append(asyncio.create_task(second.run(handle)))
+        await comes_true(lambda: sorted(begun) == ["0", "1"], "the other one, too")
+        over.set()
+        await first.close()
+        await second.close()
+        await asyncio.gather(*running)
