@@ -10,6 +10,7 @@ from unittest.mock import patch
 from lsmq.errors import Unavailable
 from lsmq_node.broker import Broker
 from lsmq_node.machines import Step, documents
+from lsmq_node.storage.state import MAX_TOPIC_NAME
 from lsmq_node.workqueue import burial
 from lsmq_node.workqueue.burial import DeadLetterMover
 from support.waiting import comes_true
@@ -138,5 +139,29 @@ def test_dead_letters_that_an_earlier_release_was_moving_come_once(tmp_path: Pat
         await comes_true(partial(are_letters, session, "0", "1"), "they are dead letters")
         await comes_true(lambda: port.store.document(key) is None, "they are put away")
         assert port.store.producer_epoch(17) == 0
+
+    with_node(tmp_path, test)
+
+
+def test_the_topic_with_the_longest_name_is_not_that_of_its_own_dead_letters(tmp_path: Path) -> None:
+    name = "x" * (MAX_TOPIC_NAME - 4) + ".dlq"
+
+    async def test(session: Session, broker: Broker) -> None:
+        assert (await session.put(f"/v1/topics/{name}", json={"queues": 1})).status == 201
+        document: dict[str, Any] = {"messages": [{"queue": 0, "body": "0"}]}
+        assert (await session.post(f"/v1/topics/{name}/messages", json=document)).status == 200
+        popped = await session.post("/v1/groups/g/pop", json={"topic": name})
+        receipts = [message["receipt"] for message in (await popped.json())["messages"]]
+        document = {"topic": name, "receipts": receipts, "dead_letter": True}
+        assert (await session.post("/v1/groups/g/nack", json=document)).status == 200
+        (work,) = node_of(session).work.shards()
+        await comes_true(lambda: not work.figures()["dead"], "it is put away")
+        described = await (await session.get(f"/v1/groups/g/work-queue?topic={name}")).json()
+        letters = await session.get(f"/v1/topics/{described['dead_letter_topic']}/queues/0/messages")
+        assert described["dead_letter_topic"] == "x" * (MAX_TOPIC_NAME - 5) + ".dlq"
+        assert [message["body"] for message in (await letters.json())["messages"]] == ["0"]
+        assert described["shards"][0]["undelivered"] == 0
+        settings = {"topic": name, "max_deliveries": 1}
+        assert (await session.put("/v1/groups/g/work-queue", json=settings)).status == 200
 
     with_node(tmp_path, test)

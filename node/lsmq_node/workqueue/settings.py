@@ -166,7 +166,9 @@ class WorkSettings:
         """The topic of dead letters of ``topic``."""
         if self.dead_letter is not None:
             return self.dead_letter
-        return topic[: MAX_TOPIC_NAME - len(DEAD_LETTER_SUFFIX)] + DEAD_LETTER_SUFFIX
+        room = MAX_TOPIC_NAME - len(DEAD_LETTER_SUFFIX)
+        named = topic[:room] + DEAD_LETTER_SUFFIX
+        return named if named != topic else topic[: room - 1] + DEAD_LETTER_SUFFIX
 
     def to_dict(self) -> dict[str, Any]:
         """As users write it."""
