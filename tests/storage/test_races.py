@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import logging
 import shutil
 import threading
@@ -291,3 +292,28 @@ def test_a_lag_that_is_counted_while_a_group_commits_is_counted_again(tmp_path: 
     last, lag = counted[-1]
     assert lag == 0
     assert all(mark != last or known == lag for mark, known in counted), "what was counted has the mark of its time"
+
+
+def test_topics_are_listed_while_others_are_made(tmp_path: Path) -> None:
+    store, there = open_stepped(tmp_path / "s", tiny(), Drive(tmp_path)), [f"t{number}" for number in range(200)]
+    for name in there:
+        store.create_topic(name, 1)
+    made: list[str] = []
+
+    def make_another(phase: str, _: dict[str, int]) -> None:
+        """A collection of garbage lets the interpreter go on with other threads, wherever it begins."""
+        if phase == "start" and not made:
+            made.append("new")
+            in_another_thread(lambda: store.create_topic("new", 1))
+
+    before = gc.get_threshold()
+    gc.collect()
+    gc.callbacks.append(make_another)
+    gc.set_threshold(100)
+    try:
+        listed = store.topics()
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(make_another)
+    assert {topic.name for topic in listed} >= set(there)
+    abandon(store)

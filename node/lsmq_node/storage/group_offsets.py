@@ -46,13 +46,13 @@ class CommittedOffsets:
     def first(self, count: int) -> I64:
         """Of the first ``count`` rows."""
         found = np.zeros(count, np.int64)
-        for number, page in list(self._pages.items()):
+        for number, page in self._pages.copy().items():
             _fill(found[number << PAGE_BITS : number + 1 << PAGE_BITS], page)
         return found
 
     def committed(self) -> Iterator[tuple[I64, I64]]:
         """Rows that have one, and these, a page at a time."""
-        for number, page in list(self._pages.items()):
+        for number, page in self._pages.copy().items():
             if isinstance(page, dict):
                 rows, values = np.array(list(page), np.int64), np.array(list(page.values()), np.int64)
             else:

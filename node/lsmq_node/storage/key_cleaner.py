@@ -114,7 +114,7 @@ class KeyCleaner:
             return
         for topic_id in self._looked.keys() - self._state.topics.keys():
             del self._looked[topic_id]
-        for topic_id, item in list(self._state.topics.items()):
+        for topic_id, item in self._state.topics.copy().items():
             if item.topic.options.cleanup == "compact" and self._is_due(topic_id, item):
                 try:
                     self._look_through(topic_id, item)

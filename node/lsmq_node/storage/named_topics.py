@@ -80,7 +80,7 @@ class NamedTopics:
     def count(self) -> int:
         """Queues with names, of all topics whose names were asked for: names of others take no memory."""
         there = self._state.topics
-        return sum(names.count_to_come for topic, (names, _) in list(self._known.items()) if topic in there)
+        return sum(names.count_to_come for topic, (names, _) in self._known.copy().items() if topic in there)
 
     def settle(self) -> None:
         """What was dropped from the line, or belongs to topics that are gone, counts for nobody and takes no memory."""

@@ -456,7 +456,8 @@ class ShardState:
 
     def known_topics(self) -> list[StoredTopic]:
         """Those that clients know of. In any thread."""
-        return [state.topic for id, state in list(self.topics.items()) if not id & NAMES_TOPIC]
+        # A list of values takes no turns with other threads, one of items does: garbage may be collected as it is made.
+        return [state.topic for state in list(self.topics.values()) if not state.topic.id & NAMES_TOPIC]
 
     @property
     def topic_count(self) -> int:
