@@ -77,6 +77,7 @@ T = TypeVar("T")
 _RANGES_A_REQUEST = 200
 _LOOK_TIMEOUT_S = 1.0
 _MAX_LOOKS = 8
+_LAST = "\U0010ffff"
 
 
 class Group:
@@ -402,15 +403,24 @@ class Group:
 
 async def list_groups(client: Client) -> list[GroupSummary]:
     """All groups of the cluster, by name; of nodes that lead a shard. Tried again until the client's deadline."""
+    return await _find_groups(client)
+
+
+async def find_group(client: Client, name: str) -> GroupSummary | None:
+    """A group as :func:`list_groups` has it, however many there are; None where there is none."""
+    return next((found for found in await _find_groups(client, name) if found.group == name), None)
+
+
+async def _find_groups(client: Client, only: str | None = None) -> list[GroupSummary]:
     deadline, backoff = Deadline(client.deadline_ms), Backoff()
     return await client._router.until_answered(
-        "GET", "/v1/groups", deadline, lambda: _list_groups(client), lambda error: backoff.pause(deadline)
+        "GET", "/v1/groups", deadline, lambda: _list_groups(client, only), lambda error: backoff.pause(deadline)
     )
 
 
-async def _list_groups(client: Client) -> list[GroupSummary]:
+async def _list_groups(client: Client, only: str | None) -> list[GroupSummary]:
     found: dict[str, GroupSummary] = {}
-    for names, summaries in await list_at_leaders(client, "/v1/groups", _group_page):
+    for names, summaries in await list_at_leaders(client, "/v1/groups", _group_page, only):
         for name in names:
             found.setdefault(name, GroupSummary(name))
         for summary in summaries:
@@ -425,15 +435,21 @@ def _group_page(url: str, page: Mapping[str, Any]) -> tuple[list[str], list[Grou
     return [str(name) for name in page["groups"]], [of_known(GroupSummary, each) for each in page["details"]]
 
 
-async def list_at_leaders(client: Client, path: str, parse: Callable[[str, Mapping[str, Any]], T]) -> list[T]:
-    """All pages of a list, of each node that leads a shard, as ``parse`` reads them; it is given the node's URL."""
+async def list_at_leaders(
+    client: Client, path: str, parse: Callable[[str, Mapping[str, Any]], T], only: str | None = None
+) -> list[T]:
+    """All pages of a list, of each node that leads a shard, as ``parse`` reads them; it is given the node's URL.
+    ``only``: where lists are by name, no more of each than one entry, that of this name if there is one."""
     transport, timeout_s = client._router._transport, client.request_timeout_ms / 1000
 
     async def pages_of(url: str) -> list[T]:
-        return await all_pages(
-            lambda params: transport.request("GET", f"{url}{path}", params=params, timeout_s=timeout_s),
-            partial(parse, url),
-        )
+        def ask(params: dict[str, str]) -> Awaitable[Response]:
+            return transport.request("GET", f"{url}{path}", params=params, timeout_s=timeout_s)
+
+        if not only:
+            return await all_pages(ask, partial(parse, url))
+        just_before = f"{only[:-1]}{chr(ord(only[-1]) - 1)}{_LAST}"
+        return [(await ask({"after": just_before, "limit": "1"})).parsed(partial(parse, url))]
 
     leaders = await _leaders(client)
     found = await _together(pages_of(url) for url in leaders)

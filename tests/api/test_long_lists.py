@@ -15,6 +15,7 @@ from lsmq_node.groups.group import CoordinatedGroup
 from lsmq_node.groups.plan import GenerationPlan
 from lsmq_node.rights import ResourceKind
 from lsmq_node.storage import StoredTopic
+from support.counted_lines import counted_lines
 
 from .in_process import Session, node_of, with_node
 
@@ -66,5 +67,24 @@ def test_a_page_of_topics_has_so_many_routes_as_are_made_in_a_moment(tmp_path: P
             assert pages == [["t", "t0", "t1"], ["t2", "t3", "t4"], ["t5", "t6"]]
             async with Client(str(client.make_url("/"))) as other:
                 assert len(await other.topics()) == 8
+
+    with_node(tmp_path, test)
+
+
+def test_a_page_of_groups_costs_what_is_on_it_however_many_there_are(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        port, coordinated = broker.topology.port(0), await node_of(client).groups.shard(0)
+        costs = []
+        for first, end in ((0, 100), (100, 2_000)):
+            for number in range(first, end):
+                appended = port.store.commit_offsets(f"g{number:04d}", 1, np.array([0], np.uint32), np.array([0]))
+                name = f"h{number:04d}"
+                coordinated.groups[name] = CoordinatedGroup(name, GenerationPlan(), 1, 0.0)
+            await port.wait(appended, Ack.QUORUM)
+            with counted_lines() as lines:
+                answer = await (await client.get("/v1/groups?limit=20&after=g0042")).json()
+            assert answer["groups"] == [f"g{number:04d}" for number in range(43, 63)]
+            costs.append(lines.count)
+        assert costs[1] < costs[0] + 3_800, "fewer lines than groups that came"
 
     with_node(tmp_path, test)

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from api.calls import Api
 from lsmq import Client, Producer
 from lsmq.cli._reset import ResetTarget, moves, summed
 from lsmq.errors import FencedMember, GroupHasMembers, StaleGeneration, UnknownGroup, UnknownMember, UnknownQueue
 from lsmq.group_values import portions
-from lsmq.groups import Assignment, Group, Heartbeat, Ranges, list_groups, new_member_id
+from lsmq.groups import Assignment, Group, Heartbeat, Ranges, find_group, list_groups, new_member_id
 from lsmq.topics import Offsets
 from support.node_process import NodeProcess
 from support.python_process import run_python
@@ -187,3 +188,27 @@ def test_a_request_names_no_more_than_it_may() -> None:
     assert portions(ranges, 4, 9) == [(range(3), range(5, 6)), (range(6, 10),), (range(10, 12), range(20, 21))]
     assert portions(ranges, 99, 2) == [(range(3), range(5, 12)), (range(20, 21),)]
     assert portions((), 4, 2) == []
+
+
+async def test_a_group_is_found_among_many_without_a_list_of_all(node: NodeProcess) -> None:
+    def pages() -> float:
+        """Of lists of groups that the node has answered."""
+        begin = 'lsmq_http_requests_total{operation="listGroups",status="200"}'
+        lines = Api(node.url).get("/metrics").body.decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(begin))
+
+    async with Client(node.url) as client:
+        await client.create_topic("t", queues=1)
+        for first in range(0, 1_100, 100):
+            await asyncio.gather(
+                *(client.commit_offsets(f"g{number:04d}", "t", {0: 0}) for number in range(first, first + 100))
+            )
+        await client.commit_offsets("g3", "t", {0: 0})
+        assert len(await list_groups(client)) == 1_101
+        for name in ("g0000", "g0500", "g1099", "g3"):
+            before = pages()
+            found = await find_group(client, name)
+            assert found is not None and found.group == name
+            assert pages() == before + 1
+        for name in ("g", "g0500x", "h", "f"):
+            assert await find_group(client, name) is None

@@ -16,7 +16,17 @@ from lsmq.cli.options import QUEUES, TIME, TOPIC, asks_a_node, asks_first, json_
 from lsmq.cli.render import counted, print_fields, print_json, print_table, time_text
 from lsmq.cli.work_queue import configure
 from lsmq.errors import GroupHasMembers, GroupModeMismatch, UnknownGroup, UnknownMessage
-from lsmq.groups import Group, GroupDescription, GroupLag, GroupMember, GroupStream, GroupSummary, Ranges, list_groups
+from lsmq.groups import (
+    Group,
+    GroupDescription,
+    GroupLag,
+    GroupMember,
+    GroupStream,
+    GroupSummary,
+    Ranges,
+    find_group,
+    list_groups,
+)
 from lsmq.topics import format_ranges
 from lsmq.work_queue_values import WorkQueueState, describe_work_queue
 
@@ -312,7 +322,7 @@ async def settle(client: Client, name: str, ids: tuple[str, ...], topic: str, ho
 
 async def _known(client: Client, name: str, remedy: str = "'lsmq group list' shows those there are") -> GroupSummary:
     """The group, which has members, offsets, or had members. Raises ``UnknownGroup``."""
-    found = next((known for known in await list_groups(client) if known.group == name), None)
+    found = await find_group(client, name)
     if found is None:
         raise UnknownGroup(
             f"there is no group {name!r}: it has no member and no offset. {remedy}",

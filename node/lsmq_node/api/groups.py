@@ -25,7 +25,7 @@ from lsmq_node.rights import ResourceKind
 
 from . import group_schemas as schemas
 from .codec import answer
-from .pages import PAGE, page
+from .pages import PAGE, names_page
 from .routing import Call, Content, Parameter, Routes
 from .topics import own_url
 
@@ -38,8 +38,9 @@ _DESCRIBED = Content("Its members and what they own, as its coordinator knows it
 async def list_groups(call: Call) -> web.StreamResponse:
     """Consumer groups of the shards at this node."""
     coordinated, sees = [shard.groups for shard in call.node.groups.shards()], call.asker.sees
-    known = call.broker.groups().union(*coordinated)
-    names, following = page(call, known, shows=lambda name: sees(ResourceKind.GROUP, name.partition("/")[0]))
+    names, following = names_page(
+        call, call.node.groups.names, lambda name: sees(ResourceKind.GROUP, name.partition("/")[0])
+    )
     details = [
         {
             "group": name,

@@ -34,3 +34,15 @@ def page(
     later = sorted((item for item in items if name(item) > after), key=name)
     found = list(islice(filter(shows, later), limit + 1))
     return found[:limit], name(found[limit - 1]) if len(found) > limit else None
+
+
+def names_page(
+    call: Call, names: Callable[[str, int], list[str]], shows: Callable[[str], bool]
+) -> tuple[list[str], str | None]:
+    """As :func:`page`, of very many that are kept in order: ``names`` gives so many of them after one."""
+    limit, after = call.query["limit"], call.query["after"]
+    found: list[str] = []
+    while len(found) <= limit and (some := names(after, limit + 1)):
+        found += islice(filter(shows, some), limit + 1 - len(found))
+        after = some[-1]
+    return found[:limit], found[limit - 1] if len(found) > limit else None

@@ -543,10 +543,6 @@ class Broker:
 
     # Groups
 
-    def groups(self) -> set[str]:
-        """Groups with offsets in the shards at this node."""
-        return set[str]().union(*(port.store.groups() for port in self.topology.ports()))
-
     async def commit_offsets(
         self,
         group: str,

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from sortedcontainers import SortedDict
 
 from lsmq import runtime
 from lsmq.errors import LsmqError, ShuttingDown, StaleGeneration, TooManyGroups, UnknownGroup, UnknownMember
@@ -59,7 +60,7 @@ class ShardGroups(ShardMachine):
 
     def __init__(self, service: GroupService, port: ShardPort) -> None:
         super().__init__(service, port)
-        self.groups: dict[str, CoordinatedGroup] = {}
+        self.groups: SortedDict[str, CoordinatedGroup] = SortedDict()
         self._active: dict[str, None] = {}  # those that have members, or something to store: the others cost nothing
         self._committing: set[str] = set()  # groups with offsets here
         self._gone: set[str] = set()  # those of them that may have none any more

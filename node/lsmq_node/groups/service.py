@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -77,6 +78,14 @@ class GroupService(MachineService[ShardGroups]):
         """Id and number of queues of a topic, as known here."""
         topic = self.broker.topology.topics.find(name)
         return None if topic is None else (topic.id, topic.queues)
+
+    def names(self, after: str, limit: int) -> list[str]:
+        """So many groups after a name, in order: those with offsets in the shards at this node, and those that it
+        coordinates. Costs what is found."""
+        found = set[str]().union(*(port.store.groups(after, limit) for port in self.broker.topology.ports()))
+        for shard in self.shards():
+            found.update(islice(shard.groups.irange(after, inclusive=(False, True)), limit))
+        return sorted(found)[:limit]
 
     # Coordination
 

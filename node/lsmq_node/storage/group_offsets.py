@@ -8,11 +8,14 @@ hundred bytes, and one that reads all of them eight bytes a queue.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sortedcontainers import SortedDict
+
+from lsmq import runtime
 
 from .columns import I64, stable_sort
 from .pages import PAGE_BITS
@@ -174,7 +177,8 @@ class GroupOffsets:
     def __init__(self) -> None:
         self._offsets: dict[tuple[str, int], CommittedOffsets] = {}
         self._groups: dict[int, dict[str, None]] = {}  # by topic id
-        self._topics: dict[str, dict[int, None]] = {}  # ids, by group
+        self._topics: SortedDict[str, dict[int, None]] = SortedDict()  # ids, by group
+        self._ordering = runtime.Lock()  # held while groups come and go, and by who reads their order
         self._changed: dict[tuple[str, int], set[int]] = {}  # pages
         self._dropped: dict[tuple[str, int | None], None] = {}
         self.changes = 0  # raised by every change
@@ -189,9 +193,12 @@ class GroupOffsets:
         """Groups that have committed offsets of a topic."""
         return list(self._groups.get(topic_id, ()))
 
-    def groups(self) -> list[str]:
-        """Groups that have committed offsets."""
-        return list(self._topics)
+    def groups(self, after: str | None = None, limit: int = 0) -> list[str]:
+        """Groups that have committed offsets; or so many of them after a name, in order, which costs what is found."""
+        if after is None:
+            return list(dict.keys(self._topics))
+        with self._ordering:
+            return list(islice(self._topics.irange(after, inclusive=(False, True)), limit))
 
     def restore(self, group: str, topic_id: int, page: int, values: I64) -> None:
         """Take over a page of a checkpoint: offsets + 1."""
@@ -200,7 +207,8 @@ class GroupOffsets:
     def _new(self, group: str, topic_id: int) -> CommittedOffsets:
         found = self._offsets[group, topic_id] = CommittedOffsets()
         self._groups.setdefault(topic_id, {})[group] = None
-        self._topics.setdefault(group, {})[topic_id] = None
+        with self._ordering:
+            self._topics.setdefault(group, {})[topic_id] = None
         return found
 
     def commit(
@@ -238,7 +246,8 @@ class GroupOffsets:
         if not groups:
             del self._groups[topic_id]
         if not topics:
-            del self._topics[group]
+            with self._ordering:
+                del self._topics[group]
 
     def touch_all(self) -> None:
         """Have :meth:`take_change` give all there is."""

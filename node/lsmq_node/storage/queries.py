@@ -426,9 +426,9 @@ class Queries:
             found += int((np.maximum(ends - np.maximum(starts, values - 1), 0) - np.maximum(ends - starts, 0)).sum())
         return max(0, found)  # the topic may have changed meanwhile
 
-    def groups(self) -> list[str]:
-        """Names of the groups that have committed offsets here."""
-        return self._state.offsets.groups()
+    def groups(self, after: str | None = None, limit: int = 0) -> list[str]:
+        """See :meth:`.GroupOffsets.groups`."""
+        return self._state.offsets.groups(after, limit)
 
 
 def _waiting(state: TopicState) -> int:

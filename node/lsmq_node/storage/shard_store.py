@@ -478,9 +478,9 @@ class ShardStore:
         """A group's committed offsets; -1 where it has none."""
         return self._queries.committed_offsets(group, topic_id, queues)
 
-    def groups(self) -> list[str]:
-        """Names of the groups that have committed offsets here."""
-        return self._queries.groups()
+    def groups(self, after: str | None = None, limit: int = 0) -> list[str]:
+        """Names of the groups that have committed offsets here; or so many of them after a name, in order."""
+        return self._queries.groups(after, limit)
 
     def document(self, key: str) -> bytes | None:
         """A committed document; None where there is none."""
