@@ -120,7 +120,7 @@ class ShardGroups(ShardMachine):
             if self.groups.get(name) is not group:
                 raise _no_group(name, beat.member)
             if group.is_settled(beat.member):
-                answer = group.answer(beat.member, beat.owned)
+                answer: BeatAnswer = group.answer(beat.member, beat.owned)
                 if answer.version != beat.version or self._loop.time() >= deadline or self.service.held.closed:
                     return answer
                 await self.wait((name,), (name, beat.member), deadline=deadline)
@@ -130,7 +130,7 @@ class ShardGroups(ShardMachine):
                 await self._planned(name, beat.member)
 
     def _group_to_join(self, name: str, beat: Beat) -> CoordinatedGroup:
-        group = self.groups.get(name)
+        group: CoordinatedGroup | None = self.groups.get(name)
         if group is not None:
             return group
         if beat.epoch:
@@ -247,7 +247,7 @@ class ShardGroups(ShardMachine):
     def group(self, name: str) -> CoordinatedGroup:
         """Raises ``UnknownGroup``."""
         self.check()
-        group = self.groups.get(name)
+        group: CoordinatedGroup | None = self.groups.get(name)
         if group is None:
             raise UnknownGroup(f"no group {name!r} has members, or had some, here", group=name)
         return group
