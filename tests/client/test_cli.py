@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from lsmq import Client
+from lsmq import Client, sync
 from lsmq.cli import main
 from lsmq.errors import CorruptFile
 from lsmq.producer_groups import ProducerGroup
@@ -341,6 +341,16 @@ def test_consuming_shows_how_far_it_is_on_a_terminal_and_prints_messages_elsewhe
     assert printed == lines
     shown, printed = at_a_terminal(shared_node.url, "consume", topic, "--max", "20000")
     assert b"/20000" in shown and printed.count(b"\n") == 20_000
+
+
+def test_who_looks_through_dead_letters_sees_how_far_it_is(shared_node: NodeProcess, topic: str) -> None:
+    with sync.Client(shared_node.url) as client:
+        client.create_topic(f"{topic}.dlq", queues=2)
+        with sync.Producer(client, f"{topic}.dlq") as producer:
+            producer.send_many(f"letter {number}" for number in range(700)).wait()
+    shown, printed = at_a_terminal(shared_node.url, "dlq", "list", topic, "--group", "nobody")
+    assert b"dead letters read" in shown and b"700/?" in shown
+    assert f"no dead letters in {topic}.dlq".encode() in shown and not printed
 
 
 def at_a_terminal(url: str, *arguments: str | Path) -> tuple[bytes, bytes]:

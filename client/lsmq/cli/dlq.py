@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import click
 
 from lsmq import Client
 from lsmq.cli.options import TOPIC, asks_a_node, asks_first, json_option
-from lsmq.cli.render import counted, print_json, print_table
+from lsmq.cli.render import counted, print_json, print_table, progress
 from lsmq.dead_letters import SUFFIX, Choice, DeadLetter, DeadLetters, choice
 from lsmq.errors import InvalidRequest, LsmqError, UnknownMessage, UnknownQueue, UnknownTopic
 
@@ -49,11 +50,12 @@ async def list_letters(
     """
     letters: list[DeadLetter] = []
     chosen = choice(group, ())
-    async for letter in _read(DeadLetters(client, dead_letter or topic + SUFFIX), topic):
-        if chosen(letter):
-            letters.append(letter)
-            if len(letters) > limit:
-                break
+    async with aclosing(_read(DeadLetters(client, dead_letter or topic + SUFFIX), topic)) as read:
+        async for letter in read:
+            if chosen(letter):
+                letters.append(letter)
+                if len(letters) > limit:
+                    break
     more, letters = len(letters) > limit, letters[:limit]
     if not letters:
         click.echo(f"no dead letters in {dead_letter or topic + SUFFIX}", err=True)
@@ -67,11 +69,13 @@ async def list_letters(
         click.echo(f"there are more than {limit}; --limit shows more", err=True)
 
 
-async def _read(letters: DeadLetters, topic: str) -> AsyncIterator[DeadLetter]:
+async def _read(letters: DeadLetters, topic: str) -> AsyncGenerator[DeadLetter, None]:
     """All of them; none where the topic for those of ``topic`` is not there, since there never were any."""
     try:
-        async for letter in letters.read():
-            yield letter
+        with progress("dead letters read", None) as shown:
+            async for letter in letters.read():
+                yield letter
+                shown.advance(1)
     except UnknownTopic:
         options = (await letters.client.topic(topic)).options
         if letters.name not in (topic + SUFFIX, options.get("expired_to"), options.get("dropped_to")):
@@ -196,12 +200,13 @@ async def _batched(
     """Do something with the chosen letters, some at a time; with how many."""
     batch: list[DeadLetter] = []
     count = 0
-    async for letter in _read(letters, topic):
-        if chosen(letter):
-            batch.append(letter)
-            if len(batch) == _BATCH:
-                await do(batch)
-                count, batch = count + len(batch), []
+    async with aclosing(_read(letters, topic)) as read:
+        async for letter in read:
+            if chosen(letter):
+                batch.append(letter)
+                if len(batch) == _BATCH:
+                    await do(batch)
+                    count, batch = count + len(batch), []
     await do(batch)
     return count + len(batch)
 
