@@ -31,6 +31,10 @@ class NamedSelection:
     pattern: str | None = None
     group: str | None = None
     offsets: Mapping[str, int] = field(default_factory=dict)
+    _named: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_named", frozenset(self.names))  # Each queue of each answer is looked up.
 
     def slots(self) -> Ranges:
         """All slots that such queues may lie in."""
@@ -39,7 +43,7 @@ class NamedSelection:
     def has(self, name: str) -> bool:
         """Whether the name is one of these, whatever its slot."""
         if self.names:
-            return name in self.names
+            return name in self._named
         return self.pattern is None or compile_pattern(self.pattern).fullmatch(name) is not None
 
     def request(self, slots: Sequence[range], start: str | None = None) -> dict[str, Any]:

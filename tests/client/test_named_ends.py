@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lsmq._named_selection import NamedSelection
 from lsmq.cli._named_ends import NamedEnds
 from lsmq.queue_names import SLOTS, queue_slot
 from support.named_topic import NAMES, named
@@ -44,3 +45,20 @@ async def test_queues_that_another_member_has_count_no_more(shared_node: NodePro
         assert 0 < len(kept) < len(NAMES)
         await ends.find((half,))
         assert set(ends._left) == set(numbers.values())
+
+
+def test_a_name_is_found_among_many_without_a_look_at_each() -> None:
+    compared = 0
+
+    class Compared(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    selection = NamedSelection(tuple(Compared(f"q{number}") for number in range(1_000)))
+    assert selection.has("q999") and not selection.has("q1000")
+    assert compared < 100
