@@ -148,6 +148,11 @@ class Group:
         )
         return [stream for page in pages for stream in page]
 
+    async def topics(self) -> list[str]:
+        """Topics that the group has committed offsets of, or works on, in order; none where there is no such group."""
+        pages = await list_at_leaders(self.client, f"{self._path}/topics", lambda _, page: list(page["topics"]))
+        return sorted({str(topic) for page in pages for topic in page})
+
     async def declare(self, mode: str) -> None:
         """Make the group with this mode, or see that it has it. Raises ``GroupModeMismatch``."""
         await self._ask("PUT", self._path, value={"mode": mode})

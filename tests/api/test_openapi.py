@@ -183,6 +183,7 @@ def test_every_answer_fits_the_document(
     group = f"/v1/groups/{topic_name}"
     fits("getCoordinator", "GET", f"{group}/coordinator")
     fits("listPushStreams", "GET", f"{group}/streams")
+    fits("listTopicsOfGroup", "GET", "/v1/groups/g/topics")
     member = {"member": "m", "topics": [topic_name], "client": "a test"}
     joined = fits("heartbeat", "POST", f"{group}/heartbeat", member)
     taken = {"topic": topic_name, "queues": [[0, 3]], "member": "m", "epoch": joined["epoch"]}

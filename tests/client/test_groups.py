@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from api.calls import Api
-from lsmq import Client, Producer
+from lsmq import Client, Producer, WorkQueue
 from lsmq.cli._reset import ResetTarget, moves, summed
 from lsmq.errors import FencedMember, GroupHasMembers, StaleGeneration, UnknownGroup, UnknownMember, UnknownQueue
 from lsmq.group_values import portions
@@ -188,6 +188,25 @@ def test_a_request_names_no_more_than_it_may() -> None:
     assert portions(ranges, 4, 9) == [(range(3), range(5, 6)), (range(6, 10),), (range(10, 12), range(20, 21))]
     assert portions(ranges, 99, 2) == [(range(3), range(5, 12)), (range(20, 21),)]
     assert portions((), 4, 2) == []
+
+
+async def test_a_group_says_which_topics_it_has_to_do_with(node: NodeProcess) -> None:
+    """Those that it has committed offsets of, or works on, and no others; also after a restart."""
+    async with Client(node.url) as client:
+        for topic in ("both", "read", "worked", "other", "gone"):
+            await client.create_topic(topic, queues=2)
+        for topic in ("both", "read", "gone"):
+            await client.commit_offsets("g", topic, {1: 0})
+        await client.commit_offsets("g/other", "other", {0: 0})
+        for topic in ("both", "worked"):
+            async with WorkQueue(client, topic, "w") as work:
+                assert not await work.poll(timeout_ms=200)
+        await client.delete_topic("gone")
+        for _ in range(2):
+            assert await Group(client, "g").topics() == ["both", "read"]
+            assert await Group(client, "w").topics() == ["both", "worked"]
+            assert await Group(client, "none").topics() == []
+            node.restart()
 
 
 async def test_a_group_is_found_among_many_without_a_list_of_all(node: NodeProcess) -> None:

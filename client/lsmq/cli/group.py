@@ -143,8 +143,7 @@ async def _describe(client: Client, name: str, topic: str | None) -> tuple[Group
         summary = await _known(client, name)
         found = GroupDescription(name, summary.mode, "empty", 0, (await asked.coordinator()).shard, (), ())
     if not topics:
-        names = [known.name for known in await client.topics()]
-        topics = [known for known in names if await client.committed_offsets(name, known)]
+        topics = await asked.topics()
     lags = {}
     for each in topics:
         shared = found.mode == "clustered" and bool(found.members)
@@ -156,7 +155,7 @@ async def _describe(client: Client, name: str, topic: str | None) -> tuple[Group
 
 async def _work_queues(client: Client, name: str, topic: str | None) -> list[WorkQueueState]:
     """What the group works on: this topic, or all there are."""
-    names = [found.name for found in await client.topics()] if topic is None else [topic]
+    names = await Group(client, name).topics() if topic is None else [topic]
     found = []
     for each in names:
         try:
@@ -225,7 +224,7 @@ async def offsets(client: Client, name: str, topic: str | None, as_json: bool) -
       lsmq group offsets kitchen --topic orders
     """
     await _known(client, name)
-    topics = [topic] if topic is not None else [found.name for found in await client.topics()]
+    topics = await Group(client, name).topics() if topic is None else [topic]
     rows = [row for each in topics for row in await _lags(client, name, each)]
     if as_json:
         print_json([asdict(row) for row in rows])

@@ -22,6 +22,7 @@ class Group:
     leave = blocking(asynchronous.Group.leave)
     describe = blocking(asynchronous.Group.describe)
     streams = blocking(asynchronous.Group.streams)
+    topics = blocking(asynchronous.Group.topics)
     declare = blocking(asynchronous.Group.declare)
     delete = blocking(asynchronous.Group.delete)
     fence = blocking(asynchronous.Group.fence)

@@ -137,6 +137,7 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "push": _needs(group=_R, topic=_R),
         "acknowledgePush": _needs(group=_R),
         "listPushStreams": _needs(group=_D),
+        "listTopicsOfGroup": _needs(group=_D),
         "popMessages": _needs(group=_R, topic=_R),
         "ackMessages": _needs(group=_R, topic=_R),
         "nackMessages": _needs(group=_R, topic=_R),

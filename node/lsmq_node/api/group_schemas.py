@@ -125,6 +125,7 @@ GROUPS: Schema = object_of(
         "next": NEXT,
     }
 )
+TOPICS_OF_GROUP: Schema = object_of({"topics": list_of(TEXT), "next": NEXT})
 DECLARE: Schema = object_of({"mode": MODE})
 FENCE: Schema = object_of(
     {

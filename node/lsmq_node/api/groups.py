@@ -25,7 +25,7 @@ from lsmq_node.rights import ResourceKind
 
 from . import group_schemas as schemas
 from .codec import answer
-from .pages import PAGE, names_page
+from .pages import PAGE, names_page, page
 from .routing import Call, Content, Parameter, Routes
 from .topics import own_url
 
@@ -54,6 +54,16 @@ async def list_groups(call: Call) -> web.StreamResponse:
         if (group := next((groups[name] for groups in coordinated if name in groups), None)) is not None
     ]
     return answer(call.request, {"groups": names, "details": details, "next": following})
+
+
+@ROUTES.get("/v1/groups/{group}/topics", Content("Names, in order.", schemas.TOPICS_OF_GROUP), parameters=PAGE)
+async def list_topics_of_group(call: Call) -> web.StreamResponse:
+    """Topics that a group has committed offsets of, or works on, in the shards at this node."""
+    group, sees = call.path("group"), call.asker.sees
+    ids = call.node.groups.topics_of(group) | call.node.work.topics_of(group)
+    names = [topic.name for topic in call.broker.topology.topics.all() if topic.id in ids]
+    found, following = page(call, names, shows=lambda name: sees(ResourceKind.TOPIC, name))
+    return answer(call.request, {"topics": found, "next": following})
 
 
 @ROUTES.get(

@@ -87,6 +87,10 @@ class GroupService(MachineService[ShardGroups]):
             found.update(islice(shard.groups.irange(after, inclusive=(False, True)), limit))
         return sorted(found)[:limit]
 
+    def topics_of(self, group: str) -> set[int]:
+        """Ids of the topics that a group has committed offsets of, in the shards at this node."""
+        return set[int]().union(*(port.store.topics_of(group) for port in self.broker.topology.ports()))
+
     # Coordination
 
     def shard_of(self, group: str) -> int:

@@ -193,6 +193,10 @@ class GroupOffsets:
         """Groups that have committed offsets of a topic."""
         return list(self._groups.get(topic_id, ()))
 
+    def topics_of(self, group: str) -> list[int]:
+        """Ids of the topics that a group has committed offsets of."""
+        return list(dict.keys(self._topics.get(group, {})))
+
     def groups(self, after: str | None = None, limit: int = 0) -> list[str]:
         """Groups that have committed offsets; or so many of them after a name, in order, which costs what is found."""
         if after is None:

@@ -430,6 +430,10 @@ class Queries:
         """See :meth:`.GroupOffsets.groups`."""
         return self._state.offsets.groups(after, limit)
 
+    def topics_of(self, group: str) -> list[int]:
+        """See :meth:`.GroupOffsets.topics_of`."""
+        return self._state.offsets.topics_of(group)
+
 
 def _waiting(state: TopicState) -> int:
     """Messages that are kept in all queues of a topic."""

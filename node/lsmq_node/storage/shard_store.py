@@ -482,6 +482,10 @@ class ShardStore:
         """Names of the groups that have committed offsets here; or so many of them after a name, in order."""
         return self._queries.groups(after, limit)
 
+    def topics_of(self, group: str) -> list[int]:
+        """Ids of the topics that a group has committed offsets of here."""
+        return self._queries.topics_of(group)
+
     def document(self, key: str) -> bytes | None:
         """A committed document; None where there is none."""
         return self._state.documents.get(key)
@@ -490,8 +494,6 @@ class ShardStore:
         """Committed documents whose key begins with ``prefix``, sorted by key. Costs what is found."""
         with self._line.lock:
             return self._state.documents.with_prefix(prefix)
-
-    # -- the rest ----------------------------------------------------------------------------------------
 
     @property
     def pressure(self) -> str:
@@ -517,10 +519,8 @@ class ShardStore:
         return Flush(self._maintenance, self._commits.between_entries(self._tables.freeze))
 
     def on_progress(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` when a flush or a merge has ended, well or not, and when the store has stopped.
-
-        It runs in whatever thread that is; it must be quick and not raise.
-        """
+        """Call ``listener`` when a flush or a merge has ended, well or not, and when the store has stopped; in whatever
+        thread that is. It must be quick and not raise."""
         self._maintenance.on_progress = listener
 
     def compact(self) -> None:
