@@ -314,7 +314,7 @@ def test_wrong_usage_is_exit_code_2_with_what_to_do(lsmq: Run, arguments: list[s
 def test_failures_are_exit_code_1_with_code_and_message(lsmq: Run) -> None:
     unreachable = lsmq("topic", "list", "--url", "http://127.0.0.1:9", "--timeout", "200ms", code=1)
     assert unreachable.stderr.startswith(b"error: connection_failed: ") and b"127.0.0.1:9" in unreachable.stderr
-    assert unreachable.stderr.endswith(b"--url or LSMQ_URL says where; lsmq serve starts one\n")
+    assert b"--url or LSMQ_URL says where; lsmq serve starts one" in unreachable.stderr
     for command in (["consume", "no-such-topic"], ["topic", "describe", "no-such-topic"]):
         assert lsmq(*command, code=1).stderr.startswith(b"error: unknown_topic: ")
     assert lsmq("message", "get", "nonsense", code=1).stderr.startswith(b"error: unknown_message: ")
