@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from api.calls import Api
-from lsmq import Client, Producer, Task, UnknownGroup, WorkQueue
+from lsmq import Client, Group, GroupModeMismatch, Producer, Task, UnknownGroup, WorkQueue
 from support.node_process import NodeProcess
 from support.waiting import comes_true
 
@@ -69,3 +69,22 @@ async def test_what_several_leaders_bring_at_once_to_who_has_room_for_one_goes_t
         await first.close()
         await second.close()
         await asyncio.gather(*running)
+
+
+@pytest.mark.slow
+async def test_a_work_queue_has_no_offsets_to_commit_where_nobody_has_popped_either(node: NodeProcess) -> None:
+    async with Client(node.url) as client:
+        topic = await client.create_topic("t", queues=4)
+        async with Producer(client, "t") as producer:
+            for queue in range(4):
+                await (await producer.send_many(["x"] * 5, queue=queue))
+        first, last = topic.routes[0], topic.routes[-1]
+        document = {"topic": "t", "shards": [last.shard], "max": 3}
+        await asyncio.to_thread(Api(str(last.leader)).call, "POST", "/v1/groups/g/pop", document, status=200)
+        for queue in (first.first, last.first):
+            with pytest.raises(GroupModeMismatch):
+                await client.commit_offsets("g", "t", {queue: 5})
+        with pytest.raises(GroupModeMismatch):
+            await Group(client, "g").reset("t", "latest", queues=[first.first])
+        await client.commit_offsets("other", "t", {first.first: 5, last.first: 5})
+        assert await client.committed_offsets("other", "t") == {first.first: 5, last.first: 5}

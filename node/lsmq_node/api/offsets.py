@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict
 
 import numpy as np
@@ -10,11 +11,13 @@ from numpy.typing import NDArray
 
 from lsmq import runtime
 from lsmq.errors import (
+    ConnectionFailed,
     FencedMember,
     GroupHasMembers,
     GroupModeMismatch,
     InvalidRequest,
     StaleGeneration,
+    Unavailable,
     UnknownMember,
     UnknownQueue,
     UnknownTopic,
@@ -79,8 +82,8 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     if document["reset"]:
         call.asker.check(ResourceKind.GROUP, group.partition("/")[0], Action.ALTER)
     queues, offsets = await call.queue_offsets(document)
-    check_offsets(call, group, topic)
     member = document.get("member")
+    await check_offsets(call, group, topic, member)
     if (member is None) != (document.get("epoch") is None):
         raise InvalidRequest("member and epoch come together: the generation the member has heard of", field="epoch")
     if document["reset"]:
@@ -93,9 +96,18 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     return answer(call.request, {"committed": len(queues)})
 
 
-def check_offsets(call: Call, group: str, topic: StoredTopic) -> None:
-    """Raises ``GroupModeMismatch`` for a group that has none on the topic."""
-    if call.node.work.is_work_queue(group, topic):
+async def check_offsets(call: Call, group: str, topic: StoredTopic, member: str | None = None) -> None:
+    """Raises ``GroupModeMismatch`` for a group that has none on the topic.
+
+    One with members, or that has committed in the topic before, does not work on it; of others those are asked who may
+    know.
+    """
+    work = call.node.work
+    works = work.is_work_queue(group, topic)
+    if not works and member is None and topic.id not in call.node.groups.topics_of(group):
+        with suppress(Unavailable, ConnectionFailed):  # Who commits does not wait for a shard that is not his.
+            works = await work.is_work_queue_anywhere(group, topic)
+    if works:
         raise GroupModeMismatch(
             f"group {group!r} is a work queue on topic {topic.name!r}, which settles single messages: acknowledge "
             "them, or delete the group to begin anew",

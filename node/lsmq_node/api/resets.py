@@ -68,7 +68,7 @@ async def reset_group(call: Call) -> web.StreamResponse:
 
 
 async def _moves(call: Call, group: str, topic: StoredTopic, given: Mapping[str, Any]) -> tuple[Moves, Cursor | None]:
-    check_offsets(call, group, topic)
+    await check_offsets(call, group, topic)
     end, offset, time_ms = (given.get(name) for name in ("to", "offset", "time_ms"))
     if sum(each is not None for each in (end, offset, time_ms)) != 1:
         raise InvalidRequest("say where to: one of to, offset and time_ms", field="to")
