@@ -224,9 +224,11 @@ async def test_batches_that_went_together_and_were_answered_by_something_else_ar
     odd = http(200, "application/json", b'{"results": [{"batch": 1}, 2]}')
     async with FaultProxy(shared_node.url) as proxy, Client(proxy.url) as client:
         await client.create_topic(topic_name)
-        async with Producer(client, topic_name) as first, Producer(client, topic_name) as second:
+        producers = Producer(client, topic_name, linger_ms=60_000), Producer(client, topic_name, linger_ms=60_000)
+        async with producers[0], producers[1]:
             proxy.say("batches", odd, carried_out=True)
-            receipts = [await producer.send("a", queue=0) for producer in (first, second)]
+            receipts = [await producer.send("a", queue=0) for producer in producers]
+            await asyncio.gather(*(producer.flush() for producer in producers))
             assert sorted([(await receipt).offset for receipt in receipts]) == [0, 1]
         assert proxy.requests["batches"] == 3
         assert list((await client.offsets(topic_name)).latest) == [2]
