@@ -256,7 +256,9 @@ class NamedFetchLoop(FetchLoop):
         wanted = {name: offset for name, offset in self.selection.offsets.items() if offset}
         if not wanted:
             return
-        _, names = await self._ends()
+        ends, names = await self._ends()
+        if ends and not names:
+            return  # A node of a release before does not say which is which.
         bounds = await self._client._offsets(self.topic, sorted(names), None)
         known = {names[queue]: (earliest, latest) for queue, earliest, latest in bounds.rows()}
         begins = dict(self.selection.offsets)

@@ -70,26 +70,30 @@ async def named_ends(
     """
     latest: dict[int, int] = {}
     names: dict[int, str] = {}
+
+    async def ask(shard: int, slots: Ranges) -> None:
+        answer = await client._router.ask_leader(
+            topic,
+            shard,
+            "POST",
+            f"{topic_path(topic.name)}/fetch",
+            value=selection.request(slots, "latest") | ({"with_names": True} if with_names else {}),
+            content_type=MSGPACK,
+            accept=BATCHES,
+            must_lead=(shard,),
+            deadline=client._deadline(),
+        )
+        for batch in split_batches(answer.body):
+            flags = batch.column(Column.FLAGS)[0] if Column.FLAGS in batch.directory else 0
+            if flags & Flag.POSITION:
+                latest.update(zip(batch.column(Column.QUEUE), batch.column(Column.OFFSET), strict=True))
+            elif flags & Flag.NAMES:
+                names.update(zip(batch.column(Column.QUEUE), batch.texts(), strict=True))
+
     for route in topic.routes:
         own = intersect(ranges, (range(route.first, route.end),))
-        for slots in _in_turns(own) if with_names else (own,) if own else ():
-            answer = await client._router.ask_leader(
-                topic,
-                route.shard,
-                "POST",
-                f"{topic_path(topic.name)}/fetch",
-                value=selection.request(slots, "latest") | ({"with_names": True} if with_names else {}),
-                content_type=MSGPACK,
-                accept=BATCHES,
-                must_lead=(route.shard,),
-                deadline=client._deadline(),
-            )
-            for batch in split_batches(answer.body):
-                flags = batch.column(Column.FLAGS)[0] if Column.FLAGS in batch.directory else 0
-                if flags & Flag.POSITION:
-                    latest.update(zip(batch.column(Column.QUEUE), batch.column(Column.OFFSET), strict=True))
-                elif flags & Flag.NAMES:
-                    names.update(zip(batch.column(Column.QUEUE), batch.texts(), strict=True))
+        for slots in _in_turns(own, _SLOTS_AT_ONCE if with_names else SLOTS):
+            await ask(route.shard, slots)
     return latest, names
 
 
@@ -99,7 +103,8 @@ async def names_by_number(client: Client, topic: str) -> dict[int, str]:
     return names
 
 
-def _in_turns(ranges: Ranges) -> Iterator[Ranges]:
-    for part in ranges:
-        for first in range(part.start, part.stop, _SLOTS_AT_ONCE):
-            yield (range(first, min(part.stop, first + _SLOTS_AT_ONCE)),)
+def _in_turns(ranges: Ranges, most: int) -> Iterator[Ranges]:
+    """All of them, so many slots at a time."""
+    slots = [slot for part in ranges for slot in part]
+    for first in range(0, len(slots), most):
+        yield to_ranges(slots[first : first + most])

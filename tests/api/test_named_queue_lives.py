@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
+from lsmq.queue_names import SLOTS, queue_slot
 from lsmq.record_batch import BatchBuilder, message_id
 from lsmq_node.broker import Broker, name_cleaner
 from lsmq_node.storage import topic_names
@@ -333,3 +334,20 @@ def test_filters_pick_messages_of_named_queues(api: Api, topic: str) -> None:
     assert fetch(api, topic, session=found.session, tag="y", wait_ms=20_000).messages == {"a.3": ["4"]}
     messages = api.get(f"{path(topic, 'a.1')}/messages?tag=x").json()["messages"]
     assert [(message["queue"], message["body"]) for message in messages] == [("a.1", "1"), ("a.1", "5")]
+
+
+def test_no_more_names_are_told_at_once_than_a_request_may_have_queues(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/n", json={"queues": "named"})
+        for name in "abc":
+            assert (await client.put(f"/v1/topics/n/queues/{name}")).status == 201
+
+        async def status(first: int, end: int) -> int:
+            wanted = {"slots": [[first, end]], "start": "latest", "with_names": True}
+            return (await client.post("/v1/topics/n/fetch", json=wanted)).status
+
+        assert await status(0, SLOTS) == 413
+        slot = queue_slot("a")
+        assert await status(slot, slot + 1) == 200
+
+    with_node(tmp_path, test, max_queues_per_request=2)

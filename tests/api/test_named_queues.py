@@ -420,6 +420,7 @@ def test_a_group_goes_on_where_it_has_committed(api: Api, topic: str) -> None:
         ({"names": ["a", "b"], "offsets": [1]}, "each queue needs its offset"),
         ({"names": ["a"], "start": "latest", "numbers": [1]}, "offsets is missing"),
         ({"names": ["\n"], "start": "latest"}, "control character"),
+        ({"slots": [[0, 1]], "start": "earliest", "with_names": True}, "it must be 'latest'"),
     ],
 )
 def test_what_a_fetch_cannot_mean_is_refused(api: Api, topic: str, document: Any, message: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,10 @@ from lsmq import (
     Client,
     Consumer,
     OffsetOutOfRange,
+    _named_fetch,
 )
 from lsmq._fetcher import OutOfRange
+from lsmq._named_selection import named_ends
 from support.fault_proxy import FaultProxy
 from support.group_topic import take
 from support.named_topic import NAMES, by_name, named, nothing_more
@@ -114,3 +117,19 @@ async def test_an_offset_that_a_queue_by_name_does_not_have_is_for_the_policy_as
                 if name == "later":
                     await producer.send_and_wait("first", queue="later")
                     assert by_name(await take(consumer, 1)) == {"later": ["first"]}
+
+
+async def test_a_node_that_does_not_say_which_queue_is_which_is_not_taken_for_one_without_them(
+    shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes of a release before tell where queues by name end, and not their names."""
+
+    async def before(*args: Any) -> tuple[dict[int, int], dict[int, str]]:
+        return (await named_ends(*args))[0], {}
+
+    monkeypatch.setattr(_named_fetch, "named_ends", before)
+    async with (
+        named(shared_node, topic_name) as (client, _),
+        Consumer(client, topic_name, queues=[NAMES[0]], start={NAMES[0]: 3}, on_out_of_range="error") as consumer,
+    ):
+        assert by_name(await take(consumer, 1)) == {NAMES[0]: ["3"]}

@@ -34,6 +34,11 @@ def selected_of(document: dict[str, Any], topic: StoredTopic, admission: Admissi
         raise InvalidRequest("group is missing; start is 'committed', so say whose offsets", field="group")
     if group is not None and start != ReadStart.COMMITTED:
         raise InvalidRequest(f"group is given, and start is {start!r}; it must be 'committed'", field="group")
+    if document["with_names"] and start != ReadStart.LATEST:
+        raise InvalidRequest(
+            f"with_names is given, and start is {start!r}; it must be 'latest': else names come with the messages",
+            field="with_names",
+        )
     numbers, offsets = np.empty(0, np.uint32), np.empty(0, np.int64)
     by_name: dict[str, int] = {}
     if "numbers" in document:

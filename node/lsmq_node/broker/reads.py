@@ -244,6 +244,7 @@ class Reads:
             else:
                 await self._check_parts(session)
                 if selected.tells_names:
+                    self._check_told(sum(map(len, found.queues)))
                     found.names += self.named.names_of(session, found)
         except BaseException:
             self.sessions.drop(session)
@@ -253,6 +254,16 @@ class Reads:
         else:
             found.session = self.sessions.keep(session)
         return found
+
+    def _check_told(self, count: int) -> None:
+        limit = self._config.max_queues_per_request
+        if count > limit:
+            raise RequestTooLarge(
+                f"with_names would tell the names of {count} queues, the limit is {limit} a request "
+                "(max_queues_per_request); ask for fewer slots",
+                field="with_names",
+                limit=limit,
+            )
 
     async def _poll_session(self, request: FetchRequest, session: FetchSession, hold: Hold) -> Fetched:
         deadline = asyncio.get_running_loop().time() + request.wait_ms / 1000
