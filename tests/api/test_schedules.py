@@ -19,7 +19,7 @@ from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.broker import Broker
 from lsmq_node.schedules import Schedule, shard_schedules
 from lsmq_node.schedules.shard_schedules import ShardSchedules
-from lsmq_node.storage import ShardStore
+from lsmq_node.storage import ShardStore, StoredTopic
 from support.waiting import comes_true
 
 from . import in_process
@@ -253,16 +253,23 @@ def test_a_schedule_has_these_bytes() -> None:
     assert replace(schedule, created_ms=5).producer_id != schedule.producer_id
 
 
+async def in_two_shards(client: Session, broker: Broker) -> tuple[StoredTopic, Schedule]:
+    """A topic with a queue in each of two shards, and its schedule ``s`` as it is once it sends to the other one."""
+    await broker.topology.grow_shards(2)
+    assert (await client.put("/v1/topics/two", json={"queues": 2})).status == 201
+    topic = await broker.topic("two")
+    assert broker.shard_of(topic, 0) != broker.shard_of(topic, 1)
+    document = {**DAILY, "message": {"body": "x", "queue": 0}}
+    assert (await client.put(path("two", "s"), json=document)).status == 201
+    return topic, replace(await node_of(client).schedules.get(topic, "s"), queue=1)
+
+
 def test_a_schedule_that_cannot_be_moved_to_another_shard_stays_and_one_that_was_moved_is_gone_there(
     tmp_path: Path,
 ) -> None:
     async def check(client: Session, broker: Broker) -> None:
-        await broker.topology.grow_shards(2)
-        assert (await client.put("/v1/topics/two", json={"queues": 2})).status == 201
-        topic, schedules = await broker.topic("two"), node_of(client).schedules
-        document = {**DAILY, "message": {"body": "x", "queue": 0}}
-        assert (await client.put(path("two", "s"), json=document)).status == 201
-        moved = replace(await schedules.get(topic, "s"), queue=1)
+        topic, moved = await in_two_shards(client, broker)
+        schedules = node_of(client).schedules
         with (
             patch.object(ShardSchedules, "keep", side_effect=Unavailable("not now")),
             pytest.raises(Unavailable, match="not now"),
@@ -279,14 +286,8 @@ def test_a_schedule_that_is_moved_to_another_shard_is_there_although_who_moved_i
     keep = ShardSchedules.keep
 
     async def check(client: Session, broker: Broker) -> None:
-        await broker.topology.grow_shards(2)
-        assert (await client.put("/v1/topics/two", json={"queues": 2})).status == 201
-        topic = await broker.topic("two")
-        assert broker.shard_of(topic, 0) != broker.shard_of(topic, 1)
-        document = {**DAILY, "message": {"body": "x", "queue": 0}}
-        assert (await client.put(path("two", "s"), json=document)).status == 201
+        topic, moved = await in_two_shards(client, broker)
         schedules, kept = node_of(client).schedules, asyncio.Event()
-        moved = replace(await schedules.get(topic, "s"), queue=1)
 
         async def keeps(self: ShardSchedules, *given: Any) -> bool:
             known = await keep(self, *given)
@@ -311,12 +312,8 @@ def test_a_schedule_that_is_moved_to_another_shard_is_there_although_who_moved_i
 
 def test_a_schedule_that_is_in_two_shards_since_moving_it_failed_is_deleted_from_both(tmp_path: Path) -> None:
     async def check(client: Session, broker: Broker) -> None:
-        await broker.topology.grow_shards(2)
-        assert (await client.put("/v1/topics/two", json={"queues": 2})).status == 201
-        topic, schedules = await broker.topic("two"), node_of(client).schedules
-        document = {**DAILY, "message": {"body": "x", "queue": 0}}
-        assert (await client.put(path("two", "s"), json=document)).status == 201
-        moved = replace(await schedules.get(topic, "s"), queue=1)
+        topic, moved = await in_two_shards(client, broker)
+        schedules = node_of(client).schedules
         failing = patch.object(ShardSchedules, "forget", side_effect=Unavailable("not now"))
         with failing, pytest.raises(Unavailable, match="not now"):
             await schedules.put(topic, moved)

@@ -310,6 +310,14 @@ def remembered(store: ShardStore) -> dict[int, tuple[Head, list[tuple[Any, ...]]
     }
 
 
+def spoil(store: ShardStore, disk: Any, content: bytes) -> None:
+    """The disk gives something else where the only table has this; once it is opened again."""
+    (table,) = store._tables.version.tables()
+    whole = disk.content(table.path)
+    at = whole.index(content)
+    disk.put(table.path, whole[:at] + b"?" + whole[at + 1 :])
+
+
 def table_files(disk: Any, path: Path) -> list[str]:
     return [name for name in disk.list(path / "tables") if name.endswith(".tbl")]
 

@@ -17,7 +17,7 @@ from lsmq_node.storage.lapses import STRETCH
 from lsmq_node.storage.losses import LossReason
 from lsmq_node.storage.queue_options import QueueOptions, encode, key_of
 
-from .harness import flush, merge, profile, put, read_queue
+from .harness import flush, merge, profile, put, read_queue, spoil
 from .test_expiry import Shard
 
 
@@ -302,10 +302,7 @@ def test_what_cannot_be_read_stays_and_holds_up_nothing_else(tmp_path: Path) -> 
         shard.put(*((queue, b"%d %03d" % (queue, number) * 200, 1_000) for number in range(40)))
         shard.put((queue, b"does not expire", 0))
     flush(shard.store)
-    (table,) = shard.store._tables.version.tables()
-    whole = shard.disk.content(table.path)
-    at = whole.index(b"1 030" * 200)
-    shard.disk.put(table.path, whole[:at] + b"?" + whole[at + 1 :])
+    spoil(shard.store, shard.disk, b"1 030" * 200)
     shard.reopen()
     shard.after(1_500)
     shard.move()

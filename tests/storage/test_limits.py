@@ -30,6 +30,7 @@ from .harness import (
     merge,
     put,
     retain,
+    spoil,
 )
 from .test_retention import HOUR_MS, Bench
 
@@ -377,10 +378,7 @@ def test_a_group_of_another_shard_is_waited_for(bench: Bench) -> None:
 
 def damage(bench: Bench, content: bytes) -> None:
     """Of the only table, in the block that has this; and begin again."""
-    (table,) = bench.store._tables.version.tables()
-    whole = bench.disk.content(table.path)
-    at = whole.index(content)
-    bench.disk.put(table.path, whole[:at] + b"?" + whole[at + 1 :])
+    spoil(bench.store, bench.disk, content)
     bench.reopen()
     bench.store.retention.rest = None
 

@@ -12,7 +12,7 @@ from lsmq.errors import CorruptFile, InvalidRequest
 from lsmq_node.storage import TopicOptions
 from lsmq_node.storage.queue_options import UNLIMITED, QueueOptions, decode, encode, key_of
 
-from .harness import abandon, bodies, flush, merge, put, retain
+from .harness import abandon, bodies, flush, merge, put, retain, spoil
 from .test_retention import HOUR_MS, Bench
 
 
@@ -127,10 +127,7 @@ def test_a_queue_of_which_not_all_can_be_read_holds_up_no_other(bench: Bench) ->
     for number in range(40):
         put(bench.store, topic.id, *((queue, b"%d %03d" % (queue, number) * 100) for queue in range(3)))
     flush(bench.store)
-    (table,) = bench.store._tables.version.tables()
-    whole = bench.disk.content(table.path)
-    at = whole.index(b"1 010" * 100)
-    bench.disk.put(table.path, whole[:at] + b"?" + whole[at + 1 :])
+    spoil(bench.store, bench.disk, b"1 010" * 100)
     bench.reopen()
     for _ in range(3):
         retain(bench.store)

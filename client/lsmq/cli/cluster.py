@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from lsmq.cli._node import need_node
-from lsmq.cli.options import DurationType, json_option
+from lsmq.cli.options import DurationType, json_option, pairs_of
 from lsmq.cli.render import print_json, print_table
 from lsmq.errors import InvalidRequest, LsmqError
 
@@ -140,10 +140,7 @@ def _new_plan(local: Any, settings: tuple[str, ...], asked: dict[str, Any]) -> A
         given["zookeeper"] = _default_zookeeper()
     if given["zookeeper"] == "none":
         click.echo(_NO_ZOOKEEPER, err=True)
-    wrong = [text for text in settings if "=" not in text]
-    if wrong:
-        raise click.UsageError(f"--set {wrong[0]}: write NAME=VALUE")
-    return local.found_plan(**given, settings=dict(text.split("=", 1) for text in settings))
+    return local.found_plan(**given, settings=pairs_of(settings, "--set"))
 
 
 def _default_zookeeper() -> str:

@@ -7,7 +7,7 @@ from datetime import datetime
 import click
 
 from lsmq import Client, DelayedMessage, DelayedMessages
-from lsmq.cli.options import DURATION, TIME, TOPIC, asks_a_node, json_option
+from lsmq.cli.options import DURATION, TIME, TOPIC, asks_a_node, json_option, one_by_one
 from lsmq.cli.render import print_json, print_table, time_text
 from lsmq.errors import AlreadyDelivered, InvalidRequest, NotEnoughReplicas, ShardStopped, TimedOut, UnknownMessage
 
@@ -78,17 +78,12 @@ async def cancel(client: Client, topic: str, ids: tuple[str, ...]) -> None:
       lsmq delayed cancel reminders 4000019ab3c41d270000000000001f3a
     """
     messages = DelayedMessages(client, topic)
-    failed = False
-    for id in ids:
-        try:
-            await messages.cancel(id)
-        except _OF_ONE_MESSAGE as error:
-            failed = True
-            click.echo(f"error: {id} was not cancelled: {error.code}: {error.message}", err=True)
-        else:
-            click.echo(f"cancelled {id}", err=True)
-    if failed:
-        click.get_current_context().exit(1)
+
+    async def one(id: str) -> None:
+        await messages.cancel(id)
+        click.echo(f"cancelled {id}", err=True)
+
+    await one_by_one(ids, one, _OF_ONE_MESSAGE)
 
 
 @delayed.command()

@@ -12,7 +12,17 @@ import click
 from lsmq import Client, WorkQueue
 from lsmq._named_selection import names_by_number
 from lsmq.cli._reset import OffsetMove, ResetTarget, plan, summed
-from lsmq.cli.options import QUEUES, TIME, TOPIC, asks_a_node, asks_first, json_option, url_option, with_client
+from lsmq.cli.options import (
+    QUEUES,
+    TIME,
+    TOPIC,
+    asks_a_node,
+    asks_first,
+    json_option,
+    one_by_one,
+    url_option,
+    with_client,
+)
 from lsmq.cli.render import counted, print_fields, print_json, print_table, time_text
 from lsmq.cli.work_queue import configure
 from lsmq.errors import GroupHasMembers, GroupModeMismatch, ReceiptExpired, UnknownGroup, UnknownMessage
@@ -314,17 +324,12 @@ async def settle(client: Client, name: str, ids: tuple[str, ...], topic: str, ho
         found = {each.id: each for each in await work.held(_MOST_HELD)}
         if missing := [id for id in ids if id not in found]:
             raise UnknownMessage(f"nobody has message {missing[0]!r} of group {name!r}: it is settled, or to be had")
-        failed = False
-        for id in ids:
-            try:
-                await work.end_held(found[id], _ENDS[how])
-            except ReceiptExpired as error:  # Who had it has settled it meanwhile: the others are not his.
-                failed = True
-                click.echo(f"error: {id}: {error.code}: {error.message}", err=True)
-            else:
-                click.echo(f"{id}: {how}")
-    if failed:
-        click.get_current_context().exit(1)
+
+        async def one(id: str) -> None:
+            await work.end_held(found[id], _ENDS[how])
+            click.echo(f"{id}: {how}")
+
+        await one_by_one(ids, one, (ReceiptExpired,))  # Who had one has settled it meanwhile.
 
 
 async def _known(client: Client, name: str, remedy: str = "'lsmq group list' shows those there are") -> GroupSummary:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any, Literal, TypeVar
@@ -197,6 +197,29 @@ def asks_a_node(command: Callable[..., Awaitable[None]]) -> Callable[..., None]:
         with_client(url, deadline_ms, lambda client: command(client, **parameters))
 
     return url_option(run)
+
+
+async def one_by_one(
+    ids: Iterable[str], work: Callable[[str], Awaitable[None]], passed_over: tuple[type[LsmqError], ...]
+) -> None:
+    """Each in turn. One that fails so is named and the others go on; the exit status is 1 then."""
+    failed = False
+    for id in ids:
+        try:
+            await work(id)
+        except passed_over as error:
+            failed = True
+            click.echo(f"error: {id}: {error.code}: {error.message}", err=True)
+    if failed:
+        click.get_current_context().exit(1)
+
+
+def pairs_of(texts: Iterable[str], option: str) -> dict[str, str]:
+    """What stands before and behind ``=`` in each that ``option`` was given. Raises ``UsageError``."""
+    for text in texts:
+        if "=" not in text:
+            raise click.UsageError(f"{option} {text}: write NAME=VALUE")
+    return dict(text.split("=", 1) for text in texts)
 
 
 def asks_first(question: str | Callable[..., str]) -> Callable[[Callable[..., None]], Callable[..., None]]:

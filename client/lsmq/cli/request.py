@@ -9,7 +9,7 @@ import click
 from lsmq import Client
 from lsmq.cli._formats import formatter
 from lsmq.cli._queues import queue_of
-from lsmq.cli.options import TOPIC, asks_a_node
+from lsmq.cli.options import TOPIC, asks_a_node, pairs_of
 
 
 @click.command()
@@ -52,9 +52,7 @@ async def request(
         form = formatter(format_text)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--format") from error
-    if any("=" not in each for each in properties):
-        raise click.BadParameter("give each as NAME=VALUE", param_hint="--property")
-    named = dict(each.split("=", 1) for each in properties)
+    named = pairs_of(properties, "--property")
     content = sys.stdin.buffer.read() if body is None else body.encode(errors="surrogateescape")
     to = None if queue is None else await queue_of(client, topic, queue)
     reply = await client.request(

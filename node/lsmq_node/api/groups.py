@@ -59,9 +59,10 @@ async def list_groups(call: Call) -> web.StreamResponse:
 @ROUTES.get("/v1/groups/{group}/topics", Content("Names, in order.", schemas.TOPICS_OF_GROUP), parameters=PAGE)
 async def list_topics_of_group(call: Call) -> web.StreamResponse:
     """Topics that a group has committed offsets of, or works on, in the shards at this node."""
-    group, sees = call.path("group"), call.asker.sees
-    ids = call.node.groups.topics_of(group) | call.node.work.topics_of(group)
-    names = [topic.name for topic in call.broker.topology.topics.all() if topic.id in ids]
+    group, sees, works = call.path("group"), call.asker.sees, call.node.work.is_work_queue
+    read = call.node.groups.topics_of(group)
+    topics = call.broker.topology.topics.all()
+    names = [topic.name for topic in topics if topic.id in read or works(group, topic)]
     found, following = page(call, names, shows=lambda name: sees(ResourceKind.TOPIC, name))
     return answer(call.request, {"topics": found, "next": following})
 

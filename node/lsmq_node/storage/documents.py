@@ -30,8 +30,8 @@ LANE = "transaction-lane/"
 #: Documents that change when a transaction is decided, and when it is delivered, which gives back what it takes. Where
 #: they are there already, and so are the numbers of what is sent, they have a part of the limit beyond it: whatever has
 #: filled the documents, what was begun is finished.
-_FINISHING = ("transaction/", "sequence/", "sequence-used/")
-_NUMBERS = "transaction-lanes"
+TRANSACTIONS, SEQUENCES, LANES = "transaction/", "sequence/", "transaction-lanes"
+_FINISHING = (TRANSACTIONS, SEQUENCES, "sequence-used/")
 _RESERVE = 32
 
 Changes = Mapping[str, bytes | None]
@@ -120,7 +120,7 @@ class Documents:
                 continue
             former = dict.get(self._values, key)
             by = (0 if value is None else _size(key, value)) - (0 if former is None else _size(key, former))
-            if key == _NUMBERS or (former is not None and key.startswith(_FINISHING)):
+            if key == LANES or (former is not None and key.startswith(_FINISHING)):
                 finishing += by
             else:
                 grown += by

@@ -18,16 +18,13 @@ from lsmq import runtime
 from lsmq.errors import DeliveriesAhead, LsmqError, Unavailable
 from lsmq_node.broker import NOBODY, Limited, Made, Maker, ShardPort, asked_from
 from lsmq_node.machines import HOUR_S, IdleNames, ShardMachine, Step
-from lsmq_node.storage.documents import LANE
+from lsmq_node.storage.documents import LANE, LANES, SEQUENCES, TRANSACTIONS
 
 from .book import MAX_UNFINISHED, TransactionBook
 from .delivery import TransactionDelivery, may_be_stored
 from .lanes import last_numbers
 from .records import (
-    LANES,
     MEMBERS,
-    SEQUENCES,
-    TRANSACTIONS,
     BookChange,
     MemberSequence,
     RecordKey,

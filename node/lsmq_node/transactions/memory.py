@@ -7,18 +7,9 @@ from collections.abc import Iterable
 import msgpack
 from sortedcontainers import SortedDict
 
-from .records import (
-    LANES,
-    MEMBERS,
-    SEQUENCES,
-    TRANSACTIONS,
-    BookChange,
-    MemberSequence,
-    ProducerMember,
-    RecordKey,
-    TransactionRecord,
-    split_key,
-)
+from lsmq_node.storage.documents import LANES, SEQUENCES, TRANSACTIONS
+
+from .records import MEMBERS, BookChange, MemberSequence, ProducerMember, RecordKey, TransactionRecord, split_key
 
 
 class DeliveryLane:

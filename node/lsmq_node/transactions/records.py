@@ -21,12 +21,10 @@ from typing import Any, ClassVar, NamedTuple, Self
 import msgpack
 
 from lsmq_node.machines import documents
+from lsmq_node.storage.documents import LANES, SEQUENCES, TRANSACTIONS
 
 MEMBERS = "producer/"
-TRANSACTIONS = "transaction/"
 PARTS = "transaction-part/"
-SEQUENCES = "sequence/"
-LANES = "transaction-lanes"
 
 _FORMAT = 1
 

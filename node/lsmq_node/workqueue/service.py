@@ -144,15 +144,6 @@ class WorkService(MachineService[ShardWork]):
                 return True
         return False
 
-    def topics_of(self, group: str) -> set[int]:
-        """Ids of the topics of which a shard at this node has the group's work."""
-        start = prefix(group)
-        found: set[int] = set()
-        for port in self.broker.topology.ports():
-            keys = (key.removeprefix(start).partition("/") for key, _ in port.store.documents(start))
-            found.update(int(topic) for topic, _, what in keys if what == SETTINGS and topic.isdigit())
-        return found
-
     def forget(self, group: str, shard: int) -> None:
         """Put in line that a shard knows nothing of the group's work, which begins anew behind that."""
         port = self.broker.topology.port(shard)
