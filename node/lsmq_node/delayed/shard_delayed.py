@@ -45,7 +45,7 @@ _LOOKS, _LOOKED_AT = 16, 1 << 16
 #: Where the next one is looked for behind those that were cancelled, so many times as many are looked at each time.
 _GROWS = 8
 #: What is due within so long is delivered together.
-_GATHER_S = 0.003
+_GATHER_S = 0.006
 #: Pieces in line at a time.
 _PIECES_AHEAD = 4
 _PAUSE_S, _LONG_PAUSE_S = 0.05, 1.0
