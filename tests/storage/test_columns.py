@@ -30,7 +30,7 @@ from lsmq_node.storage.columns import (
     wrap64,
 )
 from lsmq_node.storage.memtable import Memtable
-from lsmq_node.storage.point_reads import Places, read_point
+from lsmq_node.storage.point_reads import Places, point_rows
 from lsmq_node.storage.ranges import RangeReader
 from lsmq_node.storage.reader import read_queue
 from lsmq_node.storage.version import Version
@@ -336,7 +336,8 @@ def check_memtable(memtable: Memtable, model: dict[int, list[bytes]]) -> None:
         for offset in (0, len(contents) // 2, len(contents)):
             for end in (offset, (offset + len(contents) + 1) // 2, len(contents)):
                 if offset < end:
-                    assert read_point(version, key, offset, end, Places()) == contents[offset:end]
+                    rows = point_rows(version, key, offset, end, Places())
+                    assert [each for part, *lies in rows for each in part.record_bytes(*lies)] == contents[offset:end]
                 found = read_queue(version, key, offset, end, 1_000, 1 << 20, holes=False)
                 assert found.next_offset == offset + found.record_count == end
                 assert list(found.record_bytes(offset)) == contents[offset:end]

@@ -8,12 +8,15 @@ import threading
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq.errors import CorruptFile
+from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_lab.world.drive import Drive
+from lsmq_node.letters import records_of
 from lsmq_node.storage import locate
 from lsmq_node.storage.block import Block
 from lsmq_node.storage.disk import OsFile
@@ -50,6 +53,7 @@ def test_the_search_finds_what_asking_each_would_and_asks_each_at_most_once(
 
 
 TABLES = 40
+_HOUR_MS = 3_600_000
 QUEUES = 100
 
 
@@ -140,7 +144,50 @@ def test_of_any_runs_any_part_of_a_queue_is_read_whole(data: st.DataObject) -> N
                 messages = [message for batch in found.batches() for message in batch.messages("t")]
                 wanted = [message.body for message in messages if message.offset >= offset]
                 assert wanted[: len(expected)] == expected
+                one = store.read_one(topic, queue, offset)
+                assert [] if one is None else [one.record] == expected[:1]
         abandon(store)
+
+
+def test_one_message_is_what_a_read_of_many_has_there_in_memory_and_in_tables(tmp_path: Path) -> None:
+    store = open_stepped(tmp_path / "s", small())
+    topic = store.create_topic("t", 2).id
+    batches = BatchBuilder(), BatchBuilder()
+    for number in range(60):
+        key, queue = f"k{number}" if number % 3 else None, number % 2
+        batches[queue].add(queue, body(number, 100 + number), key=key, priority=number % 4, expires=queue * _HOUR_MS)
+    packed = [RecordBatch(batch.build()) for batch in batches]
+    for flushed in (False, True):
+        for batch in packed:
+            store.wait(store.append(topic, batch))
+        if flushed:
+            flush(store)
+        for queue in range(2):
+            for offset in range(store.bounds(topic, queue)[1]):
+                (many,) = store.read(topic, queue, offset, max_records=1).batches()
+                (record,) = (record for record in records_of(many) if record.offset == offset)
+                one = store.read_one(topic, queue, offset)
+                assert one is None if record.expires_ms else one is not None
+                if one is not None:
+                    assert one.record == record.header + record.body and one.header_length == len(record.header)
+                    assert (one.priority, one.stored_ms, one.flags) == (record.priority, record.stored_ms, record.flags)
+                    assert (one.key_hash, one.expires_ms) == (record.key, 0)
+            assert store.read_one(topic, queue, store.bounds(topic, queue)[1]) is None
+    abandon(store)
+
+
+def test_a_message_that_is_not_there_any_more_is_not_read_as_one(tmp_path: Path) -> None:
+    """Though its block was read just before, and is remembered."""
+    store = open_stepped(tmp_path / "s", small())
+    topic = store.create_topic("t", 1).id
+    put(store, topic, *((0, body(number, 100)) for number in range(40)))
+    flush(store)
+    assert all(store.read_one(topic, 0, offset) for offset in range(40))
+    store.wait(store.trim(topic, np.array([0], np.uint32), np.array([10])))
+    store.wait(store.delete(topic, np.array([0], np.uint32), np.array([20])))
+    found = [offset for offset in range(40) if store.read_one(topic, 0, offset)]
+    assert found == list(range(21, 40))
+    abandon(store)
 
 
 # -- what readers share ----------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from .lock import DirectoryLock
 from .moments import Moment
 from .name_makers import Accounts
 from .options import FlushMode, StoreOptions
+from .point_reads import PointRecord
 from .queue_store import QueueStore
 from .reader import Slice
 from .replica_log import ReplicaLog
@@ -43,6 +44,7 @@ __all__ = [
     "Hand",
     "KeyFound",
     "KeyQuery",
+    "PointRecord",
     "Position",
     "Moment",
     "NamesBehind",

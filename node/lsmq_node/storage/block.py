@@ -23,6 +23,7 @@ _HEAD = struct.Struct("<IIBBHII")  # the beginning of a batch's header
 _PLAIN = int(Codec.NONE)
 
 
+_NO_COLUMN = 0, 0, 0
 _TYPES = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
@@ -141,7 +142,10 @@ class Block(SortedPart):
         return first, bisect_right(queues, delta, first + 2)
 
     def offset(self, row: int) -> int:
-        position, width, base = self._directory[Column.OFFSET]
+        return self.value(Column.OFFSET, row)
+
+    def value(self, column: int, row: int) -> int:
+        position, width, base = self._directory.get(column, _NO_COLUMN)
         return base + int.from_bytes(self.raw[position + row * width : position + (row + 1) * width], "little")
 
     def place(self, key: int, offset: int) -> int:
@@ -157,7 +161,7 @@ class Block(SortedPart):
 
     def record_bytes(self, first: int, end: int) -> list[bytes]:
         payload = self.payload
-        _, width, length = self._directory.get(Column.LENGTH, (0, 0, 0))
+        _, width, length = self._directory.get(Column.LENGTH, _NO_COLUMN)
         if width == 0 and length:
             return [bytes(payload[at : at + length]) for at in range(first * length, end * length, length)]
         ends = self.ends
@@ -166,7 +170,7 @@ class Block(SortedPart):
 
     def bytes_of(self, first: int, end: int) -> bytes:
         """The bytes of the records ``[first, end)`` together."""
-        _, width, length = self._directory.get(Column.LENGTH, (0, 0, 0))
+        _, width, length = self._directory.get(Column.LENGTH, _NO_COLUMN)
         if width == 0:
             return bytes(self.payload[first * length : end * length])
         return bytes(self.payload[self.ends[first - 1] if first else 0 : self.ends[end - 1]])

@@ -266,6 +266,10 @@ class Chunk(SortedPart):
         found: int = self._offsets.item(self._order.item(row))
         return found
 
+    def value(self, column: int, row: int) -> int:
+        values = self._memtable.columns.get(column)
+        return 0 if values is None else int(values.item(self._order.item(row)))
+
     def end_of(self, first: int) -> int:
         """Where the records end of the queue that begins at a row."""
         return int(self._keys.searchsorted(self._keys[first], "right"))

@@ -1,4 +1,4 @@
-"""A few messages of one queue as plain bytes: the way of ``QueueStore.get``.
+"""A few messages of one queue: the way of ``QueueStore.get``, and of work queues that deliver them one by one.
 
 The same search as :mod:`.reader`, without its arrays: what is found is small, and at this size making arrays costs
 more than reading the disk.
@@ -8,7 +8,11 @@ Not supported: topics with tombstones, limits of bytes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from lsmq.record_batch import Column
 
 from .block import Block
 from .locate import in_memory, in_tables
@@ -25,6 +29,37 @@ class NotFound(Exception):
     """Something is not as it should be: the thorough search (:func:`.reader.read_queue`) says what."""
 
 
+class PointRecord(NamedTuple):
+    """A message as it lies in the store: columns, and its header, which takes ``header_length``, and body."""
+
+    record: bytes
+    header_length: int
+    priority: int
+    stored_ms: int
+    flags: int
+    key_hash: int
+    expires_ms: int
+
+
+_COLUMNS = (
+    Column.HEADER_LENGTH,
+    Column.PRIORITY,
+    Column.STORED_MS,
+    Column.FLAGS,
+    Column.KEY_HASH,
+    Column.EXPIRES_MS,
+)
+
+
+def record_at(part: SortedPart, row: int) -> PointRecord:
+    """The one at a row."""
+    return PointRecord(part.record_bytes(row, row + 1)[0], *(part.value(column, row) for column in _COLUMNS))
+
+
+Rows = tuple[SortedPart, int, int]
+"""Records ``[first, end)`` of a part."""
+
+
 @dataclass(frozen=True, slots=True)
 class BlockPlace:
     """Records ``[first, end)`` of a queue, by offset, which lie in a block from position ``at`` on."""
@@ -34,10 +69,10 @@ class BlockPlace:
     first: int
     end: int
 
-    def record_bytes(self, offset: int, end: int) -> list[bytes]:
+    def rows(self, offset: int, end: int) -> Rows:
         """Those of ``[offset, end)``, which must overlap."""
         shift = self.at - self.first
-        return self.block.record_bytes(offset + shift, min(end, self.end) + shift)
+        return self.block, offset + shift, min(end, self.end) + shift
 
 
 class Places:
@@ -67,12 +102,11 @@ class Places:
         return PLACE_LIMIT - self._slots.count(None)
 
 
-def read_point(version: Version, key: int, offset: int, end: int, places: Places) -> list[bytes]:
-    """The bytes of each message in ``[offset, end)`` of a queue, which holds them all.
+def point_rows(version: Version, key: int, offset: int, end: int, places: Places) -> Iterator[Rows]:
+    """Where the messages ``[offset, end)`` of a queue lie, which holds them all, in order.
 
     Raises ``NotFound`` when not all are there, ``CorruptFile``.
     """
-    found: list[bytes] = []
     begins, recent = in_memory(version.memtables, key, offset, end)
     if begins > offset:
         for table, page, row, known in in_tables(version.runs(), key, offset, end):
@@ -84,27 +118,28 @@ def read_point(version: Version, key: int, offset: int, end: int, places: Places
                 first = block.offset(at)
             else:
                 block, at, stop, first = known
-            stops = _collect(found, block, at, stop, first, offset + len(found), end)
+            stops = first + stop - at
+            if stops > offset:
+                yield _rows(block, at, first, offset, min(stops, end))
             if stop - at > 1 and block.offset(stop - 1) != stops - 1:
                 raise NotFound
             if stops > end:
                 places.note(key, BlockPlace(block, at, first, stops))
             if stops >= end:
-                return found
+                return
+            offset = max(offset, stops)
     for chunk, at, stop, first in recent:
-        if _collect(found, chunk, at, stop, first, offset + len(found), end) >= end:
-            return found
+        stops = first + stop - at
+        if stops > offset:
+            yield _rows(chunk, at, first, offset, min(stops, end))
+            offset = stops
+        if stops >= end:
+            return
     raise NotFound
 
 
-def _collect(found: list[bytes], part: SortedPart, at: int, stop: int, first: int, low: int, end: int) -> int:
-    """Add the messages ``[low, end)``, as far as they are in a queue's rows ``[at, stop)``; returns where those end.
-
-    ``first`` is the offset of the row ``at``; the others follow one another.
-    """
-    stops = first + stop - at
+def _rows(part: SortedPart, at: int, first: int, low: int, end: int) -> Rows:
+    """The rows of the messages ``[low, end)``; ``first`` is the offset of the row ``at``, the others follow."""
     if first > low:
         raise NotFound
-    if stops > low:
-        found += part.record_bytes(at + low - first, at + min(stops, end) - first)
-    return stops
+    return part, at + low - first, at + end - first

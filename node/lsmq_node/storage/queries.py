@@ -18,7 +18,7 @@ from .due_reads import DueRead, read_due
 from .failures import disappeared, no_descriptor
 from .key_search import KeyFound, KeyQuery, KeySearch
 from .many_reads import ManyRead, ReadCollector
-from .point_reads import NotFound, Places, read_point
+from .point_reads import NotFound, Places, PointRecord, Rows, point_rows, record_at
 from .ranges import RangePart, RangeReader
 from .reader import MissingRecords, QueueRead, Slice, read_queue
 from .sieve import Expired, Picked, Sieve
@@ -307,29 +307,50 @@ class Queries:
         end = min(end, offset + max_records)
         if offset >= end:
             return []
-        key = queue_key(topic_id, queue)
-        place = self._places.get(key, offset)
-        if place is not None and end <= place.end and offset >= state.holes_end(row):
-            found = place.record_bytes(offset, end)
+        found: list[bytes] = []
+        rows = self._rows(state, queue, offset, end)
+        if rows is None:
+            while offset < end:
+                part = self.read_records(topic_id, queue, offset, end, end - offset, _BODIES_BYTES)
+                found += part.record_bytes(offset)
+                offset = part.next_offset
         else:
-            found = self._point(state, key, offset, end)
+            for lies, first, stop in rows:
+                found += lies.record_bytes(first, stop)
         self._count_read(len(found), sum(map(len, found)))
         return found
 
-    def _point(self, state: TopicState, key: int, offset: int, end: int) -> list[bytes]:
-        version = self._tables.version
-        # Asked after: what the version lacks was deleted before.
-        if offset >= state.holes_end((key & 0xFFFFFFFF) - state.first):
-            try:
-                return read_point(version, key, offset, end, self._places)
-            except (NotFound, OSError):
-                pass  # the thorough search says what is wrong
-        found: list[bytes] = []
-        while offset < end:
-            part = self.read_records(state.topic.id, key & 0xFFFFFFFF, offset, end, end - offset, _BODIES_BYTES)
-            found += part.record_bytes(offset)
-            offset = part.next_offset
+    def read_one(self, topic_id: int, queue: int, offset: int) -> PointRecord | None:
+        """The message at an offset where nothing else is to be thought of; None where :meth:`read` is to say.
+
+        Raises ``UnknownTopic``, ``CorruptFile``.
+        """
+        state = self.topic_state(topic_id)
+        row = queue - state.first
+        if not state.start.item(row) <= offset < state.committed.item(row):
+            return None
+        rows = self._rows(state, queue, offset, offset + 1)
+        if rows is None:
+            return None
+        (part, at, _), *_ = rows
+        found = record_at(part, at)
+        self._count_read(1, len(found.record))
         return found
+
+    def _rows(self, state: TopicState, queue: int, offset: int, end: int) -> list[Rows] | None:
+        """Where the messages ``[offset, end)`` of a queue lie, which are committed; None where the thorough search has
+        to say: some of them may be deleted or have expired, or something is not as it should be."""
+        key, version = queue_key(state.topic.id, queue), self._tables.version
+        # Asked after: what the version lacks was deleted before.
+        if offset < state.holes_end(queue - state.first):
+            return None
+        place = self._places.get(key, offset)
+        if place is not None and end <= place.end:
+            return [place.rows(offset, end)]
+        try:
+            return list(point_rows(version, key, offset, end, self._places))
+        except (NotFound, OSError):
+            return None
 
     def offset_for_time(self, topic_id: int, queue: int, time_ms: int) -> int:
         """First offset of the queue stored at or after ``time_ms``; the latest offset when there is none."""

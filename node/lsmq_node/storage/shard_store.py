@@ -43,6 +43,7 @@ from .maintenance import Flush, Maintenance
 from .merger import Merger
 from .named_topics import NamedTopics
 from .options import FlushMode, StoreOptions
+from .point_reads import PointRecord
 from .queries import Queries, ReadLimits
 from .reader import Slice
 from .recovery import LogReplay, Opened, open_directory, unusable
@@ -331,10 +332,7 @@ class ShardStore:
         return self._line.take_producer(producer_id, epoch, above)
 
     def producer_epoch(self, producer_id: int) -> int | None:
-        """The latest epoch of an idempotent producer's committed batches; None where it is not remembered.
-
-        May read the disk.
-        """
+        """The latest epoch of an idempotent producer's committed batches, None if forgotten. May read the disk."""
         head = self._state.producers.head(producer_id)
         return None if head is None else head.epoch
 
@@ -450,11 +448,12 @@ class ShardStore:
         return self._queries.read(topic_id, queue, offset, **limits)
 
     def read_bytes(self, topic_id: int, queue: int, offset: int, max_records: int) -> list[bytes]:
-        """The bytes of up to ``max_records`` messages of a queue from ``offset`` on; none where there are none.
-
-        An offset below the earliest starts at the earliest. Raises ``CorruptFile``.
-        """
+        """The bytes of up to ``max_records`` messages of a queue: see :meth:`.Queries.read_bytes`."""
         return self._queries.read_bytes(topic_id, queue, offset, max_records)
+
+    def read_one(self, topic_id: int, queue: int, offset: int) -> PointRecord | None:
+        """The message at an offset, where it is found at once: see :meth:`.Queries.read_one`."""
+        return self._queries.read_one(topic_id, queue, offset)
 
     def read_many(
         self, topic_id: int, queues: U32, offsets: I64, *, ends: I64 | None = None, **limits: Unpack[ReadLimits]

@@ -75,6 +75,10 @@ class SortedPart(ABC):
         """Offset of one record."""
 
     @abstractmethod
+    def value(self, column: int, row: int) -> int:
+        """A column's value of one record; 0 where it does not have the column."""
+
+    @abstractmethod
     def column(self, column: int, first: int = 0, end: int | None = None) -> NDArray[Any]:
         """Values of the records ``[first, end)``; zeros where they do not have the column."""
 

@@ -16,7 +16,7 @@ from lsmq.errors import CorruptFile, InvalidBatch, OffsetOutOfRange
 from lsmq.messages import priority_rank
 from lsmq.record_batch import Column, RecordBatch, decode_header, key_hash
 from lsmq_node.letters import LetterRecord, records_of
-from lsmq_node.storage import ShardStore, Slice
+from lsmq_node.storage import PointRecord, ShardStore, Slice
 from lsmq_node.storage.sieve import Picked
 
 from .settings import FairBy
@@ -81,6 +81,11 @@ def read_again(
 
 
 def _read_run(store: ShardStore, topic_id: int, queue: int, first: int, end: int, max_bytes: int, found: Found) -> None:
+    if end == first + 1 and (one := store.read_one(topic_id, queue, first)) is not None:
+        found.again[queue, first] = _letter(queue, first, one)
+        found.size_bytes += len(one.record)
+        found.count += 1
+        return
     reached = start = min(max(first, store.bounds(topic_id, queue)[0]), end)
     if start < end:
         room = max(1, max_bytes - found.size_bytes)
@@ -94,6 +99,13 @@ def _read_run(store: ShardStore, topic_id: int, queue: int, first: int, end: int
                 reached = max(reached, record.offset + 1)
     places = ((queue, offset) for offset in range(first, min(reached, end)))
     found.gone.update(place for place in places if place not in found.again)
+
+
+def _letter(queue: int, offset: int, one: PointRecord) -> LetterRecord:
+    header, body = one.record[: one.header_length], one.record[one.header_length :]
+    return LetterRecord(
+        queue, offset, header, body, one.priority, one.stored_ms, one.flags, one.key_hash, one.expires_ms
+    )
 
 
 Wanted = tuple[int, int, int]
