@@ -401,7 +401,8 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
 
         ``from_time`` and ``to_time`` (milliseconds since 1970, or a ``datetime``) bound when they were stored, the
         second not included. ``tag``, ``type`` and ``filter`` pick some of them, as for a consumer; without a key all
-        that these pick are found, queue after queue and in each the oldest first, by looking through the topic.
+        that these pick, or a time does, are found, queue after queue and in each the oldest first, by looking through
+        the topic.
         ``after`` is the ``next`` of the page before. Any node answers, for all shards.
 
         Raises ``UnknownTopic``, ``UnknownQueue``, ``InvalidFilter``, ``InvalidRequest``.

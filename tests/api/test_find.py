@@ -30,7 +30,7 @@ def find(api: Api, topic: str, key: str | None, **query: Any) -> dict[str, Any]:
     return found
 
 
-def pages(api: Api, topic: str, key: str, **query: Any) -> list[str]:
+def pages(api: Api, topic: str, key: str | None, **query: Any) -> list[str]:
     bodies: list[str] = []
     after: dict[str, str] = {}
     while True:
@@ -230,7 +230,7 @@ def test_a_filter_that_is_taken_is_taken_beside_times(api: Api, topic: str) -> N
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ({}, "at least one of tag, type and filter"),
+        ({}, "at least one of tag, type, filter, from_ms and to_ms"),
         ({"tag": "a", "after": "1-2-3"}, "`next` of an earlier answer"),
         ({"tag": "a", "after": "999.0.0"}, "its shard is not among"),
         ({"key": "a", "after": "0.0.0"}, "`next` of an earlier answer"),
@@ -242,3 +242,18 @@ def test_what_cannot_be_searched_for_is_refused(api: Api, topic: str, query: dic
     asked = "&".join(f"{name}={quote(value)}" for name, value in query.items())
     answer = api.call("GET", f"/v1/topics/{topic}/messages?{asked}", status=400)
     assert words in answer.error["message"]
+
+
+def test_by_a_time_alone_all_messages_of_it_are_found_page_by_page(api: Api, topic: str) -> None:
+    stored: list[int] = []
+    for number in range(8):
+        place = api.send(topic, {"queue": number % QUEUES, "body": str(number)}).json()["results"][0]
+        (message,) = api.read(topic, place["queue"], offset=place["offset"], max=1).json()["messages"]
+        stored.append(message["stored_ms"])
+        clock_passes(stored[-1])
+    later, all_of_them = ["4", "5", "6", "7"], ["0", "4", "1", "5", "2", "6", "3", "7"]
+    for limit in (1, 3, 100):
+        assert pages(api, topic, None, from_ms=stored[4], limit=limit) == later
+        assert pages(api, topic, None, to_ms=stored[4], limit=limit) == ["0", "1", "2", "3"]
+        assert pages(api, topic, None, from_ms=0, limit=limit) == all_of_them
+    assert pages(api, topic, None, from_ms=stored[2], to_ms=stored[6], queue=2) == ["2"]

@@ -139,6 +139,8 @@ def test_messages_are_found_by_key_newest_first(lsmq: Run, topic: str) -> None:
     one = lsmq("message", "find", topic, "--key", "table 7", "--from", "-1h", "--queue", "2").stdout
     assert len(one.splitlines()) == 2
     assert b"--filter" in lsmq("message", "find", topic, code=2).stderr
+    assert len(lsmq("message", "find", topic, "--from", "-1h", "--limit", "5", "--format", "%b\\n").stdout.split()) == 5
+    assert lsmq("message", "find", topic, "--to", "-1h").stdout == b""
     condition = ("--filter", "key = 'table 7'", "--format", "%b\\n")
     assert lsmq("message", "find", topic, *condition).stdout.split() == b"0 4 1 5 2 6 3 7".split()
     assert lsmq("message", "find", topic, *condition, "--limit", "3", "--queue", "2").stdout.split() == b"2 6".split()

@@ -119,16 +119,17 @@ async def find(
     format_text: str | None,
     as_json: bool,
 ) -> None:
-    """Find messages in all queues of TOPIC: of a key, newest first; or all that meet --tag, --type and --filter, queue
-    after queue and in each the oldest first.
+    """Find messages in all queues of TOPIC: of a key, newest first; or all that meet --tag, --type, --filter, --from
+    and --to, queue after queue and in each the oldest first.
 
     \b
       lsmq message find orders --key anna
       lsmq message find orders --type refund --filter 'amount > 1000'
       lsmq message find orders --key anna --from -2h --limit 5 --format json
+      lsmq message find orders --from -15m
     """
-    if key is None and not tags and not types and condition is None:
-        raise click.UsageError("say what to find: --key, or one of --tag, --type and --filter")
+    if key is None and not tags and not types and all(given is None for given in (condition, from_time, to_time)):
+        raise click.UsageError("say what to find: --key, or one of --tag, --type, --filter, --from and --to")
     try:
         form = formatter("json" if as_json else format_text or "%S  %i  %q/%o  %b\\n")
     except ValueError as error:

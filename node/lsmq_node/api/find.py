@@ -1,4 +1,4 @@
-"""Finding messages, by key: each shard that may have some is asked, here or at its leader; the answers are merged."""
+"""Finding messages by key: each shard that may have some is asked, here or at its leader; the answers are merged."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ _FOUND = object_of(
         _FOUND,
     ),
     parameters=(
-        Parameter("key", text(), "The key, as text. Without `key` and `key_b64`, one of the filters is given."),
+        Parameter(
+            "key", text(), "The key, as text. Without `key` and `key_b64`, a time or one of the filters is given."
+        ),
         Parameter("key_b64", text(), "The key in base64."),
         Parameter("from_ms", schemas.TIME_MS, "Stored at or after it."),
         Parameter("to_ms", schemas.TIME_MS, "Stored before it."),
@@ -95,11 +97,11 @@ _FOUND = object_of(
     errors=(UnknownTopic, UnknownQueue, InvalidQueueName, InvalidFilter, NotLeader, TopicReplaced),
 )
 async def find_messages(call: Call) -> web.StreamResponse:
-    """Find messages by key, or by what they have.
+    """Find messages by key, or by what they have, or by when they were stored.
 
     By key newest first, over all queues, in pages. Costs the blocks that hold messages of the key, not what the topic
-    holds. Without a key all that `tag`, `type` and `filter` pick: looks through the topic, about 131,072 messages a
-    page.
+    holds. Without a key all of these times that `tag`, `type` and `filter` pick: looks through the topic, about 131,072
+    messages a page.
     """
     query, topic, broker = call.query, await call.topic(), call.broker
     name = query["queue_name"]
@@ -115,7 +117,8 @@ async def find_messages(call: Call) -> web.StreamResponse:
         if query["shard"] not in shards:
             raise InvalidRequest(f"shard is {query['shard']}; of what is asked for, there are {shards}", field="shard")
         shards = [query["shard"]]
-    if query["key"] is None and query["key_b64"] is None and filter_of_query(query) is not None:
+    by_time = query["from_ms"] is not None or query["to_ms"] is not None
+    if query["key"] is None and query["key_b64"] is None and (by_time or filter_of_query(query) is not None):
         return answer(call.request, _only_of(name, await search_messages(call, topic, shards)))
     key = _key(query)
     most_bytes = broker.config.max_response_bytes
@@ -266,7 +269,8 @@ def _key(query: dict[str, Any]) -> bytes:
     plain, encoded = query["key"], query["key_b64"]
     if (plain is None) == (encoded is None):
         raise InvalidRequest(
-            "give one of key and key_b64, or at least one of tag, type and filter: messages are found by it",
+            "give one of key and key_b64, or at least one of tag, type, filter, from_ms and to_ms: messages are found "
+            "by it",
             field="key",
         )
     if encoded is None:

@@ -1,4 +1,4 @@
-"""Finding messages by what a filter picks: the topic's shards one after another, here or at their leaders."""
+"""Finding messages by what a filter picks, or a time: the shards of a topic in turn, here or at their leaders."""
 
 from __future__ import annotations
 
@@ -99,12 +99,14 @@ def _render(found: SearchFound, topic_id: int, form: Format) -> list[dict[str, A
 def _picks(query: dict[str, Any]) -> MessageFilter:
     """Times are part of the condition. Raises ``InvalidFilter``."""
     found = filter_of_query(query)
-    assert found is not None, "nobody comes here without a filter"
     bounds = [(query["from_ms"], "stored_ms >= {}"), (query["to_ms"], "stored_ms < {}")]
     times = " AND ".join(form.format(value) for value, form in bounds if value is not None)
     if not times:
+        assert found is not None, "nobody comes here without a filter or a time"
         return found
     stored = Expression(times)
+    if found is None:
+        return MessageFilter(expression=stored)
     return replace(found, expression=stored if found.expression is None else found.expression.beside(stored))
 
 
