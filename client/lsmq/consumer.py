@@ -414,9 +414,9 @@ class Consumer(MessageConsumer):
         """Commit for the group what was handed out, or ``offsets`` (the next to read of each queue).
 
         While :meth:`run` runs, that is what was handled. Durable on return. Queues that have not moved since the last
-        commit cost nothing; queues that are another member's by now are left out. ``offsets`` that lie before what the
-        group has committed change nothing unless ``reset``; what was handed out after a :meth:`seek` back is committed
-        as it is.
+        commit cost nothing; queues that are another member's by now are left out, and those by name that were deleted
+        or forgotten, of which nothing is left to read. ``offsets`` that lie before what the group has committed change
+        nothing unless ``reset``; what was handed out after a :meth:`seek` back is committed as it is.
         """
         if offsets is None:
             await self._commits.put_changed()

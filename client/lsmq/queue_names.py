@@ -35,25 +35,25 @@ def queue_slot(name: str) -> int:
     return xxhash.xxh3_64_intdigest(name.encode()) >> SLOT_SHIFT
 
 
-def check_queue_name(name: object) -> str:
+def check_queue_name(name: object, called: str = "queue name") -> str:
     """The name. Raises ``InvalidQueueName`` unless it is text of 1 to 255 bytes of UTF-8 without control characters.
 
-    ``.`` and ``..`` are refused as well, which mean something else in a path.
+    ``.`` and ``..`` are refused as well, which mean something else in a path. ``called``: what a refusal calls it.
     """
     if not isinstance(name, str):
         raise InvalidQueueName(f"queue is {name!r}; the queues of a named topic have names, which are text")
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:
-        raise InvalidQueueName(f"the queue name {_shown(name)} has no bytes in UTF-8: {error.reason}") from error
+        raise InvalidQueueName(f"the {called} {_shown(name)} has no bytes in UTF-8: {error.reason}") from error
     if not 1 <= size <= MAX_NAME_BYTES:
         raise InvalidQueueName(
-            f"the queue name {_shown(name)} has {size} bytes; it must have 1 to {MAX_NAME_BYTES}", limit=MAX_NAME_BYTES
+            f"the {called} {_shown(name)} has {size} bytes; it must have 1 to {MAX_NAME_BYTES}", limit=MAX_NAME_BYTES
         )
     if CONTROL.search(name) is not None:
-        raise InvalidQueueName(f"the queue name {_shown(name)} has a control character; leave it out")
+        raise InvalidQueueName(f"the {called} {_shown(name)} has a control character; leave it out")
     if name in (".", ".."):
-        raise InvalidQueueName(f"the queue name {name!r} means a place in a path; choose another")
+        raise InvalidQueueName(f"the {called} {name!r} means a place in a path; choose another")
     return name
 
 
@@ -62,7 +62,9 @@ def check_pattern(pattern: object) -> str:
 
     ``*`` stands for one part of a name, ``**`` for any rest: ``agents.**`` are all names that begin with ``agents.``.
     """
-    checked = check_queue_name(pattern)
+    if not isinstance(pattern, str) or not pattern:
+        raise InvalidQueueName(f"the pattern is {pattern!r}; it must be text, such as '**' for all queues")
+    checked = check_queue_name(pattern, "pattern")
     *parts, last = checked.split(".")
     if any("*" in part and part != "*" for part in parts) or ("*" in last and last not in ("*", "**")):
         raise InvalidQueueName(

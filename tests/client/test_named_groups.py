@@ -106,6 +106,9 @@ async def test_a_group_is_set_back_by_name_by_time_and_as_a_whole(shared_node: N
         assert await group.reset(topic_name, "latest") == dict.fromkeys(numbers.values(), 2)
         assert await group.reset(topic_name, "earliest", [name_of(1)]) == {numbers[name_of(1)]: 0}
         assert await group.reset(topic_name, {name_of(2): 1}) == {numbers[name_of(2)]: 1}
+        with pytest.raises(OffsetOutOfRange, match=f"offset 3 is beyond the end of queue '{name_of(3)}'") as beyond:
+            await group.reset(topic_name, {name_of(2): 0, name_of(3): 3})
+        assert beyond.value.details["queue"] == name_of(3) and beyond.value.details["latest"] == 2
         async with Consumer(client, topic_name, group=topic_name) as member:
             assert handed_out(await take(member, 3)) == {name_of(1): [0, 1], name_of(2): [1]}
         assert await group.reset(topic_name, 0) == dict.fromkeys(numbers.values(), 0)

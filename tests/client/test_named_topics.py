@@ -149,6 +149,8 @@ async def test_what_named_topics_do_not_obey_is_refused(shared_node: NodeProcess
         await refused("list of names", queues="agents")
         await refused("give one", queues=["a"], pattern="a.*")
         await refused("whole part", pattern="agents*")
+        await refused("the pattern is ''; it must be text, such as '\\*\\*'", pattern="")
+        await refused("the pattern 'a\\\\nb' has a control character", pattern="a\nb")
         await refused("not among queues; name it", queues=["a"], start={"b": 1})
         await refused("not among queues; say queues=", pattern="**", start={"b": 1})
         await refused("not among queues; say queues=", start={"b": 1})

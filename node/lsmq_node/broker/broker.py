@@ -422,19 +422,7 @@ class Broker:
         parts = split_by_shard(queues, topic, self.topology.home_shards)
         ports = await self.writable(topic, [shard for shard, _ in parts], Ack.QUORUM)
         for port, (_, places) in zip(ports, parts, strict=True):
-            latest = port.store.latest_offsets(topic.id, queues[places])
-            beyond = offsets[places] + (not before) > latest
-            if beyond.any():  # a tombstone would delete what is written there later
-                at = int(np.argmax(beyond))
-                queue, offset, end = int(queues[places][at]), int(offsets[places][at]), int(latest[at])
-                called = (self.names.names(topic, queue) if topic.named else None) or queue
-                raise OffsetOutOfRange(
-                    f"offset {offset} is beyond the end of queue {called!r} of topic {topic.name!r}, which is {end}",
-                    topic=topic.name,
-                    queue=called,
-                    earliest=0,
-                    latest=end,
-                )
+            self._check_within(port, topic, queues[places], offsets[places], 0 if before else 1)
         waits = []
         for port, (_, places) in zip(ports, parts, strict=True):
             put = port.store.trim if before else port.store.delete
@@ -543,6 +531,24 @@ class Broker:
 
     # Groups
 
+    def _check_within(
+        self, port: ShardPort, topic: StoredTopic, queues: NDArray[Any], offsets: NDArray[np.int64], count: int = 0
+    ) -> None:
+        """Raises ``OffsetOutOfRange`` unless each queue has ``count`` messages, committed, from its offset on."""
+        latest = port.store.latest_offsets(topic.id, queues)
+        beyond = offsets + count > latest
+        if beyond.any():
+            at = int(np.argmax(beyond))
+            queue, end = int(queues[at]), int(latest[at])
+            called = (self.names.names(topic, queue) if topic.named else None) or queue
+            raise OffsetOutOfRange(
+                f"offset {offsets[at]} is beyond the end of queue {called!r} of topic {topic.name!r}, which is {end}",
+                topic=topic.name,
+                queue=called,
+                earliest=0,
+                latest=end,
+            )
+
     async def commit_offsets(
         self,
         group: str,
@@ -563,8 +569,9 @@ class Broker:
         self.admission.queues(topic, queues)
         parts = split_by_shard(queues, topic, self.topology.home_shards)
         ports = await self.writable(topic, [shard for shard, _ in parts], Ack.QUORUM)
-        for port in ports:
+        for port, (_, places) in zip(ports, parts, strict=True):
             allow(port)
+            self._check_within(port, topic, queues[places], offsets[places])
         waits = []
         for port, (_, places) in zip(ports, parts, strict=True):
             appended = port.store.commit_offsets(group, topic.id, queues[places], offsets[places], reset=reset)
