@@ -17,8 +17,8 @@ from lsmq.client import Client
 from lsmq.errors import InvalidRequest, LsmqError, UnknownQueue
 from lsmq.producer import Producer
 from lsmq.record_batch import Message, parse_message_id
+from lsmq.topics import dead_letter_topic
 
-SUFFIX = ".dlq"
 PROPERTY_PREFIX = "lsmq-dlq-"
 _PAGE = 500
 #: What stands before a worker's reason, in the property that says why.
@@ -149,8 +149,8 @@ class DeadLetters:
         found = [DeadLetter(message_from_dict({**each, "topic": self.name})) for each in fields["messages"]]
         return found, int(fields["next_offset"])
 
-    async def replay(self, letters: Sequence[DeadLetter], *, topics: Collection[str] | None = None) -> None:
-        """Send them again to where they come from, as they were, and delete them here.
+    async def replay(self, letters: Sequence[DeadLetter], *, topics: Collection[str] | None = None) -> int:
+        """Send them again to where they come from, as they were, and delete them here; how many.
 
         Durable on return. If it fails midway, some may be in both places: replayed again, they come twice. One that
         cannot be sent, as its queue is not there any more, holds up no other: it stays, and is named when the others
@@ -161,13 +161,15 @@ class DeadLetters:
                 nowhere. For a letter itself says where it comes from: whoever may write here could have anything sent
                 anywhere, by the rights of whoever replays it.
 
-        Raises ``InvalidRequest`` for a letter of another topic, before anything is sent; ``UnknownQueue``, or
-        ``InvalidRequest``, for the first that cannot be sent; and what sending raises.
+        Raises ``InvalidRequest`` for a letter of another topic, before anything is sent; ``UnknownQueue``,
+        ``InvalidRequest``, or what else sending raises, for the first that was not sent: its ``details`` say how many
+        were, ``sent``, and the ids of all that were not, ``not_sent``.
         """
-        allowed = {self.name.removesuffix(SUFFIX)} - {self.name} if topics is None else set(topics)
+        if topics is None:
+            topics = {letter.topic for letter in letters if dead_letter_topic(letter.topic) == self.name} - {""}
         by_topic: dict[str, list[DeadLetter]] = {}
         for letter in letters:
-            if letter.topic not in allowed:
+            if letter.topic not in topics:
                 says = (
                     f"says that it comes from {letter.topic!r}" if letter.topic else "does not say where it comes from"
                 )
@@ -176,7 +178,8 @@ class DeadLetters:
                     field="topics",
                 )
             by_topic.setdefault(letter.topic, []).append(letter)
-        refused: list[LsmqError] = []
+        count = 0
+        refused: list[tuple[str, LsmqError]] = []
         for name, some in by_topic.items():
             sent: list[DeadLetter] = []
             async with Producer(self.client, name) as producer:
@@ -186,17 +189,21 @@ class DeadLetters:
                         receipts.append((letter, await _send(producer, letter)))
                     except (InvalidRequest, UnknownQueue) as error:  # The others are not to be sent with each attempt.
                         said = f"the letter {letter.message.id} cannot be sent again: {error.message}"
-                        refused.append(type(error)(said, **error.details))
+                        refused.append((letter.message.id, type(error)(said, **error.details)))
                 for letter, receipt in receipts:
                     try:
                         await receipt
                     except LsmqError as error:
-                        refused.append(error)
+                        refused.append((letter.message.id, error))
                     else:
                         sent.append(letter)
             await self.delete(sent)
+            count += len(sent)
         if refused:
-            raise refused[0]
+            first = refused[0][1]
+            first.details |= {"sent": count, "not_sent": [id for id, _ in refused]}
+            raise first
+        return count
 
     async def delete(self, letters: Iterable[DeadLetter]) -> None:
         """Delete these. Durable on return. Those of a topic that was deleted, and made anew since, went with it."""

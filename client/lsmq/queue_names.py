@@ -19,6 +19,8 @@ from lsmq.errors import InvalidQueueName
 NAMED: Final = "named"
 SLOTS: Final = 4096
 MAX_NAME_BYTES: Final = 255
+#: Characters of a topic's name.
+MAX_TOPIC_NAME: Final = 200
 #: Of a queue's number, those that count within its range of slots.
 NUMBER_BITS: Final = 24
 #: In which a batch has names in place of numbers, beside the names themselves.

@@ -9,9 +9,10 @@ from dataclasses import fields as dataclass_fields
 from typing import Any, Literal, TypedDict
 
 from lsmq.errors import LsmqError, UnknownQueue
-from lsmq.queue_names import NAMED, NUMBER_BITS, SLOTS
+from lsmq.queue_names import MAX_TOPIC_NAME, NAMED, NUMBER_BITS, SLOTS
 
 DEFAULT_MAX_MESSAGE_BYTES = 1 << 20
+DEAD_LETTER_SUFFIX = ".dlq"
 
 Ack = Literal["quorum", "leader"]
 """When a write counts as stored: on the disk of every replica in sync, or of the leader alone."""
@@ -23,6 +24,13 @@ Flush = Literal["sync", "async"]
 Overflow = Literal["refuse", "drop_oldest", "drop_newest", "drop_lowest_priority", "drop_nearest_deadline"]
 OnDiskFull = Literal["refuse", "drop_oldest"]
 """What happens at a limit: new messages are refused, or the oldest make room."""
+
+
+def dead_letter_topic(topic: str) -> str:
+    """Where dead letters of a topic go unless its work queue says otherwise. It is never the topic itself."""
+    room = MAX_TOPIC_NAME - len(DEAD_LETTER_SUFFIX)
+    named = topic[:room] + DEAD_LETTER_SUFFIX
+    return named if named != topic else topic[: room - 1] + DEAD_LETTER_SUFFIX
 
 
 class TopicChanges(TypedDict, total=False):

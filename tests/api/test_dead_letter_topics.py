@@ -8,9 +8,9 @@ from typing import Any
 from unittest.mock import patch
 
 from lsmq.errors import Unavailable
+from lsmq.queue_names import MAX_TOPIC_NAME
 from lsmq_node.broker import Broker
 from lsmq_node.machines import Step, documents
-from lsmq_node.storage.state import MAX_TOPIC_NAME
 from lsmq_node.workqueue import burial
 from lsmq_node.workqueue.burial import DeadLetterMover
 from support.waiting import comes_true

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 from lsmq import Client, DeadLetter, DeadLetters, Producer, sync
 from lsmq.cli import root
-from lsmq.errors import InvalidRequest, UnknownMessage
+from lsmq.errors import InvalidRequest, UnknownMessage, UnknownQueue
+from lsmq.queue_names import MAX_TOPIC_NAME
 from support.node_process import NodeProcess
 from support.waiting import eventually
 
@@ -152,7 +153,7 @@ def test_a_letter_that_somebody_made_up_is_sent_nowhere_else_than_was_said(share
         assert ends() == [1, 0], "nothing is sent of what is refused"
         with pytest.raises(InvalidRequest, match=other):
             sync.DeadLetters(client, "letters").replay([made_up])
-        dead.replay([own, made_up], topics=[topic, other])
+        assert dead.replay([own, made_up], topics=[topic, other]) == 2
         assert ends() == [2, 1]
         assert [letter.message.text() for letter in dead.read()] == ["no letter"]
 
@@ -171,10 +172,15 @@ def test_a_letter_whose_queue_is_not_there_any_more_holds_up_no_other(
                 name = {"lsmq-dlq-queue-name": "q"} if queues == "named" and not place else {}
                 where = {"lsmq-dlq-topic": topic, "lsmq-dlq-queue": str(place)}
                 producer.send(f"of {place}", properties={**where, **name}).result()
-        for _ in range(2):
+        for sent in (2, 0):
             result = CliRunner().invoke(root, ["dlq", "replay", topic, "--yes", "--url", node.url])
             (left,) = letters(node, topic)
             assert left["body"] == "of 7" and f"the letter {left['id']} cannot be sent" in str(result.exception)
+            assert f"{sent} dead letters" in result.output and f"not sent: {left['id']}" in result.output
+        dead = sync.DeadLetters(client, f"{topic}.dlq")
+        with pytest.raises((InvalidRequest, UnknownQueue)) as refused:
+            dead.replay(list(dead.read()))
+        assert (refused.value.details["sent"], refused.value.details["not_sent"]) == (0, [left["id"]])
         with sync.Consumer(client, topic, start="earliest") as consumer:
             assert [message.text() for message in consumer.poll(10, timeout_ms=10_000)] == ["of 0", "of 0"]
 
@@ -199,3 +205,19 @@ async def test_a_letter_that_went_with_its_topic_is_deleted_and_none_that_has_it
         assert [letter.message.text() for letter in [letter async for letter in letters.read()]] == ["latter"]
         await letters.delete([*former, *latter])
         assert [letter async for letter in letters.read()] == []
+
+
+def test_dead_letters_of_a_topic_with_a_long_name_are_found(shared_node: NodeProcess) -> None:
+    node, topic = shared_node, "dlq-" + "x" * (MAX_TOPIC_NAME - 4)
+    with sync.Client(node.url) as client:
+        client.create_topic(topic)
+        with sync.Producer(client, topic) as producer:
+            producer.send_many(["a", "b"]).wait()
+        fail(client, topic, "g", ["a", "b"])
+        comes(node, topic, 2)
+        letters = sync.DeadLetters(client, topic[:-4] + ".dlq")
+        first, _ = letters.read()
+        assert letters.replay([first]) == 1
+        assert "1 dead letter" in run(node, "replay", topic, "--yes")
+        with sync.Consumer(client, topic, start="earliest") as consumer:
+            assert sorted(message.text() for message in consumer.poll(10, timeout_ms=10_000)) == ["a", "a", "b", "b"]

@@ -12,13 +12,17 @@ import click
 from lsmq import Client
 from lsmq.cli.options import TOPIC, asks_a_node, asks_first, json_option
 from lsmq.cli.render import counted, print_json, print_table, progress
-from lsmq.dead_letters import SUFFIX, Choice, DeadLetter, DeadLetters, choice
+from lsmq.dead_letters import Choice, DeadLetter, DeadLetters, choice
 from lsmq.errors import InvalidRequest, LsmqError, UnknownMessage, UnknownQueue, UnknownTopic
+from lsmq.topics import DEAD_LETTER_SUFFIX, dead_letter_topic
 
 _BATCH = 500
 _SHOWN_BODY = 60
+_NAMED = 20
 
-_dead_letter = click.option("--dead-letter", metavar="TOPIC", help=f"Topic of dead letters.  [default: TOPIC{SUFFIX}]")
+_dead_letter = click.option(
+    "--dead-letter", metavar="TOPIC", help=f"Topic of dead letters.  [default: TOPIC{DEAD_LETTER_SUFFIX}]"
+)
 _group = click.option("--group", help="Only those of this group's consumers.")
 _ids = click.option("--id", "ids", multiple=True, help="Only this one, by its id or that of the message it was.")
 
@@ -50,7 +54,7 @@ async def list_letters(
     """
     letters: list[DeadLetter] = []
     chosen = choice(group, ())
-    async with aclosing(_read(DeadLetters(client, dead_letter or topic + SUFFIX), topic)) as read:
+    async with aclosing(_read(DeadLetters(client, dead_letter or dead_letter_topic(topic)), topic)) as read:
         async for letter in read:
             if chosen(letter):
                 letters.append(letter)
@@ -58,7 +62,7 @@ async def list_letters(
                     break
     more, letters = len(letters) > limit, letters[:limit]
     if not letters:
-        click.echo(f"no dead letters in {dead_letter or topic + SUFFIX}", err=True)
+        click.echo(f"no dead letters in {dead_letter or dead_letter_topic(topic)}", err=True)
         return
     if as_json:
         for letter in letters:
@@ -78,7 +82,7 @@ async def _read(letters: DeadLetters, topic: str) -> AsyncGenerator[DeadLetter, 
                 shown.advance(1)
     except UnknownTopic:
         options = (await letters.client.topic(topic)).options
-        if letters.name not in (topic + SUFFIX, options.get("expired_to"), options.get("dropped_to")):
+        if letters.name not in (dead_letter_topic(topic), options.get("expired_to"), options.get("dropped_to")):
             raise
 
 
@@ -115,7 +119,7 @@ def _of_these(question: str) -> Callable[[Callable[..., Awaitable[None]]], click
     """A command for chosen letters. It is given the name of their topic, too."""
 
     def asks(topic: str, dead_letter: str | None, group: str | None, ids: Sequence[str], **_: Any) -> str:
-        return question.format(which=_which(group, ids), name=dead_letter or topic + SUFFIX)
+        return question.format(which=_which(group, ids), name=dead_letter or dead_letter_topic(topic))
 
     def decorate(command: Callable[..., Awaitable[None]]) -> click.Command:
         run = asks_first(asks)(asks_a_node(command))
@@ -134,8 +138,8 @@ async def replay(client: Client, topic: str, dead_letter: str | None, group: str
     was cut are left, and those that say that they come from another topic: whoever may write to the topic of dead
     letters can have them say so.
     """
-    letters = DeadLetters(client, dead_letter or topic + SUFFIX)
-    chosen, left, others = choice(group, ids), 0, set[str]()
+    letters = DeadLetters(client, dead_letter or dead_letter_topic(topic))
+    chosen, sent, left, others = choice(group, ids), 0, 0, set[str]()
 
     def can_be_sent(letter: DeadLetter) -> bool:
         nonlocal left
@@ -150,31 +154,35 @@ async def replay(client: Client, topic: str, dead_letter: str | None, group: str
     refused: list[LsmqError] = []
 
     async def send(some: Sequence[DeadLetter]) -> None:
+        nonlocal sent
         try:
-            await letters.replay(some, topics=[topic])
+            sent += await letters.replay(some, topics=[topic])
         except (InvalidRequest, UnknownQueue) as error:
+            sent += error.details["sent"]
             refused.append(error)
 
-    sent = await _batched(letters, topic, can_be_sent, send)
-    if refused:
-        raise refused[0]
-    _check_found(letters, ids, sent + left)
+    _check_found(letters, ids, await _batched(letters, topic, can_be_sent, send) + left)
     click.echo(f"{counted(sent, 'dead letter')} of {letters.name} sent again", err=True)
     if left:
         from_others = f", or say that they come from {', '.join(sorted(others)[:5])}" if others else ""
         click.echo(f"{left} were left: they were cut, or do not say where they come from{from_others}", err=True)
+    if refused:
+        not_sent = [id for error in refused for id in error.details["not_sent"]]
+        more = f" and {len(not_sent) - _NAMED} more" if len(not_sent) > _NAMED else ""
+        click.echo(f"not sent: {', '.join(not_sent[:_NAMED])}{more}", err=True)
+        raise refused[0]
 
 
 @_of_these("Delete {which} of {name}?")
 async def purge(client: Client, topic: str, dead_letter: str | None, group: str | None, ids: Sequence[str]) -> None:
     """Delete dead letters of TOPIC. Their space comes back with merges."""
-    letters = DeadLetters(client, dead_letter or topic + SUFFIX)
+    letters = DeadLetters(client, dead_letter or dead_letter_topic(topic))
     if group is not None or ids:
         count = await _batched(letters, topic, choice(group, ids), letters.delete)
         _check_found(letters, ids, count)
     else:
         try:
-            if letters.name != topic + SUFFIX:
+            if letters.name != dead_letter_topic(topic):
                 await _check_are_letters(letters)
             count = await letters.purge()
         except UnknownTopic:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq.errors import InvalidTopicName
-from lsmq.queue_names import NUMBER_BITS
+from lsmq.queue_names import MAX_TOPIC_NAME, NUMBER_BITS
 
 from .columns import I64, U32, U64
 from .dedupe import DedupeIds
@@ -38,7 +38,6 @@ from .queue_options import PREFIX as QUEUE_OPTIONS
 from .quotas import Quota
 from .topic_options import TopicOptions
 
-MAX_TOPIC_NAME = 200
 #: Set in the id of the topic that holds the names of a named topic's queues on a shard.
 NAMES_TOPIC = 1 << 29
 #: Rows that a named topic begins with; it grows with the numbers that are used.

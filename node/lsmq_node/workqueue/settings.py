@@ -10,8 +10,8 @@ from typing import Any
 
 from lsmq.errors import InvalidRequest
 from lsmq.messages import key_hash, tag_hash, type_hash
+from lsmq.topics import dead_letter_topic
 from lsmq_node.machines import documents
-from lsmq_node.storage.state import MAX_TOPIC_NAME
 
 VERSION = 1
 MIN_VISIBILITY_MS = 100
@@ -24,7 +24,6 @@ MAX_RATE = 1_000_000
 MAX_WEIGHTS = 1_000
 MAX_WEIGHT_NAME_BYTES = 1_024
 MAX_PROPERTY_NAME_BYTES = 255
-DEAD_LETTER_SUFFIX = ".dlq"
 #: Among what was set, which an earlier release passes over.
 _BEGUN = "begun"
 _QUEUE_NUMBER = re.compile(r"[0-9]{1,10}")
@@ -164,11 +163,7 @@ class WorkSettings:
 
     def dead_letter_topic(self, topic: str) -> str:
         """The topic of dead letters of ``topic``."""
-        if self.dead_letter is not None:
-            return self.dead_letter
-        room = MAX_TOPIC_NAME - len(DEAD_LETTER_SUFFIX)
-        named = topic[:room] + DEAD_LETTER_SUFFIX
-        return named if named != topic else topic[: room - 1] + DEAD_LETTER_SUFFIX
+        return self.dead_letter if self.dead_letter is not None else dead_letter_topic(topic)
 
     def to_dict(self) -> dict[str, Any]:
         """As users write it."""
