@@ -41,6 +41,8 @@ from lsmq_pipeline.options import WriteOptions
 I64 = NDArray[np.int64]
 
 PRODUCER_WINDOW = 8  # batches that a broker remembers of a producer
+#: A task keeps so much waiting for its record batches to become full, of all topics and shards, and so much under way.
+MAX_WAITING_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,27 @@ class _Lane:
     waiting_count: int = 0
     waiting_bytes: int = 0
     batches: int = 0
-    flying: tuple[Future[bool], RecordRows] | None = None
+    flying: _Flying | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Flying:
+    """A batch under way."""
+
+    stored: Future[bool]
+    messages: int
+    size_bytes: int
+    packed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of one topic, of a batch that is written: where they stand in it, and the shard that each goes to."""
+
+    topic: Topic
+    places: I64
+    rows: RecordRows
+    shards: I64
 
 
 class TopicWriter:
@@ -101,27 +123,50 @@ class TopicWriter:
         self._codec = Codec.ZSTD if options.compression == "zstd" else Codec.NONE
         self._topics: dict[str, Topic] = {}
         self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._waiting_bytes = 0
+        self._flying: dict[tuple[str, int], _Lane] = {}  # those with a batch under way, in order of time
+        self._flying_bytes = 0
         self._keyless: dict[str, int] = {}
         self._spread: dict[str, int] = {}  # over so many queues of a topic
         self.written = Written()
 
     def write(self, batch: Any) -> None:
-        """Take a batch of rows; returns when at most one record batch a shard is not stored yet."""
+        """Take a batch of rows; returns when at most one record batch a shard is not stored yet.
+
+        What waits is bounded over all shards: the row that is too much has the shard with the most waiting send it.
+        Which row that is depends on the rows before it alone, as all cuts do.
+        """
         if batch.num_rows == 0:
             return
         check_text(batch)
+        parts = self._parts(batch)
+        sizes = np.empty(batch.num_rows, np.int64)
+        for part in parts:
+            sizes[part.places] = _sizes(part.rows)
+        begin = 0
+        while begin < len(sizes):
+            room = MAX_WAITING_BYTES - self._waiting_bytes
+            end = min(begin + int(np.searchsorted(np.cumsum(sizes[begin:]), room, side="right")) + 1, len(sizes))
+            for part in parts:
+                self._add(part, begin, end)
+            while self._waiting_bytes > MAX_WAITING_BYTES:
+                _, largest = max(self._lanes.items(), key=lambda item: (item[1].waiting_bytes, item[0]))
+                self._cut(largest, last=True)
+            begin = end
+
+    def _parts(self, batch: Any) -> list[_Part]:
         if self._options.topic is not None:
-            self._write_topic(self._topic(self._options.topic), batch)
-            return
+            return [self._part(self._topic(self._options.topic), batch, np.arange(batch.num_rows))]
         encoded = batch.column("topic").cast(pa.string()).dictionary_encode()
         if encoded.null_count:
             raise SchemaMismatch(
                 "column 'topic' has a null; say where each row goes, or use option topic", column="topic"
             )
-        places = encoded.indices.to_numpy(zero_copy_only=False)
-        for place, name in enumerate(encoded.dictionary.to_pylist()):
-            part = batch.take(pa.array(np.flatnonzero(places == place))) if len(encoded.dictionary) > 1 else batch
-            self._write_topic(self._topic(name), part)
+        indices = encoded.indices.to_numpy(zero_copy_only=False)
+        return [
+            self._part(self._topic(name), batch, np.flatnonzero(indices == index))
+            for index, name in enumerate(encoded.dictionary.to_pylist())
+        ]
 
     def finish(self) -> Written:
         """Write what is left; returns when all is stored."""
@@ -137,7 +182,9 @@ class TopicWriter:
             topic = self._topics[name] = self._cluster.topic(name)
         return topic
 
-    def _write_topic(self, topic: Topic, batch: Any) -> None:
+    def _part(self, topic: Topic, batch: Any, places: I64) -> _Part:
+        if len(places) < batch.num_rows:
+            batch = batch.take(pa.array(places))
         rows = to_rows(batch, max_message_bytes=topic.max_message_bytes)
         if topic.named:
             rows.queues = _slots(topic, rows.names)
@@ -147,14 +194,21 @@ class TopicWriter:
         firsts = np.array([route.first for route in topic.routes], np.int64)
         owners = np.searchsorted(firsts, rows.queues, side="right") - 1
         # By shards, not by routes, of which several may be of one: rows of a lane stay in the order in which they came.
-        shards = np.array([route.shard for route in topic.routes], np.int64)[owners]
+        return _Part(topic, places, rows, np.array([route.shard for route in topic.routes], np.int64)[owners])
+
+    def _add(self, part: _Part, begin: int, end: int) -> None:
+        """Put those rows in their lanes that stand at ``[begin, end)``, and send what is full."""
+        first, last = np.searchsorted(part.places, (begin, end)).tolist()
+        rows, shards = part.rows.slice(first, last), part.shards[first:last]
         for shard in np.unique(shards).tolist():
             chosen = np.flatnonzero(shards == shard)
-            part = rows if len(chosen) == len(rows) else rows.take(chosen)
-            lane = self._lanes.setdefault((topic.name, shard), _Lane(topic, shard))
-            lane.waiting.append(part)
-            lane.waiting_count += len(part)
-            lane.waiting_bytes += int(_sizes(part).sum())
+            own = rows if len(chosen) == len(rows) else rows.take(chosen)
+            lane = self._lanes.setdefault((part.topic.name, shard), _Lane(part.topic, shard))
+            lane.waiting.append(own)
+            lane.waiting_count += len(own)
+            size = int(_sizes(own).sum())
+            lane.waiting_bytes += size
+            self._waiting_bytes += size
             self._cut(lane, last=False)
 
     def _choose_queues(self, topic: Topic, rows: RecordRows) -> None:
@@ -213,7 +267,9 @@ class TopicWriter:
             head, rest = (rows, None) if count == len(rows) else (rows.slice(0, count), rows.slice(count, len(rows)))
             lane.waiting = [] if rest is None else [rest]
             lane.waiting_count -= len(head)
-            lane.waiting_bytes -= int(_sizes(head).sum())
+            size = int(_sizes(head).sum())
+            lane.waiting_bytes -= size
+            self._waiting_bytes -= size
             self._send(lane, head)
 
     def _send(self, lane: _Lane, rows: RecordRows) -> None:
@@ -223,22 +279,29 @@ class TopicWriter:
         pack = encode_named if lane.topic.named else encode
         packed = pack(rows, producer_id=producer_id, sequence=sequence, codec=self._codec)
         options = self._options
-        lane.flying = self._cluster.send(lane.topic, lane.shard, packed, options.ack, options.flush), rows
+        stored = self._cluster.send(lane.topic, lane.shard, packed, options.ack, options.flush)
+        lane.flying = _Flying(stored, len(rows), int(rows.lengths.sum()), len(packed))
         lane.batches += 1
+        self._flying[lane.topic.name, lane.shard] = lane
+        self._flying_bytes += len(packed)
+        while self._flying_bytes > MAX_WAITING_BYTES:
+            self._settle(next(iter(self._flying.values())))
 
     def _settle(self, lane: _Lane) -> None:
         """Wait for the batch under way."""
         if lane.flying is None:
             return
-        (future, rows), lane.flying = lane.flying, None
+        flying, lane.flying = lane.flying, None
+        del self._flying[lane.topic.name, lane.shard]
+        self._flying_bytes -= flying.packed_bytes
         try:
-            repeated = future.result()
+            repeated = flying.stored.result()
         except SequenceReused as error:
             raise self._changed(lane, error) from error
         except (StaleSequence, OutOfOrderSequence, UnknownProducer) as error:
             raise self._lost_identity(lane, error) from error
-        self.written.messages += len(rows)
-        self.written.size_bytes += int(rows.lengths.sum())
+        self.written.messages += flying.messages
+        self.written.size_bytes += flying.size_bytes
         self.written.batches += 1
         self.written.repeats += repeated
 

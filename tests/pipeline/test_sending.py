@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from lsmq.errors import InvalidRequest, QuotaExceeded, Unavailable
 from lsmq.sync import Client, Consumer, DelayedMessages, Producer
 from lsmq.topics import Topic
+from lsmq_pipeline import sending
 from lsmq_pipeline.client import PipelineClient
 from lsmq_pipeline.errors import InputChanged, SchemaMismatch
 from lsmq_pipeline.options import write_options
@@ -160,6 +162,30 @@ def test_record_batches_are_the_same_however_the_rows_arrive(make_node: Callable
                 written = writer.finish()
             assert written.repeats == (0 if step == 1_200 else written.batches)
         assert sum(client.offsets("grows").latest) == 1_200
+
+
+def test_what_a_task_keeps_is_bounded_over_all_topics_and_shards_and_repeats_are_cut_alike(
+    make_node: Callable[..., NodeProcess],
+) -> None:
+    node, limit, topics = make_node(shards=3).start(), 2_000, 5
+    columns = {
+        "topic": pa.array([f"t{number * number % 23 % topics}" for number in range(1_000)]),
+        "body": pa.array([b"x" * (number % 97) for number in range(1_000)], pa.binary()),
+        "queue": pa.array([number % 6 for number in range(1_000)], pa.int32()),
+    }
+    with Client(node.url) as client, patch.object(sending, "MAX_WAITING_BYTES", limit):
+        for number in range(topics):
+            client.create_topic(f"t{number}", queues=6)
+        options = write_options({"url": node.url, "batchBytes": "500"})
+        for step in (1_000, 400, 7, 1):
+            with PipelineClient(options.connection) as cluster:
+                writer, rows = TopicWriter(cluster, options, WriterName("query", 0, 0)), pa.record_batch(columns)
+                for first in range(0, len(rows), step):
+                    writer.write(rows.slice(first, step))
+                    assert sum(lane.waiting_bytes for lane in writer._lanes.values()) <= limit
+                written = writer.finish()
+            assert written.messages == 1_000 and written.repeats == (0 if step == 1_000 else written.batches)
+        assert sum(sum(client.offsets(f"t{number}").latest) for number in range(topics)) == 1_000
 
 
 def test_no_batch_is_larger_than_the_nodes_take(make_node: Callable[..., NodeProcess]) -> None:
