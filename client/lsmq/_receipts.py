@@ -291,7 +291,7 @@ class Receipt:
         self._batch.error_seen = True
         return self._batch.error
 
-    def add_done_callback(self, callback: Callable[[Receipt], None]) -> None:
+    def add_done_callback(self, callback: Callable[[Receipt], object]) -> None:
         """Call ``callback(receipt)`` on the event loop once the message is stored or given up.
 
         What it raises is logged, and nobody else's matter.

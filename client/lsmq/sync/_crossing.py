@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -50,12 +50,12 @@ def blocking_call(method: Callable[Concatenate[Any, P], T]) -> Callable[Concaten
 
 def blocking_iterator(
     method: Callable[Concatenate[Any, P], AsyncGenerator[T, None]],
-) -> Callable[Concatenate[Any, P], Iterator[T]]:
+) -> Callable[Concatenate[Any, P], Generator[T, None, None]]:
     """The same of a method that yields: the threads meet once a portion, and it ends where the caller's loop does."""
 
     name = method.__name__
 
-    def call(self: Any, /, *values: P.args, **options: P.kwargs) -> Iterator[T]:
+    def call(self: Any, /, *values: P.args, **options: P.kwargs) -> Generator[T, None, None]:
         found: AsyncGenerator[T, None] = getattr(self._async, name)(*values, **options)
 
         async def some() -> list[T]:

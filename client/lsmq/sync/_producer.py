@@ -52,7 +52,7 @@ class Receipt:
             wait_for(self._thread, self._async._batch.wait(), timeout_ms)
         return self._async.exception()
 
-    def add_done_callback(self, callback: Callable[[Receipt], None]) -> None:
+    def add_done_callback(self, callback: Callable[[Receipt], object]) -> None:
         """Call ``callback(receipt)``, in the client's thread and so not for long, once it is stored or given up."""
         self._thread.do(lambda: self._async.add_done_callback(lambda _: callback(self)))
 
