@@ -27,7 +27,7 @@ from lsmq.record_batch import Codec
 from lsmq.topics import Ack, Flush, Topic
 
 _MAX_POSITION = (1 << 63) - 1
-_TRIES = 8
+_TRIES = 32
 
 
 class GroupProducer:
@@ -111,23 +111,27 @@ class GroupProducer:
                 self._topic = topic
 
     async def _take_all(self, topic: Topic) -> None:
-        """At the shard of the first queue the epoch is decided, and so who of several is the latest."""
+        """At the shard of the first queue the epoch is decided, and so who of several is the latest.
+
+        It is named, and has to be new there: a request whose answer was lost, and that comes once more, however late,
+        begins no other.
+        """
         hashed = xxhash.xxh3_64_intdigest(f"{self._group}\0{topic.id}".encode())
         self._id = hashed >> 1 or 1
         shards = list(dict.fromkeys(route.shard for route in topic.routes))
-        above = 0
+        epoch = 1
         for _ in range(_TRIES):
             self._taken.clear()
-            self._epoch, self._taken[shards[0]] = await self._take(topic, shards[0], None, above)
             try:
-                for shard in shards[1:]:
-                    _, self._taken[shard] = await self._take(topic, shard, self._epoch, 0)
+                for shard in shards:
+                    self._taken[shard] = await self._take(topic, shard, epoch, new=shard == shards[0])
+                self._epoch = epoch
                 return
-            except ProducerFenced as error:  # The first shard had forgotten it, or somebody else is later.
+            except ProducerFenced as error:  # That one has begun.
                 latest = error.details.get("latest")
-                if type(latest) is not int or latest <= above:
+                if type(latest) is not int or latest < epoch:
                     raise
-                above = latest
+                epoch = latest + 1
         raise Unavailable(f"others take over group {self._group!r} of topic {topic.name!r} all the time", sent=False)
 
     async def _take_new(self) -> None:
@@ -136,19 +140,20 @@ class GroupProducer:
             while (topic := self._producer._topic) is not None and topic is not self._topic:
                 for shard in dict.fromkeys(route.shard for route in topic.routes):
                     if shard not in self._taken:
-                        _, self._taken[shard] = await self._take(topic, shard, self._epoch, 0)
+                        self._taken[shard] = await self._take(topic, shard, self._epoch)
                 self._topic = topic
 
-    async def _take(self, topic: Topic, shard: int, epoch: int | None, above: int) -> tuple[int, int | None]:
+    async def _take(self, topic: Topic, shard: int, epoch: int, *, new: bool = False) -> int | None:
+        """Begin an epoch at a shard; the position that was found there."""
         answer = await self._client._router.ask_leader(
             topic,
             shard,
             "POST",
             f"{topic_path(topic.name)}/producers/{self._id}/take",
-            value={"shard": shard, "epoch": epoch, "above": above},
+            value={"shard": shard, "epoch": epoch, "new": new},
             deadline=self._client._deadline(),
         )
-        return answer.parsed(lambda found: (int(found["epoch"]), _position(found["position"])))
+        return answer.parsed(lambda found: _position(found["position"]))
 
     def _identity(self, shard: int) -> Identity:
         return Identity(self._id, self._epoch, self._taken[shard])

@@ -153,8 +153,22 @@ def test_taking_over_by_http_is_answered_alike_when_it_is_repeated(shared_node: 
     for _ in range(2):
         assert api.call("POST", path, {"shard": 0, "epoch": 5}, status=200).json() == {"epoch": 5, "position": None}
     assert api.call("POST", path, {"shard": 0, "epoch": 4}, status=409).json()["error"]["latest"] == 5
-    assert api.call("POST", path, {"shard": 0, "above": 8}, status=200).json()["epoch"] == 9
+    for status in (200, 409):
+        answer = api.call("POST", path, {"shard": 0, "epoch": 9, "new": True}, status=status)
+    assert answer.error["latest"] == 9
     assert api.call("POST", path, {"shard": 99}, status=400).json()["error"]["field"] == "shard"
+
+
+async def test_a_request_to_take_over_that_comes_once_more_and_late_fences_nobody(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    api = Api(shared_node.url)
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        async with GroupProducer(client, topic_name, "a"), GroupProducer(client, topic_name, "a") as producer:
+            path = f"/v1/topics/{topic_name}/producers/{producer._id}/take"
+            api.call("POST", path, {"shard": 0, "epoch": producer.epoch, "new": True}, status=409)
+            assert (await (await producer.send(b"x", position=1))).offset == 0
 
 
 def test_the_blocking_face_takes_over_too(shared_node: NodeProcess, topic_name: str) -> None:

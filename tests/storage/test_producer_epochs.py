@@ -63,7 +63,9 @@ def test_taking_over_holds_over_a_restart_and_an_epoch_that_has_begun_is_no_news
     assert not stored(store, topic.id, at(8, b"b", 0, epoch=9)).duplicate
     with pytest.raises(ProducerFenced):
         store.take_producer(5, 9)
-    assert store.take_producer(5, above=20)[1:] == (21, 8)
+    assert store.take_producer(5, 21, new=True)[1:] == (21, 8)
+    with pytest.raises(ProducerFenced):
+        store.take_producer(5, 21, new=True)
     abandon(store)
 
 
@@ -74,7 +76,7 @@ def test_behind_the_last_epoch_nobody_takes_over(tmp_path: Path, disk: Drive) ->
     with pytest.raises(InvalidRequest, match="new producer id") as refused:
         store.take_producer(5)
     assert refused.value.details["limit"] == LAST_EPOCH
-    appended, epoch, _ = store.take_producer(6, above=LAST_EPOCH - 1)
+    appended, epoch, _ = store.take_producer(6, LAST_EPOCH)
     assert appended is not None and epoch == LAST_EPOCH
     store.wait(appended)
     flush(store)

@@ -9,7 +9,7 @@ from lsmq.errors import InvalidRequest, NotEnoughReplicas, NotLeader, ProducerFe
 from . import schemas
 from .codec import answer
 from .routing import Call, Content, Parameter, Routes
-from .schema import integer, object_of
+from .schema import flag, integer, object_of
 
 ROUTES = Routes("messages")
 
@@ -17,7 +17,7 @@ _TAKE = object_of(
     {
         "shard": schemas.COUNT,
         "epoch": integer(1, 2**32 - 1, "The epoch that is to begin; null: the next one.", null=True, default=None),
-        "above": integer(0, 2**32 - 2, "The next epoch is to be above this one.", default=0),
+        "new": flag("Refused with `producer_fenced` where that epoch has begun, whoever began it.", default=False),
     },
     required=("shard",),
 )
@@ -40,7 +40,8 @@ async def take_producer(call: Call) -> web.StreamResponse:
     """Go on with a producer's id.
 
     Once this is answered no batch of an older epoch is stored any more, and the position is that of the last one that
-    was. The same `epoch` again is answered alike while nothing came in it.
+    was. The same `epoch` again is answered alike while nothing came in it; of several that begin one with `new` one
+    does, and a request that comes late, and once more, does nothing.
     """
     topic = await call.topic()
     document = await call.checked_document()
@@ -49,6 +50,6 @@ async def take_producer(call: Call) -> web.StreamResponse:
         count = call.broker.topology.shard_count
         raise InvalidRequest(f"shard is {shard}; there are {count}, from 0 on", field="shard", limit=count - 1)
     epoch, position = await call.broker.take_producer(
-        topic, shard, int(producer), document.get("epoch"), document.get("above", 0)
+        topic, shard, int(producer), document.get("epoch"), document.get("new", False)
     )
     return answer(call.request, {"epoch": epoch, "position": None if position < 0 else position})

@@ -344,7 +344,7 @@ class Broker:
         return count
 
     async def take_producer(
-        self, topic: StoredTopic, shard: int, producer_id: int, epoch: int | None, above: int
+        self, topic: StoredTopic, shard: int, producer_id: int, epoch: int | None, new: bool
     ) -> tuple[int, int]:
         """Somebody goes on with a producer's id at a shard: the epoch that begins, and the position that is known.
 
@@ -353,7 +353,7 @@ class Broker:
         (port,) = await self.writable(topic, [shard], Ack.QUORUM)
         fresh = self.allowances.counts_producers() and port.store.producer_epoch(producer_id) is None
         self.allowances.admit_producers(fresh)
-        appended, begun, position = port.store.take_producer(producer_id, epoch, above=above)
+        appended, begun, position = port.store.take_producer(producer_id, epoch, new)
         self.allowances.began_producers(fresh)
         appended = appended or port.store.barrier()
         if appended is not None and (future := port.wait(appended, Ack.QUORUM)) is not None:

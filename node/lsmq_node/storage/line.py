@@ -345,7 +345,7 @@ class Line:
         dropped = quota.dropped_of(state, batch, columns.queues, columns.lengths, rows, self.round)
         return repeats if dropped is None else Repeats.dropped(dropped, repeats)
 
-    def take_producer(self, producer_id: int, epoch: int | None, above: int) -> Taken:
+    def take_producer(self, producer_id: int, epoch: int | None, new: bool) -> Taken:
         """Put in line that somebody goes on with a producer's id: what to wait for, the epoch, and the position that
         the producer had come to, -1 for none. None where that has happened, with nothing in the epoch.
 
@@ -353,7 +353,7 @@ class Line:
         """
         with self.lock:
             self._check_takes()
-            taken = self._sequences.take(producer_id, epoch, above, self._clock.now_ms())
+            taken = self._sequences.take(producer_id, epoch, new, self._clock.now_ms())
             if taken is None:
                 assert epoch is not None
                 return None, epoch, self._sequences.position(producer_id)

@@ -113,12 +113,12 @@ class Sequences:
         _check_same(key, found.fingerprint)
         return found
 
-    def take(self, producer_id: int, epoch: int | None, above: int, now_ms: int) -> StoredBatch | None:
+    def take(self, producer_id: int, epoch: int | None, new: bool, now_ms: int) -> StoredBatch | None:
         """Somebody goes on with this id: the epoch that is to begin, and the position that is known; None where it has
         begun already and nothing came in it.
 
-        ``epoch`` None: the next one, ``above`` that one, too. Raises ``ProducerFenced`` where a later one, or this one,
-        has begun, ``InvalidRequest`` where no epoch is left, ``TooManyProducers``, ``CorruptFile``.
+        ``epoch`` None: the next one. With ``new`` it must not have begun. Raises ``ProducerFenced`` where a later one,
+        or this one, has begun, ``InvalidRequest`` where no epoch is left, ``TooManyProducers``, ``CorruptFile``.
         """
         key = BatchKey(producer_id, epoch or 0, 0, 0)
         in_line = self._in_line.get(producer_id)
@@ -129,12 +129,12 @@ class Sequences:
             head = self._producers.head(producer_id)
         if head is None:
             self._check_room(key)
-            return StoredBatch(above + 1 if epoch is None else epoch, -1, 0, 0, now_ms, _NONE)
-        if epoch is not None and (epoch, 0) == head[:2]:
+            return StoredBatch(1 if epoch is None else epoch, -1, 0, 0, now_ms, _NONE)
+        if epoch is not None and (epoch, 0) == head[:2] and not new:
             return None
         if epoch is not None and epoch <= head.epoch:
             raise _fenced(key._replace(epoch=epoch), head)
-        begun = max(head.epoch, above) + 1 if epoch is None else epoch
+        begun = head.epoch + 1 if epoch is None else epoch
         if begun > LAST_EPOCH:
             raise InvalidRequest(
                 f"producer {producer_id} has begun epoch {head.epoch}, and the last there is is {LAST_EPOCH}: begin "

@@ -327,9 +327,9 @@ class ShardStore:
         """
         return self._line.append_records((), behind=self._documents_behind(changes))[0]
 
-    def take_producer(self, producer_id: int, epoch: int | None = None, above: int = 0) -> Taken:
+    def take_producer(self, producer_id: int, epoch: int | None = None, new: bool = False) -> Taken:
         """Put in line that somebody goes on with a producer's id: :meth:`.Line.take_producer`. May read the disk."""
-        return self._line.take_producer(producer_id, epoch, above)
+        return self._line.take_producer(producer_id, epoch, new)
 
     def producer_epoch(self, producer_id: int) -> int | None:
         """The latest epoch of an idempotent producer's committed batches, None if forgotten. May read the disk."""
