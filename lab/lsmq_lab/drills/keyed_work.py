@@ -17,8 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from lsmq.dead_letters import SUFFIX, DeadLetter
+from lsmq.dead_letters import DeadLetter
 from lsmq.errors import TimedOut, UnknownTopic
+from lsmq.topics import dead_letter_topic
 from lsmq_lab.history import History
 
 from .side_work import POLL_S, SETTLE_TIMEOUT_S, Judgement
@@ -68,7 +69,7 @@ class KeyedTaskWork(TaskWork):
         began = time.monotonic()
         while True:
             try:
-                if any((await self._client.offsets(self._topic + SUFFIX)).latest):
+                if any((await self._client.offsets(dead_letter_topic(self._topic))).latest):
                     return
             except UnknownTopic:
                 pass

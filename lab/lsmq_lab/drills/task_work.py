@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from lsmq import WorkQueue
-from lsmq.dead_letters import SUFFIX, DeadLetter, DeadLetters
+from lsmq.dead_letters import DeadLetter, DeadLetters
 from lsmq.errors import TimedOut, UnknownTopic
+from lsmq.topics import dead_letter_topic
 from lsmq_lab.history import History
 
 from .columns import DrillColumns
@@ -102,7 +103,9 @@ class TaskWork(SideWork):
             raise TimedOut(f"in {DRAIN_TIMEOUT_S:.0f} s the work queue did not come to its end: {behind} of {latest}")
         await self._end_all()
         with suppress(UnknownTopic):
-            self._letters = [letter async for letter in DeadLetters(self._client, self._topic + SUFFIX).read()]
+            self._letters = [
+                letter async for letter in DeadLetters(self._client, dead_letter_topic(self._topic)).read()
+            ]
         events = [event for path in self._directory.iterdir() for event in read_events(path.name, path)]
         self._events = sorted(events, key=lambda event: event.at)
 
