@@ -28,7 +28,7 @@ from lsmq_pipeline.jobs.thinning import compact, dedupe
 from lsmq_pipeline.jobs.usage import usage
 from lsmq_pipeline.schema import whole_schema
 from support.node_process import NodeProcess
-from support.waiting import clock_passes
+from support.waiting import clock_passes, eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -280,6 +280,21 @@ def test_an_audit_proves_a_topic_and_finds_what_is_wrong_with_one(
     part = room._Replica("n2", None, "0,2")
     assert room._compare(sums, sums.where("queue in (0, 2)"), part) == [], "what a node does not hold"
     assert {problem.split()[2] for problem in room._compare(sums.where("queue = 0"), sums, replica)} == {"1", "2", "3"}
+
+
+def test_an_audit_of_a_topic_whose_messages_expire_finds_no_gaps_wrong(
+    spark: SparkSession, client: Client, connection: dict[str, Any], topic_name: str
+) -> None:
+    client.create_topic(topic_name, queues=2, ttl_ms=3_600_000)
+    with Producer(client, topic_name) as producer:
+        producer.send("soon", queue=1, ttl_ms=60_000)
+        for number in range(30):
+            producer.send(f"{number}", queue=0, ttl_ms=1 if number % 3 == 0 else None)
+    eventually(
+        lambda: len(client.find_messages(topic_name, from_time=0, limit=100).messages) == 21, "some have expired"
+    )
+    report = audit(spark, connection, topic_name)
+    assert report.problems == [] and (report.facts["messages"], report.facts["deleted"]) == (20, 11)
 
 
 def test_thinning_keeps_the_first_of_what_is_alike_and_the_last_of_each_key(
