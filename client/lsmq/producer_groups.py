@@ -14,7 +14,7 @@ from lsmq._known_fields import of_known
 from lsmq._paths import quoted
 from lsmq._reading import all_pages
 from lsmq.client import Client
-from lsmq.errors import UnknownProducerMember
+from lsmq.errors import SequenceTakenOver, UnknownProducerMember
 from lsmq.groups import Group, list_at_leaders
 
 __all__ = ["ProducerGroup", "ProducerGroupInfo", "SequencePosition", "TransactionInfo", "list_producer_groups"]
@@ -205,9 +205,15 @@ class ProducerGroup:
 
     async def take(self, sequence: str, member: str, *, deadline_ms: int | None = None) -> SequencePosition:
         """Go on with a sequence: what is open of it is rolled back, and whoever had it can begin no more of it."""
-        path = f"/sequences/{quoted(sequence)}"
-        answer = await self._group._ask("POST", self._path + path, deadline_ms, value={"member": member})
-        return answer.parsed(partial(of_known, SequencePosition))
+        path, epoch = f"{self._path}/sequences/{quoted(sequence)}", 1
+        while True:  # The epoch is named: a request that comes late, and once more, takes it from nobody.
+            try:
+                answer = await self._group._ask("POST", path, deadline_ms, value={"member": member, "epoch": epoch})
+                return answer.parsed(partial(of_known, SequencePosition))
+            except SequenceTakenOver as error:
+                if int(error.details.get("epoch", 0)) < epoch:
+                    raise
+                epoch = int(error.details["epoch"]) + 1
 
     async def describe(self) -> dict[str, Any]:
         """Members and sequences, as the HTTP API shows them."""

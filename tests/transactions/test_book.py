@@ -321,6 +321,16 @@ def test_a_sequence_moves_with_commits_whoever_makes_them(played: Played) -> Non
         played.begin(number=3, sequence=1)
 
 
+def test_taking_a_sequence_once_more_and_late_takes_it_from_nobody(played: Played) -> None:
+    played.put(played.book.take("g", "s", "m", 0, 1))
+    id = played.begin(number=1, sequence=1)
+    with pytest.raises(SequenceTakenOver) as late:
+        played.book.take("g", "s", "m", 0, 1)
+    assert late.value.details["epoch"] == 1 and played.state(id) == "open"
+    played.put(played.book.take("g", "s", "m", 0, 2))
+    assert played.state(id) == "rolled_back" and played.book.sequences["g", "s"].epoch == 2
+
+
 def test_one_transaction_of_a_sequence_is_open_at_a_time(played: Played) -> None:
     """The other one, committed later, would set the position back."""
     played.put(played.book.take("g", "s", "m", 0))

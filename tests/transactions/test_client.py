@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from api.calls import Api
 from lsmq import Client, Consumer, TransactionalProducer, TransactionDecided, TransactionInfo
 from lsmq import sync as blocking
 from lsmq._heartbeats import HeartbeatThread
@@ -364,6 +365,27 @@ def test_who_takes_a_sequence_as_its_place_is_found_again_keeps_that(shared_node
             await producer.take("s")
             members = {member["id"] for member in (await producer._group.describe())["members"]}
             assert members == {before, producer.member_id}
+
+    run(work)
+
+
+def test_a_request_to_take_a_sequence_that_comes_once_more_and_late_rolls_nothing_back(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    api = Api(shared_node.url)
+
+    async def work() -> None:
+        async with client_of(shared_node, topic_name) as client, TransactionalProducer(client, topic_name) as producer:
+            await producer.take("s")
+            sequence = await producer.take("s")
+            transaction = sequence.transaction(position="1")
+            await transaction.send(topic_name, "x")
+            path = f"/v1/producer-groups/{topic_name}/sequences/s"
+            late = {"member": producer.member_id, "epoch": sequence._taken.epoch}
+            answer = await asyncio.to_thread(api.call, "POST", path, late, status=409)
+            assert answer.error["code"] == "sequence_taken_over"
+            await transaction.commit()
+            assert await bodies(client, topic_name) == ["x"]
 
     run(work)
 

@@ -113,7 +113,20 @@ SEQUENCE: Schema = object_of(
         "position": text("As the last commit said; null: none has.", null=True),
     }
 )
-TAKE: Schema = object_of({"member": MEMBER_ID})
+TAKE: Schema = object_of(
+    {
+        "member": MEMBER_ID,
+        "epoch": integer(
+            1,
+            2**53 - 1,
+            "The epoch that is to begin, refused where it has begun: so a request that comes late, and once more, does "
+            "nothing. null: the next one.",
+            null=True,
+            default=None,
+        ),
+    },
+    required=("member",),
+)
 
 
 _MESSAGES: Schema = list_of(

@@ -381,7 +381,7 @@ async def describe_producer_group(call: Call) -> web.StreamResponse:
     Content("Where it stands. Whoever had it before can begin no more of it.", schemas.SEQUENCE),
     parameters=(_SEQUENCE,),
     request=Content("Who goes on.", schemas.TAKE),
-    errors=(UnknownProducerMember, TooManyTransactions),
+    errors=(UnknownProducerMember, TooManyTransactions, SequenceTakenOver),
 )
 async def take_sequence(call: Call) -> web.StreamResponse:
     """Go on with a sequence of transactions.
@@ -392,5 +392,5 @@ async def take_sequence(call: Call) -> web.StreamResponse:
     document = await call.checked_document()
     shard, group = await _coordinator(call)
     name = call.path("sequence")
-    taken = await shard.take(group, name, document["member"])
+    taken = await shard.take(group, name, document["member"], document.get("epoch"))
     return answer(call.request, {"sequence": name, "epoch": taken.epoch, "position": taken.position})

@@ -172,14 +172,7 @@ class TransactionBook(Memory):
             return
         known = self.sequences.get((transaction.group, transaction.sequence))
         if known is None or known.epoch != epoch:
-            counts = 0 if known is None else known.epoch
-            raise SequenceTakenOver(
-                f"sequence {transaction.sequence!r} of producer group {transaction.group!r} is at epoch {counts}, not "
-                f"{epoch}: another member goes on with it",
-                group=transaction.group,
-                sequence=transaction.sequence,
-                epoch=counts,
-            )
+            raise _taken_over(transaction.group, transaction.sequence, 0 if known is None else known.epoch, epoch)
         open_ = self._open_in.get((transaction.group, transaction.sequence))
         if open_ is not None:
             raise TooManyTransactions(
@@ -321,13 +314,16 @@ class TransactionBook(Memory):
 
     # Sequences
 
-    def take(self, group: str, name: str, member: str, wall_ms: int) -> BookChange:
+    def take(self, group: str, name: str, member: str, wall_ms: int, epoch: int | None = None) -> BookChange:
         """A member goes on with a sequence: what others have open of it is rolled back, and they can commit no more.
 
-        Raises ``UnknownProducerMember``, ``TooManyTransactions``.
+        ``epoch`` begins, which must not have; the next one, where that is left out. Raises ``UnknownProducerMember``,
+        ``TooManyTransactions``, ``SequenceTakenOver``.
         """
         self._member((group, member))
         known = self.sequences.get((group, name))
+        if known is not None and epoch is not None and epoch <= known.epoch:
+            raise _taken_over(group, name, known.epoch, epoch)
         if known is None and self._sequences_of.get(group, 0) >= MAX_SEQUENCES:
             raise TooManyTransactions(
                 f"producer group {group!r} has {MAX_SEQUENCES} sequences, the limit", group=group, limit=MAX_SEQUENCES
@@ -344,8 +340,8 @@ class TransactionBook(Memory):
                 decided = self.decide(key, TransactionState.ROLLED_BACK, member, wall_ms)
                 plan.transactions |= decided.transactions
                 plan.parts |= decided.parts
-        epoch, position = (0, None) if known is None else (known.epoch, known.position)
-        plan.sequences[group, name] = MemberSequence(epoch + 1, position, member)
+        last, position = (0, None) if known is None else (known.epoch, known.position)
+        plan.sequences[group, name] = MemberSequence(last + 1 if epoch is None else epoch, position, member)
         return plan
 
     def is_held(self, key: RecordKey) -> bool:
@@ -434,4 +430,14 @@ def _decided(transaction: TransactionRecord, what: str) -> TransactionDecided:
         transaction=transaction.id,
         state=transaction.state,
         decided_by=transaction.decided_by,
+    )
+
+
+def _taken_over(group: str, sequence: str, counts: int, epoch: int) -> SequenceTakenOver:
+    return SequenceTakenOver(
+        f"sequence {sequence!r} of producer group {group!r} is at epoch {counts}, not {epoch}: another member goes on "
+        "with it",
+        group=group,
+        sequence=sequence,
+        epoch=counts,
     )

@@ -227,10 +227,10 @@ class ShardTransactions(ShardMachine):
                     checks=transaction.checks,
                 )
 
-    async def take(self, group: str, name: str, member: str) -> MemberSequence:
+    async def take(self, group: str, name: str, member: str, epoch: int | None) -> MemberSequence:
         """See :meth:`TransactionBook.take`. Durable on return."""
         self.check()
-        plan = self.book.take(group, name, member, _wall_ms())
+        plan = self.book.take(group, name, member, _wall_ms(), epoch)
         taken = plan.sequences[group, name]
         await self.done(self._step(plan, partial(self._decided, plan.transactions)))
         assert taken is not None
