@@ -257,3 +257,19 @@ def test_by_a_time_alone_all_messages_of_it_are_found_page_by_page(api: Api, top
         assert pages(api, topic, None, to_ms=stored[4], limit=limit) == ["0", "1", "2", "3"]
         assert pages(api, topic, None, from_ms=0, limit=limit) == all_of_them
     assert pages(api, topic, None, from_ms=stored[2], to_ms=stored[6], queue=2) == ["2"]
+
+
+def test_a_long_queue_is_looked_through_from_the_time_on_that_is_asked_for(api: Api, topic: str) -> None:
+    for _ in range(6):
+        api.send(topic, *({"queue": 1, "body": "old"} for _ in range(1_000)))
+    (last,) = api.read(topic, 1, offset=5_999, max=1).json()["messages"]
+    clock_passes(last["stored_ms"])
+    sent = [api.send(topic, {"queue": queue, "body": f"new {queue}"}).json()["results"][0] for queue in range(QUEUES)]
+    (first,) = api.read(topic, 0, offset=sent[0]["offset"], max=1).json()["messages"]
+    for limit in (1, 3, 100):
+        assert pages(api, topic, None, from_ms=first["stored_ms"], limit=limit) == [f"new {n}" for n in range(QUEUES)]
+    explained = find(api, topic, None, from_ms=first["stored_ms"], explain=1)["explain"]
+    assert sum(each["looked_at"] for each in explained) < 5_000
+    assert len(pages(api, topic, None, from_ms=1, queue=1, limit=1_000)) == 6_001
+    for where in ({}, {"queue": 1}):
+        assert pages(api, topic, None, from_ms=2**50, to_ms=2**51, **where) == []

@@ -68,7 +68,15 @@ async def _in_shard(call: Call, topic: StoredTopic, at: SearchPlace, limit: int,
     shard, *begin = at
     query, form = call.query, answer_format(call.request)
     picks = _picks(query)
-    asked = SearchQuery(topic.id, Picked(picks, exact=True), limit, max_bytes, (begin[0], begin[1]), query["queue"])
+    asked = SearchQuery(
+        topic.id,
+        Picked(picks, exact=True),
+        limit,
+        max_bytes,
+        (begin[0], begin[1]),
+        query["queue"],
+        query["from_ms"] or 0,
+    )
 
     async def here() -> dict[str, Any]:
         found, messages = await call.broker.search(topic, shard, asked, lambda found: _render(found, topic.id, form))

@@ -19,6 +19,8 @@ from .sieve import SIEVED_RECORDS, Picked
 
 #: So many queues are read at once.
 _QUEUES_AT_ONCE = 4_096
+#: A queue with more messages than this is begun where those of the time begin, which is looked up at about their cost.
+_WORTH_A_JUMP = 4_096
 
 #: Queue and offset.
 Place = tuple[int, int]
@@ -28,7 +30,7 @@ Place = tuple[int, int]
 class SearchQuery:
     """Messages of a topic that ``picked`` picks, from a place on: at most ``limit``, about ``max_bytes``.
 
-    ``queue``: in this one alone.
+    ``queue``: in this one alone. ``from_ms``: what was stored before is not picked anyway.
     """
 
     topic_id: int
@@ -37,6 +39,7 @@ class SearchQuery:
     max_bytes: int
     begin: Place = (0, 0)
     queue: int | None = None
+    from_ms: int = 0
 
 
 @dataclass(slots=True)
@@ -66,11 +69,24 @@ def search(queries: Queries, query: SearchQuery) -> SearchFound:
         starts[0] = max(int(starts[0]), query.begin[1])
     active = np.flatnonzero(starts < ends)
     left, left_bytes = query.limit, query.max_bytes
-    for at in range(0, len(active), _QUEUES_AT_ONCE):
+    at = 0
+    while at < len(active):
         if left <= 0 or left_bytes <= 0 or found.looked >= SIEVED_RECORDS:
             found.reached = int(queues[active[at]]), int(starts[active[at]])
             return found
         rows = active[at : at + _QUEUES_AT_ONCE]
+        if query.from_ms:
+            large = np.flatnonzero(ends[rows] - starts[rows] > _WORTH_A_JUMP)[: SIEVED_RECORDS // _WORTH_A_JUMP + 1]
+            if len(large) > SIEVED_RECORDS // _WORTH_A_JUMP:
+                rows, large = rows[: large[-1]], large[:-1]
+            for row in rows[large].tolist():
+                first_of_time = queries.offset_for_time(topic_id, int(queues[row]), query.from_ms)
+                starts[row] = min(max(first_of_time, int(starts[row])), int(ends[row]))
+            found.looked += len(large) * _WORTH_A_JUMP
+        at += len(rows)
+        rows = rows[starts[rows] < ends[rows]]
+        if not len(rows):
+            continue
         own, begins, stops = queues[rows], starts[rows], ends[rows]
         part = queries.read_many(
             topic_id, own, begins, ends=stops, max_records=left, max_bytes=left_bytes, picked=query.picked
