@@ -66,6 +66,10 @@ def test_the_next_time_is_the_first_minute_that_fits(
         ("15 2,3 * * *", "2026-03-29T03:15+02:00", "2026-03-30T02:15+02:00"),
         ("*/20 * * * *", "2026-03-29T01:40+01:00", "2026-03-29T03:00+02:00"),
         ("*/20 * * * *", "2026-03-29T03:00+02:00", "2026-03-29T03:20+02:00"),
+        ("*/20 * * * *", "2026-10-25T02:40+02:00", "2026-10-25T02:00+01:00"),  # by intervals it goes on in both hours
+        ("*/20 * * * *", "2026-10-25T02:00+01:00", "2026-10-25T02:20+01:00"),
+        ("@hourly", "2026-10-25T02:00+02:00", "2026-10-25T02:00+01:00"),
+        ("0-30/10 2 * * *", "2026-10-25T02:30+02:00", "2026-10-26T02:00+01:00"),  # by numbers alone it does not
         ("0 0 29 2 *", "2026-01-01T00:00+01:00", "2028-02-29T00:00+01:00"),
         ("0 0 29 feb *", "2096-03-01T00:00+01:00", "2104-02-29T00:00+01:00"),
         ("0 0 13 * fri", "2026-11-01T00:00+01:00", "2026-11-06T00:00+01:00"),
@@ -85,7 +89,7 @@ def test_by_the_clocks_of_berlin(text: str, after: str, due: str) -> None:
         ("Australia/Lord_Howe", "1,20,35,55 1-3 * * *", "2026-10-03T00:00+10:30", "2026-10-06T00:00+11:00"),
         ("Pacific/Apia", "30 1,23 * * *", "2011-12-28T00:00-10:00", "2012-01-02T00:00+14:00"),  # without the 30th
         ("America/New_York", "59 1,2 * * *", "2026-03-07T00:00-05:00", "2026-03-10T00:00-04:00"),
-        ("Europe/Berlin", "*/7 * * * *", "2026-10-24T00:00+02:00", "2026-10-27T00:00+01:00"),
+        ("Europe/Berlin", "0-59/7 0-23 * * *", "2026-10-24T00:00+02:00", "2026-10-27T00:00+01:00"),
     ],
 )
 def test_each_time_comes_once_also_those_that_clocks_skip(zone: str, text: str, first: str, last: str) -> None:
@@ -100,6 +104,23 @@ def test_each_time_comes_once_also_those_that_clocks_skip(zone: str, text: str, 
     while (now := cron.next_ms(now, own)) < ms(last):
         found.append(now)
     assert found == sorted(expected)
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
+def test_in_a_year_intervals_come_whenever_the_clock_shows_them_and_fixed_times_once_a_day(zone: str) -> None:
+    own = ZoneInfo(zone)
+    start, end = datetime(2026, 1, 1, tzinfo=own).astimezone(UTC), datetime(2027, 1, 1, tzinfo=own).astimezone(UTC)
+
+    def times(text: str) -> list[datetime]:
+        cron, found, now = Cron.parse(text), [], round(start.timestamp() * 1000) - 1
+        while (now := cron.next_ms(now, own)) < end.timestamp() * 1000:
+            found.append(datetime.fromtimestamp(now / 1000, UTC))
+        return found
+
+    assert times("*/15 * * * *") == [start + timedelta(minutes=15 * at) for at in range(365 * 24 * 4)]
+    for text in ("30 2 * * *", "45 1 * * *"):
+        found = times(text)
+        assert len({at.astimezone(own).date() for at in found}) == len(found) == 365
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ Five fields, ``minute hour day-of-month month day-of-week``, each ``*`` or a lis
 Where both days are restricted, one that fits is enough, as crontab(5) has it. ``@hourly``, ``@daily``, ``@weekly``,
 ``@monthly`` and ``@yearly`` stand for what they say.
 
-A time that the clock skips in spring is as much later as it skips; one that it shows twice in autumn counts once, the
-first time.
+A time that the clock skips in spring is as much later as it skips. One that it shows twice in autumn counts once, the
+first time, unless minute or hour begins with ``*``: then it is a matter of intervals, and comes both times, as cron(8)
+has it.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ _FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
 )
 #: The 29th of February is away eight years at most, and forty where it must be on one day of the week.
 _FURTHEST = timedelta(days=41 * 366)
-#: Where the date line was moved, clocks skipped a day.
-_LONGEST_SKIP = timedelta(days=1)
+#: Where the date line was moved, clocks skipped a day, or showed one twice.
+_LONGEST_CHANGE = timedelta(days=1)
 #: Zones that are whatever somebody has set up on a machine: another leader would have other times.
 _OF_EACH_SYSTEM = ("localtime", "posixrules")
 
@@ -68,6 +69,7 @@ class Cron:
     weekdays: frozenset[int]  # Sunday is 0
     any_day: bool
     any_weekday: bool
+    repeats: bool  # Times that the clock shows twice come twice.
 
     @classmethod
     def parse(cls, text: str) -> Cron:
@@ -85,6 +87,7 @@ class Cron:
             frozenset(day % 7 for day in weekdays),
             parts[2].startswith("*"),
             parts[4].startswith("*"),
+            parts[0].startswith("*") or parts[1].startswith("*"),
         )
         if cron._next_local(datetime(2024, 1, 1)) is None:
             raise _wrong(text, "there is no such day")
@@ -95,16 +98,19 @@ class Cron:
         after = datetime.fromtimestamp(after_ms / 1000, UTC)
         local, first = after.astimezone(zone).replace(tzinfo=None), None
         # What the clock would show that was not put forward within a day: of the times that were skipped some may come.
-        unskipped = (after + _offset(after - _LONGEST_SKIP, zone)).replace(tzinfo=None)
+        unskipped = (after + _offset(after - _LONGEST_CHANGE, zone)).replace(tzinfo=None)
         if unskipped < local and _is_skipped(unskipped, zone):
             local = unskipped
+        if self.repeats:  # And what a clock would that was put back already, for what it shows again.
+            local = min(local, (after + _offset(after + _LONGEST_CHANGE, zone)).replace(tzinfo=None))
         while True:
             found = self._next_local(local)
             assert found is not None, "the expression was checked when it was parsed"
-            moment = found.replace(tzinfo=zone).astimezone(UTC)
-            if moment > after and (first is None or moment < first):
-                first = moment
-            if first is not None and not _is_skipped(found, zone):
+            moment, skipped = found.replace(tzinfo=zone).astimezone(UTC), _is_skipped(found, zone)
+            again = found.replace(tzinfo=zone, fold=1).astimezone(UTC) if self.repeats and not skipped else moment
+            coming = [each for each in (first, moment, again) if each is not None and each > after]
+            first = min(coming, default=None)
+            if first is not None and moment > after and not skipped:
                 return round(first.timestamp() * 1000)  # Times that are not skipped come in their order.
             local = found
 
