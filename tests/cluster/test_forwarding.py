@@ -121,6 +121,77 @@ def test_messages_of_one_request_for_many_leaders_are_stored_by_each_and_answere
             assert (found["body"], found["key"]) == (messages[place]["body"], messages[place]["key"])
 
 
+def test_offsets_are_read_committed_and_deleted_over_several_leaders_in_one_request(
+    urls: list[str], topic: str
+) -> None:
+    every = list(range(QUEUES))
+    messages = [{"queue": queue, "body": "x"} for queue in every for _ in range(queue + 4)]
+    assert ask(f"{urls[0]}/v1/topics/{topic}/messages", "POST", {"messages": messages})[0] == 200
+    for at, url in enumerate(urls):
+        base, group = f"{url}/v1/topics/{topic}", f"{url}/v1/groups/{topic}-{at}/offsets"
+        for form, asked in (("", every), ("?queues=5,0-2,4,0", [5, 0, 1, 2, 4, 0])):
+            latest = [queue + 4 for queue in asked]
+            found = {"queues": asked, "earliest": [at] * len(asked), "latest": latest}
+            assert ask(f"{base}/offsets{form}") == (200, found)
+        status, found = ask(f"{base}/offsets?time_ms=0")
+        assert (status, found["at_time"]) == (200, [at] * QUEUES)
+        committed = {"topic": topic, "queues": [4, 0, 2], "offsets": [2, 0, 1]}
+        assert ask(group, "POST", committed) == (200, {"committed": 3})
+        assert ask(f"{group}?topic={topic}&queues=0-5") == (200, {"queues": [0, 2, 4], "offsets": [0, 1, 2]})
+        assert ask(group, "POST", {**committed, "offsets": [0, 0, 0], "reset": True})[0] == 200
+        found = {"queues": [4, 0, 4], "offsets": [0, 0, 0]}
+        assert ask(f"{urls[at - 1]}/v1/groups/{topic}-{at}/offsets?topic={topic}&queues=5,4,0,4") == (200, found)
+        gone = {"queues": every[::-1], "offsets": [at] * QUEUES}
+        assert ask(f"{base}/delete", "POST", gone) == (200, {"deleted": QUEUES})
+        gone = {"queues": every, "offsets": [at + 1] * QUEUES, "before": True}
+        assert ask(f"{base}/delete", "POST", gone) == (200, {"deleted": QUEUES})
+        status, answer = ask(f"{base}/delete", "POST", {"queues": [0, 5], "offsets": [at, 99]})
+        assert (status, answer["error"]["code"], answer["error"]["queue"]) == (416, "offset_out_of_range", 5)
+        for way in ("redirect", "refuse"):
+            assert ask(f"{base}/offsets", Lsmq_Forward=way)[0] == 421
+            assert ask(f"{base}/delete", "POST", gone, Lsmq_Forward=way)[0] == 421
+
+
+def test_receipts_of_several_leaders_are_settled_in_one_request_and_each_is_told_of(
+    urls: list[str], topic: str
+) -> None:
+    every = [{"queue": queue, "body": str(queue)} for queue in range(QUEUES)]
+    for at, url in enumerate(urls):
+        group = f"{url}/v1/groups/{topic}-{at}"
+        assert ask(f"{url}/v1/topics/{topic}/messages", "POST", {"messages": every})[0] == 200
+
+        def popped(group: str = group) -> dict[str, str]:
+            """Receipts by body, asked of all who have some, as an answer says."""
+            path, found = group.removeprefix(url), {}
+            status, answer = ask(f"{group}/pop", "POST", {"topic": topic, "max": 100})
+            assert status == 200 and sorted([*answer["other_leaders"], url]) == sorted(urls)
+            for each in (url, *answer["other_leaders"]):
+                rest = answer if each == url else ask(f"{each}{path}/pop", "POST", {"topic": topic, "max": 100})[1]
+                found |= {message["body"]: message["receipt"] for message in rest["messages"]}
+            return found
+
+        receipts = list(popped().values())
+        assert len(receipts) == QUEUES
+        wanted = {"topic": topic, "receipts": ["none", *receipts[:4], "none", *receipts[4:]]}
+        for what in ({"how": "extend", "visibility_ms": 40_000}, {"how": "nack", "delay_ms": 0}):
+            status, answer = ask(f"{group}/{what.pop('how')}", "POST", {**wanted, **what})
+            assert (status, answer["done"]) == (200, QUEUES)
+            assert [(each["index"], each["code"]) for each in answer["refused"]] == [
+                (0, "unknown_receipt"),
+                (5, "unknown_receipt"),
+            ]
+        again = popped()
+        assert len(again) == QUEUES
+        both = [each for pair in zip(receipts, again.values(), strict=True) for each in pair]
+        status, answer = ask(f"{group}/ack", "POST", {"topic": topic, "receipts": both})
+        assert (status, answer["done"]) == (200, QUEUES)
+        assert [(each["index"], each["code"]) for each in answer["refused"]] == [
+            (place, "receipt_expired") for place in range(0, 2 * QUEUES, 2)
+        ]
+        assert popped() == {}
+        assert ask(f"{group}/ack", "POST", {"topic": topic, "receipts": both}, Lsmq_Forward="refuse")[0] == 421
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_a_group_is_reset_in_all_shards_whichever_node_is_asked(urls: list[str], named: bool) -> None:
     name = next(TOPICS)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from aiohttp import web
+from numpy.typing import NDArray
 
 from lsmq.errors import (
     DiskFull,
@@ -25,6 +26,7 @@ from lsmq_node.storage import StoredTopic
 from . import schemas
 from .arrays import integers
 from .codec import answer
+from .many_queues import write_queues
 from .routing import Call, Content, Routes
 
 ROUTES = Routes("messages")
@@ -39,13 +41,18 @@ ROUTES = Routes("messages")
 async def delete_messages(call: Call) -> web.StreamResponse:
     """Delete messages by queue and offset.
 
-    At the leader of the queues' shards. What was deleted before is no error.
+    Of each shard all of them, or none. What was deleted before is no error.
     """
     topic = await call.topic()
     document = await call.checked_document()
     queues = integers(document["queues"], 4, "queues").astype(np.uint32)
     offsets = integers(document["offsets"], 8, "offsets")
-    await call.broker.delete(DeleteRequest(topic, queues, offsets, document["before"]))
+    call.broker.admission.delete(DeleteRequest(topic, queues, offsets))
+
+    async def delete(some: NDArray[np.uint32], at: NDArray[np.int64]) -> None:
+        await call.broker.delete(DeleteRequest(topic, some, at, document["before"]))
+
+    await write_queues(call, topic, document, (queues, offsets), delete)
     return answer(call.request, {"deleted": len(queues)})
 
 

@@ -11,7 +11,7 @@ where it arrived: origin, host, and its share of memory; limits of the request i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,11 +102,26 @@ def _error_in(answer: PassedBack) -> LsmqError:
 
 @dataclass(frozen=True, slots=True)
 class ShardPart:
-    """What of a request belongs to one shard: done ``here``, or as the msgpack ``body`` of the same operation there."""
+    """What of a request belongs to one shard: done ``here``, or by the same operation there, with this ``body`` in
+    msgpack, or with this ``path`` and query."""
 
     shard: int
     here: Callable[[], Awaitable[dict[str, Any]]]
-    body: Callable[[], bytes]
+    body: Callable[[], bytes] = bytes
+    path: str | None = None
+
+
+def is_split(call: Call, shards: Iterable[int]) -> bool:
+    """Whether what belongs to these shards is to be done at each one's leader, see :func:`each_at_leader`.
+
+    Else the request is one: for this node, for a leader that it goes to as it is, or to be refused.
+    """
+    leaders = [call.broker.topology.leadership(shard) for shard in shards]
+    if call.forward is Forward.REFUSE or len(leaders) < 2 or all(led.here for led in leaders):
+        return False
+    if call.forward is Forward.REDIRECT:  # There is no one node to send the client to.
+        call.forward = Forward.REFUSE
+    return call.forward is Forward.PASS
 
 
 async def each_at_leader(call: Call, parts: Sequence[ShardPart]) -> list[dict[str, Any]]:
@@ -132,8 +147,10 @@ async def _at_leader(call: Call, part: ShardPart) -> dict[str, Any]:
             if shard_to_ask(refusal) is None:
                 raise
     headers = {**_passed_headers(call), "Content-Type": MSGPACK_TYPE, "Accept": MSGPACK_TYPE}
-    passed = PassedOn(call.request.method, call.request.rel_url.raw_path_qs, headers, part.body())
-    return _document(await call.broker.forwarder.at_leader(part.shard, part.here, passed, _refusal_in))
+    method, path = call.request.method, part.path or call.request.rel_url.raw_path_qs
+    passed = PassedOn(method, path, headers, part.body())
+    at_leader = call.broker.forwarder.at_leader
+    return _document(await at_leader(part.shard, part.here, passed, _refusal_in, repeatable=method == "GET"))
 
 
 async def asked_at_leader(

@@ -32,6 +32,7 @@ from lsmq_node.storage import StoredTopic
 from . import group_schemas, schemas
 from .arrays import is_number, parse_ranges
 from .codec import Format, answer, answer_format
+from .many_queues import Columns, read_queues, write_queues
 from .routing import QUEUES, TOPIC, Call, Content, Parameter, Routes
 from .schema import integer, text
 
@@ -86,13 +87,17 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     await check_offsets(call, group, topic, member)
     if (member is None) != (document.get("epoch") is None):
         raise InvalidRequest("member and epoch come together: the generation the member has heard of", field="epoch")
-    if document["reset"]:
-        await reset_offsets(call, group, topic, queues, offsets, member, document.get("epoch", 0))
-    else:
-        call.node.push.committing(group, topic, reset=False)
-        await call.node.groups.commit(
-            group, topic, queues, offsets, reset=False, member=member, epoch=document.get("epoch", 0)
-        )
+    call.broker.admission.queues(topic, queues)
+    epoch = document.get("epoch") or 0
+
+    async def commit(some: NDArray[np.uint32], at: NDArray[np.int64]) -> None:
+        if document["reset"]:
+            await reset_offsets(call, group, topic, some, at, member, epoch)
+        else:
+            call.node.push.committing(group, topic, reset=False)
+            await call.node.groups.commit(group, topic, some, at, reset=False, member=member, epoch=epoch)
+
+    await write_queues(call, topic, document, (queues, offsets), commit)
     return answer(call.request, {"committed": len(queues)})
 
 
@@ -151,10 +156,13 @@ async def get_committed_offsets(call: Call) -> web.StreamResponse:
         slots = normal(parse_runs(query["slots"], "slots"))
         queues, offsets = await call.node.groups.committed_in(group, topic, slots)
         return await call.answer_columns({"queues": queues, "offsets": offsets})
-    queues, offsets = await call.broker.committed_offsets(
-        group, topic, parse_ranges(query["queues"] or "", topic, call.broker.admission)
-    )
-    return await call.answer_columns({"queues": queues, "offsets": offsets})
+
+    async def read(some: NDArray[np.int64]) -> Columns:
+        queues, offsets = await call.broker.committed_offsets(group, topic, some)
+        return {"queues": queues, "offsets": offsets}
+
+    queues = parse_ranges(query["queues"] or "", topic, call.broker.admission)
+    return await call.answer_columns(await read_queues(call, topic, queues, read))
 
 
 @ROUTES.delete("/v1/groups/{group}/offsets", Content("Dropped, durably.", status=204), parameters=(GROUP, _SHARD))

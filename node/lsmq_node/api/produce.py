@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,14 +45,13 @@ from lsmq.queue_names import SEPARATOR, check_queue_name
 from lsmq.record_batch import BatchBuilder, RecordBatch, delayed_id, key_hash, message_id
 from lsmq_node.broker import Broker, ProduceRequest
 from lsmq_node.broker.admission import Admission
-from lsmq_node.config import Forward
 from lsmq_node.storage import Appended, StoredTopic
 from lsmq_node.workers import LoopTurns
 
 from . import schemas
 from .batches import PRODUCER_ERRORS
 from .codec import Format, answer, encode
-from .forwarding import ShardPart, each_at_leader
+from .forwarding import ShardPart, each_at_leader, is_split
 from .routing import Call, Content, Routes
 from .schema import Schema, check
 
@@ -362,10 +361,8 @@ async def send_messages(call: Call) -> web.StreamResponse:
             field="producer",
         )
     parts = packer.parts
-    if call.forward is not Forward.REFUSE and len(parts) > 1 and not _leads_all(broker, parts):
-        if call.forward is Forward.PASS:
-            return answer(call.request, {"results": await _send_to_leaders(call, topic, document, parts)})
-        call.forward = Forward.REFUSE  # There is no one node to send the client to.
+    if is_split(call, parts):
+        return answer(call.request, {"results": await _send_to_leaders(call, topic, document, parts)})
     batches = []
     for shard, part in parts.items():
         packed = part.builder.build(
@@ -422,10 +419,6 @@ def _results(
     for row, due_ms in part.builder.due_times(stored.stored_ms).items():
         results[row].update(offset=None, id=delayed_id(shard, due_ms, results[row]["offset"]), due_ms=due_ms)
     return results
-
-
-def _leads_all(broker: Broker, shards: Iterable[int]) -> bool:
-    return all(broker.topology.leadership(shard).here for shard in shards)
 
 
 async def _send_to_leaders(

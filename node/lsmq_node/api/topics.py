@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from aiohttp import web
+from numpy.typing import NDArray
 
 from lsmq.errors import (
     InvalidRequest,
@@ -31,6 +32,7 @@ from lsmq_node.storage.topic_options import MOVING
 from . import schemas
 from .arrays import parse_ranges
 from .codec import answer
+from .many_queues import Columns, read_queues
 from .pages import PAGE, page
 from .queues import own_options
 from .routing import QUEUES, Call, Content, Parameter, Routes
@@ -240,19 +242,23 @@ async def get_queue(call: Call) -> web.StreamResponse:
     errors=(UnknownTopic, NotLeader, TopicReplaced),
 )
 async def get_offsets(call: Call) -> web.StreamResponse:
-    """Bounds of many queues."""
+    """Bounds of many queues, whichever nodes lead them."""
     query = call.query
     topic = await call.topic()
     queues = parse_ranges(query["queues"] or "", topic, call.broker.admission)
-    earliest, latest = await call.broker.offsets(topic, queues)
-    columns = {"queues": queues, "earliest": earliest, "latest": latest}
-    if query["time_ms"] is not None:
-        if len(queues) > MAX_QUEUES_AT_TIME:
-            raise InvalidRequest(
-                f"queues names {len(queues)} queues, the limit with time_ms is {MAX_QUEUES_AT_TIME} a request; ask in "
-                "parts",
-                field="queues",
-                limit=MAX_QUEUES_AT_TIME,
-            )
-        columns["at_time"] = await call.broker.offsets_for_time(topic, queues, query["time_ms"])
-    return await call.answer_columns(columns)
+    if query["time_ms"] is not None and len(queues) > MAX_QUEUES_AT_TIME:
+        raise InvalidRequest(
+            f"queues names {len(queues)} queues, the limit with time_ms is {MAX_QUEUES_AT_TIME} a request; ask in "
+            "parts",
+            field="queues",
+            limit=MAX_QUEUES_AT_TIME,
+        )
+
+    async def read(some: NDArray[np.int64]) -> Columns:
+        earliest, latest = await call.broker.offsets(topic, some)
+        columns = {"queues": some, "earliest": earliest, "latest": latest}
+        if query["time_ms"] is not None:
+            columns["at_time"] = await call.broker.offsets_for_time(topic, some, query["time_ms"])
+        return columns
+
+    return await call.answer_columns(await read_queues(call, topic, queues, read))

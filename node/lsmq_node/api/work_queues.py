@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -30,13 +31,14 @@ from lsmq_node.storage import StoredTopic
 from lsmq_node.workers import LARGE_BYTES
 from lsmq_node.workqueue import Refusal
 from lsmq_node.workqueue.receipts import DeliveryReceipt, encode_receipt, group_hash
+from lsmq_node.workqueue.service import PlacedReceipts
 from lsmq_node.workqueue.settings import Order
 from lsmq_node.workqueue.shard_work import ShardWork, ShardWorkState, WorkDelivery
 
 from . import work_schemas as schemas
 from .codec import Format, answer, answer_format, encode
 from .filters import filter_of
-from .forwarding import asked_at_leader
+from .forwarding import ShardPart, asked_at_leader, each_at_leader, is_split
 from .rendering import RENDERED_TIMES, render_message
 from .routing import TOPIC, Call, Content, Parameter, Routes
 from .schema import integer, text
@@ -68,8 +70,9 @@ _DESCRIBED = Content("Of the shards meant.", schemas.WORK_QUEUE)
 async def pop_messages(call: Call) -> web.StreamResponse:
     """Take messages to work on.
 
-    At the leaders of the topic's shards. Costs what it returns, not the queues there are. The first pop makes the
-    group, with the mode `work_queue`. With `tag`, `type` or `filter` it takes only what that picks, and looks at about
+    Of the topic's shards that the node leads, unless others are named; `other_leaders` lead the rest, and are to be
+    asked as well. Costs what it returns, not the queues there are. The first pop makes the group, with the mode
+    `work_queue`. With `tag`, `type` or `filter` it takes only what that picks, and looks at about
     160,000 messages at most; what it does not pick stays for others.
     """
     group, document = call.path("group"), await call.checked_document()
@@ -89,7 +92,8 @@ async def pop_messages(call: Call) -> web.StreamResponse:
         hold=call.hold,
     )
     try:
-        popped = await _popped(call, topic, group, found)
+        others = [] if "shards" in document else service.other_leaders(topic)
+        popped = await _popped(call, topic, group, found, {"other_leaders": others} if others else {})
         call.asker.check_again()  # Who may not any more is not given it.
         return popped
     except BaseException:
@@ -97,7 +101,9 @@ async def pop_messages(call: Call) -> web.StreamResponse:
         raise
 
 
-async def _popped(call: Call, topic: StoredTopic, group: str, found: list[WorkDelivery]) -> web.StreamResponse:
+async def _popped(
+    call: Call, topic: StoredTopic, group: str, found: list[WorkDelivery], besides: Mapping[str, Any]
+) -> web.StreamResponse:
     names: Mapping[int, str] = {}
     if topic.named:
         # A delivery of a queue that was deleted meanwhile has no message any more.
@@ -113,7 +119,8 @@ async def _popped(call: Call, topic: StoredTopic, group: str, found: list[WorkDe
     call.hold.resize_made(RENDERED_TIMES * size)
 
     def pack() -> bytes:
-        return encode({"messages": [_message(topic, owner, delivery, form, names) for delivery in found]}, form)
+        messages = [_message(topic, owner, delivery, form, names) for delivery in found]
+        return encode({"messages": messages, **besides}, form)
 
     body = await call.workers.run(pack, large=size >= LARGE_BYTES or len(found) >= _MANY_MESSAGES)
     return web.Response(body=body, headers={"Content-Type": form.value})
@@ -145,21 +152,46 @@ def _message(
 
 
 async def _settle(call: Call, document: dict[str, Any], how: Callable[[ShardWork], How]) -> web.StreamResponse:
-    topic = await call.topic(document["topic"])
-    refusals = await call.node.work.settle(call.path("group"), topic, document["receipts"], how)
-    refused = [
-        {"index": index, "code": refusal.value, "message": _MESSAGES[refusal]}
-        for index, refusal in enumerate(refusals)
-        if refusal is not None
-    ]
-    return answer(call.request, {"done": len(refusals) - len(refused), "refused": refused})
+    """At the leader of each receipt's shard."""
+    group, topic = call.path("group"), await call.topic(document["topic"])
+    work, texts = call.node.work, document["receipts"]
+    placed = work.receipts(group, topic, texts)
+
+    async def settled(some: PlacedReceipts) -> list[dict[str, Any]]:
+        refusals = await work.settle(group, topic, some, how)
+        return [_refused(place, refusal) for place, refusal in refusals.items() if refusal is not None]
+
+    def part(shard: int) -> ShardPart:
+        places = list(placed[shard])
+
+        async def here() -> dict[str, Any]:
+            refused = await settled({shard: placed[shard]})
+            return {"refused": [{**each, "index": places.index(each["index"])} for each in refused]}
+
+        some = {**document, "receipts": [texts[place] for place in places]}
+        return ShardPart(shard, here, lambda: encode(some, Format.MSGPACK))
+
+    known = {place for some in placed.values() for place in some}
+    refused = [_refused(place, Refusal.UNKNOWN) for place in range(len(texts)) if place not in known]
+    if is_split(call, placed):
+        answers = await each_at_leader(call, [part(shard) for shard in placed])
+        for places, found in zip(map(list, placed.values()), answers, strict=True):
+            refused += [{**each, "index": places[each["index"]]} for each in found["refused"]]
+    else:
+        refused += await settled(placed)
+    refused.sort(key=itemgetter("index"))
+    return answer(call.request, {"done": len(texts) - len(refused), "refused": refused})
+
+
+def _refused(place: int, refusal: Refusal) -> dict[str, Any]:
+    return {"index": place, "code": refusal.value, "message": _MESSAGES[refusal]}
 
 
 @ROUTES.post("/v1/groups/{group}/ack", _SETTLED, request=Content("The receipts.", schemas.ACK), errors=_ERRORS)
 async def ack_messages(call: Call) -> web.StreamResponse:
     """Messages are done.
 
-    At the leader of the queues' shards. They never come again.
+    They never come again.
     """
     return await _settle(call, await call.checked_document(), lambda work: work.ledger.ack)
 
@@ -168,8 +200,7 @@ async def ack_messages(call: Call) -> web.StreamResponse:
 async def nack_messages(call: Call) -> web.StreamResponse:
     """Messages are to be delivered again.
 
-    At the leader of the queues' shards. After a delay that doubles with each delivery, or `delay_ms`. The last
-    one makes a dead letter.
+    After a delay that doubles with each delivery, or `delay_ms`. The last one makes a dead letter.
     """
     document = await call.checked_document()
     if document["release"]:
@@ -190,7 +221,7 @@ async def nack_messages(call: Call) -> web.StreamResponse:
 async def extend_messages(call: Call) -> web.StreamResponse:
     """Work takes longer.
 
-    At the leader of the queues' shards. Hidden for so long from now on.
+    Hidden for so long from now on.
     """
     document = await call.checked_document()
     given = document.get("visibility_ms")

@@ -148,8 +148,14 @@ POPPED: Schema = object_of(
                 "additionalProperties": True,
             },
             description="As in reading messages, with what it takes to settle them.",
-        )
-    }
+        ),
+        "other_leaders": list_of(
+            TEXT,
+            "URLs of the nodes that lead the topic's other shards, where `shards` names none: what is there is not in "
+            "this answer.",
+        ),
+    },
+    required=("messages",),
 )
 
 

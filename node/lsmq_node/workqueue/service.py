@@ -31,6 +31,9 @@ _MAX_WORKS = 5_000
 OPERATION = "work_settings"
 _TIMEOUT_S = 5.0
 
+PlacedReceipts = dict[int, dict[int, DeliveryReceipt]]
+"""By shard, and by their places in a request."""
+
 
 class WorkService(MachineService[ShardWork]):
     """One for each node. Loop thread only; ``start`` before anything else, ``stop`` at the end."""
@@ -129,6 +132,11 @@ class WorkService(MachineService[ShardWork]):
                 sent=False,
             )
         return led
+
+    def other_leaders(self, topic: StoredTopic) -> list[str]:
+        """URLs of those that lead shards of the topic, as far as they are known, but for this node."""
+        led = (self.broker.topology.leadership(part.shard) for part in self.broker.ranges(topic))
+        return sorted({leads.url for leads in led if leads.url is not None and not leads.here})
 
     def is_work_queue(self, group: str, topic: StoredTopic) -> bool:
         """Whether a shard at this node has the group's work on the topic."""
@@ -246,30 +254,32 @@ class WorkService(MachineService[ShardWork]):
         with self.broker.waiters.held():
             await self.held.wait([key for work in works for key in ((work.key,), (work.key, wanted))], deadline)
 
+    def receipts(self, group: str, topic: StoredTopic, texts: Sequence[str]) -> PlacedReceipts:
+        """Those that are receipts of the group and topic, with their places among the texts, by shard."""
+        owner, end = group_hash(group), number_end(topic, self.broker.topology.home_shards)
+        found: PlacedReceipts = {}
+        for at, text in enumerate(texts):
+            receipt = decode_receipt(text, owner, topic.id)
+            if receipt is not None and receipt.queue < end:
+                found.setdefault(self.broker.shard_of(topic, receipt.queue), {})[at] = receipt
+        return found
+
     async def settle(
         self,
         group: str,
         topic: StoredTopic,
-        texts: Sequence[str],
+        placed: PlacedReceipts,
         how: Callable[[ShardWork], Callable[[DeliveryReceipt, int], Refusal | None]],
-    ) -> list[Refusal | None]:
-        """What became of each receipt; durable on return. ``how`` chooses what is done with one.
+    ) -> dict[int, Refusal | None]:
+        """What became of each receipt, by its place; durable on return. ``how`` chooses what is done with one.
 
         Raises ``NotLeader``, before anything is done, where one belongs to a shard that is led elsewhere.
         """
-        owner = group_hash(group)
-        receipts = [decode_receipt(text, owner, topic.id) for text in texts]
-        refusals: list[Refusal | None] = [Refusal.UNKNOWN] * len(texts)
-        places: dict[int, list[int]] = {}
-        end = number_end(topic, self.broker.topology.home_shards)
-        for at, receipt in enumerate(receipts):
-            if receipt is not None and receipt.queue < end:
-                places.setdefault(self.broker.shard_of(topic, receipt.queue), []).append(at)
-        works = {shard: await self.work(group, topic, shard) for shard in places}
+        works = {shard: await self.work(group, topic, shard) for shard in placed}
+        refusals: dict[int, Refusal | None] = {}
         for shard, work in works.items():
-            chosen = [receipt for at in places[shard] if (receipt := receipts[at]) is not None]
-            for at, refusal in zip(places[shard], await work.settle(chosen, how(work)), strict=True):
-                refusals[at] = refusal
+            settled = await work.settle(list(placed[shard].values()), how(work))
+            refusals |= zip(placed[shard], settled, strict=True)
         return refusals
 
     # Settings
