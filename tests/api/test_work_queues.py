@@ -307,6 +307,7 @@ def test_bad_requests_name_what_is_wrong(api: Api) -> None:
         ("pop", {"topic": "bad-pops", "max": 0}, "max"),
         ("nack", {"topic": "bad-pops", "receipts": ["x"], "delay_ms": -1}, "delay_ms"),
         ("nack", {"topic": "bad-pops", "receipts": ["x"], "release": True, "reason": "r"}, "release"),
+        ("nack", {"topic": "bad-pops", "receipts": ["x"], "dead_letter": True, "delay_ms": 0}, "delay_ms"),
         ("ack", {"topic": "bad-pops", "receipts": []}, "receipts"),
     ):
         assert work.post(what, document, status=400)["error"]["field"] == field

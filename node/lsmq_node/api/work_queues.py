@@ -203,6 +203,11 @@ async def nack_messages(call: Call) -> web.StreamResponse:
     After a delay that doubles with each delivery, or `delay_ms`. The last one makes a dead letter.
     """
     document = await call.checked_document()
+    if document["dead_letter"] and "delay_ms" in document:
+        raise InvalidRequest(
+            "delay_ms is given beside dead_letter, and a dead letter is not delivered again; leave out one of the two",
+            field="delay_ms",
+        )
     if document["release"]:
         if document.keys() & {"delay_ms", "reason"} or document["dead_letter"]:
             raise InvalidRequest(

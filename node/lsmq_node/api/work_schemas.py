@@ -169,7 +169,7 @@ def _settling(**more: Schema) -> Schema:
 
 ACK: Schema = _settling()
 NACK: Schema = _settling(
-    delay_ms=DELAY,
+    delay_ms={**DELAY, "description": DELAY["description"] + " Not with `dead_letter`."},
     reason=text("Kept with a dead letter.", maxLength=_MAX_REASON),
     dead_letter=flag("Do not try again.", default=False),
     release=flag("It was not looked at: the delivery does not count.", default=False),
