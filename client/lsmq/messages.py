@@ -22,6 +22,7 @@ MAX_DEDUPE_ID_BYTES = 255
 MAX_TTL_MS = 3653 * 86_400_000
 #: Ten years: a message can be delayed so long at most. In a record, what is not above it is a delay, the rest a time.
 MAX_DELAY_MS = 3653 * 86_400_000
+AS_SECONDS = "which are seconds since 1970, it seems; give milliseconds, a thousand times as many"
 #: No time in a record is later: neither when it is due nor when it expires, milliseconds since 1970.
 LAST_DUE_MS = (1 << 44) - 1
 _SHOWN = 40
@@ -112,6 +113,11 @@ def dedupe_hash(dedupe_id: str) -> int:
             limit=MAX_DEDUPE_ID_BYTES,
         )
     return xxhash.xxh3_128_intdigest(raw) or 1
+
+
+def is_seconds(time_ms: object) -> bool:
+    """Whether it can only be a time in seconds: of 2001 to 2286, where milliseconds are of January to April 1970."""
+    return type(time_ms) is int and 10**9 <= time_ms < 10**10
 
 
 def check_not_later(due_ms: int) -> None:
@@ -333,7 +339,7 @@ def check_ttl(ttl_ms: object) -> None:
     """Raises ``InvalidRequest`` unless it is a time to live that a record can hold."""
     if type(ttl_ms) is not int or not 1 <= ttl_ms <= MAX_TTL_MS:
         raise InvalidRequest(
-            f"ttl_ms is {_named(ttl_ms)}; it must be a whole number of milliseconds from 1 to {MAX_TTL_MS} (ten "
+            f"ttl_ms is {_numbered(ttl_ms)}; it must be a whole number of milliseconds from 1 to {MAX_TTL_MS} (ten "
             "years): leave it out for a message that does not expire",
             field="ttl_ms",
             limit=MAX_TTL_MS,
@@ -354,8 +360,9 @@ def expiry_value(ttl_ms: object, expires_at_ms: object, due_ms: int, now_ms: int
         raise InvalidRequest("expires_at_ms is given beside ttl_ms; give one of the two", field="expires_at_ms")
     if type(expires_at_ms) is not int or not now_ms < expires_at_ms <= now_ms + MAX_TTL_MS:
         late = type(expires_at_ms) is int and expires_at_ms <= now_ms
+        how = f", {AS_SECONDS}" if is_seconds(expires_at_ms) else ", which is over" if late else ""
         raise InvalidRequest(
-            f"expires_at_ms is {_named(expires_at_ms)}{', which is over' if late else ''}; it must be a moment from "
+            f"expires_at_ms is {_numbered(expires_at_ms)}{how}; it must be a moment from "
             f"{now_ms + 1} to {now_ms + MAX_TTL_MS}, milliseconds since 1970, by the clock here: not over yet, and "
             "within ten years",
             field="expires_at_ms",
@@ -413,6 +420,11 @@ def _named(value: object) -> str:
     return f"{text if len(text) <= _SHOWN else text[:_SHOWN] + '...'} of type {type(value).__name__}"
 
 
+def _numbered(value: object) -> str:
+    """:func:`_named` of what must be a whole number: of one it is said alone."""
+    return _named(value).removesuffix(" of type int")
+
+
 def priority_value(priority: int, subpriority: int) -> int:
     """Both as ``PRIORITY`` has them: the lower byte is the priority, the upper one the subpriority.
 
@@ -455,9 +467,11 @@ def due_value(delay_ms: object, deliver_at_ms: object, now_ms: int) -> int:
     """
     for name, value in (("delay_ms", delay_ms), ("deliver_at_ms", deliver_at_ms)):
         if value is not None and (type(value) is not int or value < 0):
-            raise InvalidRequest(f"{name} is {_named(value)}; it must be a whole number, 0 or more", field=name)
+            raise InvalidRequest(f"{name} is {_numbered(value)}; it must be a whole number, 0 or more", field=name)
     if delay_ms and deliver_at_ms:
         raise InvalidRequest("delay_ms is given beside deliver_at_ms; give one of the two", field="delay_ms")
+    if is_seconds(deliver_at_ms):
+        raise InvalidRequest(f"deliver_at_ms is {deliver_at_ms}, {AS_SECONDS}", field="deliver_at_ms")
     delay, at = int(delay_ms or 0), int(deliver_at_ms or 0)  # type: ignore[call-overload]  # Checked above.
     if delay > MAX_DELAY_MS or at > now_ms + MAX_DELAY_MS:
         name, limit = ("delay_ms", MAX_DELAY_MS) if delay else ("deliver_at_ms", now_ms + MAX_DELAY_MS)

@@ -66,7 +66,12 @@ def test_a_message_says_until_when_it_is_delivered_and_how_it_ranks_in_a_priorit
         ({"expires_at_ms": 1_700_000_000_000}, "expires_at_ms", "which is over"),
         ({"expires_at_ms": 1}, "expires_at_ms", "which is over"),
         ({"expires_at_ms": 1 << 43}, "expires_at_ms", "within ten years"),
-        ({"expires_at_ms": "tomorrow"}, "expires_at_ms", "must be a moment"),
+        ({"expires_at_ms": "tomorrow"}, "expires_at_ms", "expires_at_ms is text; it must be an integer or null"),
+        ({"expires_at_ms": 1_900_000_000}, "expires_at_ms", "seconds since 1970"),
+        ({"deliver_at_ms": 1_900_000_000}, "deliver_at_ms", "give milliseconds, a thousand times as many"),
+        ({"expires_at_ms": -1}, "expires_at_ms", "expires_at_ms is -1, which is over"),
+        ({"ttl_ms": 1.5}, "ttl_ms", "ttl_ms is a number; it must be an integer or null"),
+        ({"dedupe_id": 5}, "dedupe_id", "dedupe_id is an integer; it must be text or null"),
         ({"expires_at_ms": 1_900_000_000_000, "ttl_ms": 5}, "expires_at_ms", "one of the two"),
         ({"expires_at_ms": 1_900_000_000_000, "deliver_at_ms": 1_900_000_000_000}, "expires_at_ms", "expire later"),
         ({"subpriority": 256}, "subpriority", "255"),
@@ -77,7 +82,7 @@ def test_a_message_says_until_when_it_is_delivered_and_how_it_ranks_in_a_priorit
 def test_a_moment_or_a_rank_that_cannot_be_is_refused_by_name(
     api: Api, topic_name: str, fields: dict[str, Any], name: str, says: str
 ) -> None:
-    api.create(topic_name, 1)
+    api.create(topic_name, 1, dedupe_window_ms=1_000)
     error = api.send(topic_name, {"body": "x"}, {"body": "y", **fields}, status=400).error
     assert error["field"] == f"messages[1].{name}" and says in error["message"]
     assert api.bodies(topic_name, 0) == []

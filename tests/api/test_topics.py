@@ -112,7 +112,7 @@ def test_an_illegal_name_is_refused_with_the_legal_form(api: Api, name: str) -> 
         ({"queues": 0}, "queues is 0; the least it may be is 1"),
         ({"queues": 16_000_001}, "queues is 16000001; the limit is 16000000"),
         ({"queues": "4"}, "queues is '4'; it must be an integer from 1 or 'named'"),
-        ({"queues": True}, "queues is True; it must be an integer from 1 or 'named'"),
+        ({"queues": True}, "queues is true; it must be an integer from 1 or 'named'"),
         ({"queues": 4, "retention": 1}, "retention is not known; the fields are queues, retention_ms"),
         ({"queues": 4, "ack": "all"}, "ack is 'all'; it must be one of 'quorum', 'leader'"),
         ({"queues": 4, "retention_ms": 0}, "retention_ms is 0; the least it may be is 1"),

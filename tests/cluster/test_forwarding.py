@@ -152,25 +152,23 @@ def test_offsets_are_read_committed_and_deleted_over_several_leaders_in_one_requ
             assert ask(f"{base}/delete", "POST", gone, Lsmq_Forward=way)[0] == 421
 
 
+def popped(url: str, urls: list[str], group: str, topic: str) -> list[str]:
+    """Receipts, of the node and of all others that its answer says to ask."""
+    wanted = f"/v1/groups/{group}/pop", "POST", {"topic": topic, "max": 100}
+    status, answer = ask(url + wanted[0], *wanted[1:])
+    assert status == 200 and sorted([*answer["other_leaders"], url]) == sorted(urls)
+    rest = [ask(each + wanted[0], *wanted[1:])[1] for each in answer["other_leaders"]]
+    return [message["receipt"] for found in (answer, *rest) for message in found["messages"]]
+
+
 def test_receipts_of_several_leaders_are_settled_in_one_request_and_each_is_told_of(
     urls: list[str], topic: str
 ) -> None:
     every = [{"queue": queue, "body": str(queue)} for queue in range(QUEUES)]
+    assert ask(f"{urls[0]}/v1/topics/{topic}/messages", "POST", {"messages": every})[0] == 200
     for at, url in enumerate(urls):
         group = f"{url}/v1/groups/{topic}-{at}"
-        assert ask(f"{url}/v1/topics/{topic}/messages", "POST", {"messages": every})[0] == 200
-
-        def popped(group: str = group) -> dict[str, str]:
-            """Receipts by body, asked of all who have some, as an answer says."""
-            path, found = group.removeprefix(url), {}
-            status, answer = ask(f"{group}/pop", "POST", {"topic": topic, "max": 100})
-            assert status == 200 and sorted([*answer["other_leaders"], url]) == sorted(urls)
-            for each in (url, *answer["other_leaders"]):
-                rest = answer if each == url else ask(f"{each}{path}/pop", "POST", {"topic": topic, "max": 100})[1]
-                found |= {message["body"]: message["receipt"] for message in rest["messages"]}
-            return found
-
-        receipts = list(popped().values())
+        receipts = popped(url, urls, f"{topic}-{at}", topic)
         assert len(receipts) == QUEUES
         wanted = {"topic": topic, "receipts": ["none", *receipts[:4], "none", *receipts[4:]]}
         for what in ({"how": "extend", "visibility_ms": 40_000}, {"how": "nack", "delay_ms": 0}):
@@ -180,15 +178,15 @@ def test_receipts_of_several_leaders_are_settled_in_one_request_and_each_is_told
                 (0, "unknown_receipt"),
                 (5, "unknown_receipt"),
             ]
-        again = popped()
+        again = popped(url, urls, f"{topic}-{at}", topic)
         assert len(again) == QUEUES
-        both = [each for pair in zip(receipts, again.values(), strict=True) for each in pair]
+        both = [each for pair in zip(receipts, again, strict=True) for each in pair]
         status, answer = ask(f"{group}/ack", "POST", {"topic": topic, "receipts": both})
         assert (status, answer["done"]) == (200, QUEUES)
         assert [(each["index"], each["code"]) for each in answer["refused"]] == [
             (place, "receipt_expired") for place in range(0, 2 * QUEUES, 2)
         ]
-        assert popped() == {}
+        assert popped(url, urls, f"{topic}-{at}", topic) == []
         assert ask(f"{group}/ack", "POST", {"topic": topic, "receipts": both}, Lsmq_Forward="refuse")[0] == 421
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lsmq.messages import LAST_DUE_MS, MAX_DELAY_MS
 
-from .schema import Limit, Schema, integer, list_of, object_of, text
+from .schema import Limit, Schema, integer, list_of, object_of, text, time_ms
 from .schemas import DUE_MS, MESSAGE, QUEUE
 
 ID: Schema = text("Id of a delayed message.", maxLength=32)
@@ -20,7 +20,7 @@ CANCELLED: Schema = object_of({"cancelled": ID})
 RESCHEDULE: Schema = object_of(
     {
         "delay_ms": integer(0, MAX_DELAY_MS, "So long after now; 0 for at once."),
-        "deliver_at_ms": integer(0, LAST_DUE_MS, "In place of `delay_ms`: when, milliseconds since 1970."),
+        "deliver_at_ms": time_ms(0, LAST_DUE_MS, "In place of `delay_ms`: when, milliseconds since 1970."),
     },
     required=(),
 )

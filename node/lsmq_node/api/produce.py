@@ -158,6 +158,8 @@ class Packer:
         """The hash of the message's deduplication id."""
         path = f"messages[{index}].dedupe_id"
         self._broker.admission.dedupe_ids(self._topic, path)
+        if type(message["dedupe_id"]) is not str:
+            self._explain(index, message)
         try:
             return dedupe_hash(message["dedupe_id"])
         except InvalidRequest as error:
@@ -183,6 +185,9 @@ class Packer:
 
     def _expires(self, index: int, message: dict[str, Any], due_ms: int) -> int:
         """As the column has it: a time to live, or a moment; 0 for never."""
+        for name in ("ttl_ms", "expires_at_ms"):
+            if type(message.get(name)) is not int:
+                check(message.get(name), _FIELDS[name], f"messages[{index}].{name}")
         try:
             return expiry_value(message.get("ttl_ms"), message.get("expires_at_ms"), due_ms, runtime.wall_ms())
         except InvalidRequest as error:

@@ -2,8 +2,8 @@
 
 Only the keywords the API uses are known: ``type``, ``enum``, ``anyOf``, ``minimum``, ``maximum``,
 ``minLength``, ``maxLength``, ``pattern``, ``minItems``, ``maxItems``, ``items``, ``properties``,
-``required`` and ``additionalProperties``. One keyword is ours: ``x-lsmq-bin`` marks text that msgpack may
-send as bin.
+``required`` and ``additionalProperties``. Two keywords are ours: ``x-lsmq-bin`` marks text that msgpack may
+send as bin, and ``x-lsmq-time`` a time in milliseconds since 1970, which is refused where it can only be seconds.
 
 Not supported: ``$ref`` (schemas are Python objects and hold each other), formats.
 """
@@ -17,11 +17,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lsmq.errors import InvalidRequest
+from lsmq.messages import AS_SECONDS, is_seconds
 from lsmq_node.config import NodeConfig
 
 Schema = Mapping[str, Any]
 
 BIN = "x-lsmq-bin"
+TIME = "x-lsmq-time"
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
@@ -73,6 +75,11 @@ def integer(
     return _described({"type": ["integer", "null"] if null else "integer", **given, **rest}, description)
 
 
+def time_ms(minimum: int, maximum: int, description: str | Said | None = None, *, null: bool = False) -> dict[str, Any]:
+    """Milliseconds since 1970."""
+    return integer(minimum, maximum, description, null=null, **{TIME: True})
+
+
 def text(description: str | None = None, *, null: bool = False, or_bin: bool = False, **rest: Any) -> dict[str, Any]:
     """``or_bin``: msgpack may send it as bin."""
     marks = {BIN: True} if or_bin else {}
@@ -111,7 +118,7 @@ def check(value: Any, schema: Schema, path: str) -> None:
     if "enum" in schema:
         # 1 is not true here.
         if not any(value == each and isinstance(value, bool) is isinstance(each, bool) for each in schema["enum"]):
-            choices = ", ".join(repr(str(each) if isinstance(each, str) else each) for each in schema["enum"])
+            choices = ", ".join(map(_shown, schema["enum"]))
             _refuse(path, f"is {_shown(value)}; it must be one of {choices}")
         return
     if "type" in schema and not _is_of(value, schema):
@@ -180,6 +187,8 @@ def _check_number(value: float, schema: Schema, path: str) -> None:
         _refuse(path, f"is {value}; the least it may be is {schema['minimum']}")
     if "maximum" in schema and value > schema["maximum"]:
         _refuse(path, f"is {value}; the limit is {schema['maximum']}")
+    if schema.get(TIME) and is_seconds(value):
+        _refuse(path, f"is {value}, {AS_SECONDS}")
 
 
 def _check_text(value: str | bytes, schema: Schema, path: str) -> None:
@@ -228,7 +237,9 @@ def _refuse_unknown(path: str, properties: Mapping[str, Schema]) -> None:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = repr(str(value) if isinstance(value, str) else value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
@@ -251,6 +262,6 @@ def _article(kind: str | list[str]) -> str:
 
 def _option(option: Schema) -> str:
     if "enum" in option:
-        return " or ".join(repr(choice) for choice in option["enum"])
+        return " or ".join(map(_shown, option["enum"]))
     text = _article(option["type"])
     return f"{text} from {option['minimum']}" if "minimum" in option else text

@@ -10,7 +10,7 @@ from lsmq_node.storage.producers import LAST_EPOCH, LAST_SEQUENCE
 from lsmq_node.storage.queue_options import UNLIMITED
 from lsmq_node.storage.topic_options import MAX_WINDOW_MS
 
-from .schema import Limit, Said, Schema, flag, integer, list_of, object_of, text
+from .schema import Limit, Said, Schema, flag, integer, list_of, object_of, text, time_ms
 
 TEXT: Schema = text()
 COUNT: Schema = integer(0)
@@ -28,7 +28,7 @@ FLUSH: Schema = {
     "description": "When a replica counts as having the message: once it is on its disk, or once it is written, and on "
     "the disk within `flush_interval_ms`. Where neither request nor topic says so, the node's `flush_mode` does.",
 }
-TIME_MS: Schema = integer(0, 2**63 - 1)
+TIME_MS: Schema = time_ms(0, 2**63 - 1)
 #: Of several topics, in one request.
 _MAX_BATCHES = 1_000
 
@@ -390,7 +390,7 @@ MESSAGE_TO_SEND: Schema = object_of(
         "priority": integer(0, MAX_PRIORITY, default=0),
         "subpriority": integer(0, MAX_PRIORITY, "Decides between messages of one priority.", default=0),
         "ttl_ms": TTL_MS,
-        "expires_at_ms": integer(
+        "expires_at_ms": time_ms(
             1,
             LAST_DUE_MS,
             "In place of `ttl_ms`: from when on it is not delivered, milliseconds since 1970; not over yet.",
@@ -402,7 +402,7 @@ MESSAGE_TO_SEND: Schema = object_of(
             "The message comes into its queue so long after it was stored: see docs/delayed-messages.md.",
             default=0,
         ),
-        "deliver_at_ms": integer(
+        "deliver_at_ms": time_ms(
             0,
             LAST_DUE_MS,
             "In place of `delay_ms`: when it comes, milliseconds since 1970; at once where that has passed.",

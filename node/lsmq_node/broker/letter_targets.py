@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lsmq.errors import InvalidRequest, UnknownTopic
+from lsmq.errors import InvalidRequest, InvalidTopicName, UnknownTopic
 from lsmq_node.storage import StoredTopic, TopicOptions
 from lsmq_node.storage.state import check_topic_name
 from lsmq_node.storage.topic_options import MOVING
@@ -26,7 +26,10 @@ def check_moving(broker: Broker, name: str, options: TopicOptions) -> None:
 
 def check_letters(broker: Broker, name: str, option: str, target: str) -> None:
     """:func:`check_moving` from the topic ``name`` to ``target``, which ``option`` says."""
-    check_topic_name(target)
+    try:
+        check_topic_name(target)
+    except InvalidTopicName as error:
+        raise InvalidTopicName(f"{option}: {error.message}", **{**error.details, "field": option}) from error
     known = broker.topology.topics.find(target)
     if known is not None:
         check_target(broker, known, option)

@@ -171,6 +171,7 @@ class Quota:
             "goes; none of them is stored. Send fewer at a time, or raise the limit",
             topic=name,
             option=option,
+            field=option,
             limit=limit,
             size=size,
             **where,
@@ -189,6 +190,7 @@ class Quota:
             topic=name,
             limit=limit,
             option=option,
+            field=option,
             held=held,
             **where,
         )

@@ -86,25 +86,32 @@ class TopicOptions:
         known = [item.name for item in fields(cls)]
         for name in values:
             if name not in known:
-                raise InvalidRequest(f"unknown topic option {name!r}; there are: {', '.join(known)}", option=name)
+                raise InvalidRequest(
+                    f"unknown topic option {name!r}; there are: {', '.join(known)}", option=name, field=name
+                )
         for name in _WHOLE_NUMBERS:
             value = values.get(name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise InvalidRequest(f"topic option {name} must be a whole number above 0, not {value!r}", option=name)
+                raise InvalidRequest(
+                    f"topic option {name} must be a whole number above 0, not {value!r}", option=name, field=name
+                )
         for name, choices in _CHOICES.items():
             value = values.get(name, choices[0])
             if value not in choices:
                 allowed = " or ".join(map(repr, choices))
-                raise InvalidRequest(f"topic option {name} must be {allowed}, not {value!r}", option=name)
+                raise InvalidRequest(f"topic option {name} must be {allowed}, not {value!r}", option=name, field=name)
         for name in MOVING:
             if values.get(name) is not None and not isinstance(values[name], str):
-                raise InvalidRequest(f"topic option {name} must be the name of a topic", option=name)
+                raise InvalidRequest(f"topic option {name} must be the name of a topic", option=name, field=name)
         if not isinstance(values.get("delete_consumed", False), bool):
-            raise InvalidRequest("topic option delete_consumed must be true or false", option="delete_consumed")
+            raise InvalidRequest(
+                "topic option delete_consumed must be true or false", option="delete_consumed", field="delete_consumed"
+            )
         if values.get("delete_retention_ms") is not None and values.get("cleanup") != "compact":
             raise InvalidRequest(
                 "topic option delete_retention_ms is for compacted topics: set cleanup to 'compact' as well",
                 option="delete_retention_ms",
+                field="delete_retention_ms",
             )
         options = cls(**{**values, "dedupe_window_ms": _window(values.get("dedupe_window_ms"))})
         options._check_named()
@@ -114,6 +121,7 @@ class TopicOptions:
                 f"dropped_to is for topics that drop what they had, and overflow is {options.overflow!r}: what is "
                 "refused or dropped at once the producer is told. Set overflow to 'drop_oldest' as well",
                 option="dropped_to",
+                field="dropped_to",
             )
         return options
 
@@ -126,12 +134,14 @@ class TopicOptions:
                     f"overflow {self.overflow!r} is for queue_max_messages alone, and {name} is {getattr(self, name)}; "
                     "leave it out, or let the oldest or newest go",
                     option=name,
+                    field=name,
                 )
         if self.queue_max_messages is not None and self.queue_max_messages > MAX_RANKED:
             raise InvalidRequest(
                 f"queue_max_messages is {self.queue_max_messages}; with overflow {self.overflow!r}, for which queues "
                 f"are looked through, it may be {MAX_RANKED} at most",
                 option="queue_max_messages",
+                field="queue_max_messages",
                 limit=MAX_RANKED,
             )
 
@@ -140,11 +150,13 @@ class TopicOptions:
             raise InvalidRequest(
                 "key_queues says how many queues keys are spread over; in a named topic each message names its queue",
                 option="key_queues",
+                field="key_queues",
             )
         if self.forget_empty_ms is not None and not self.named:
             raise InvalidRequest(
                 "forget_empty_ms is for topics with named queues; create the topic with queues 'named'",
                 option="forget_empty_ms",
+                field="forget_empty_ms",
             )
 
     @property
@@ -213,6 +225,7 @@ def _window(value: Any) -> int | str | None:
     raise InvalidRequest(
         f"topic option dedupe_window_ms must be 0 to {MAX_WINDOW_MS} milliseconds, or {FOREVER!r}, not {value!r}",
         option="dedupe_window_ms",
+        field="dedupe_window_ms",
         limit=MAX_WINDOW_MS,
     )
 
