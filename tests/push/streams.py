@@ -94,7 +94,7 @@ async def held(
         async with aiohttp.ClientSession(connector=connector) as session:
             params = {"topic": topic, **{name: str(value) for name, value in query.items()}}
             path = f"{url}/v1/groups/{group}/push"
-            async with session.ws_connect(path, params=params, protocols=(protocol,), origin=origin) as socket:
+            async with session.ws_connect(path, params=params, protocols=protocol.split(), origin=origin) as socket:
                 yield HeldStream(socket)
     finally:
         await sockets.closed()

@@ -388,6 +388,21 @@ async def test_others_do_not_commit_for_a_group_with_streams_unless_they_reset_i
         assert offsets(await stream.messages(2)) == [(0, 0), (0, 1)]
 
 
+async def test_a_websocket_of_an_unknown_subprotocol_is_refused_and_without_one_it_is_json(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    api = Api(shared_node.url)
+    headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+    headers |= {"Sec-WebSocket-Key": "MDEyMzQ1Njc4OWFiY2RlZg==", "Sec-WebSocket-Protocol": "mqtt, lsmq.xml"}
+    api.create(topic_name, 1)
+    path = f"/v1/groups/pushed/push?topic={topic_name}"
+    refused = await asyncio.to_thread(api.call, "GET", path, headers=headers, status=400)
+    assert refused.error["field"] == "Sec-WebSocket-Protocol" and "lsmq.json" in refused.error["message"]
+    async with held(shared_node.url, topic_name, protocol="") as stream:
+        await stream.owns([0, 1])
+        assert stream.socket.protocol is None
+
+
 async def test_streams_of_a_deleted_topic_end(api: Api, shared_node: NodeProcess, topic_name: str) -> None:
     async with held(shared_node.url, topic_name) as stream:
         await stream.owns([0, 4])

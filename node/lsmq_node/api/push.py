@@ -33,6 +33,7 @@ _MAX_FRAME_BYTES = 512 * 1024  # of the subscriber's: room for the most acknowle
 _WRITE_BUFFER_BYTES = 16 * 1024
 _SEND_BUFFER_BYTES = 128 * 1024  # The system would take megabytes for a consumer that does not read.
 _RETRY_MS = 1_000
+_SHOWN = 100
 _MODES = {"clustered": Mode.PUSH, "broadcast": Mode.BROADCAST}
 
 ROUTES = Routes("push")
@@ -77,6 +78,17 @@ _PARAMETERS = (
 )
 
 
+def _check_protocol(request: web.Request) -> None:
+    """Raises ``InvalidRequest`` where subprotocols are asked for, and none of them is ours."""
+    asked = ",".join(request.headers.getall("Sec-WebSocket-Protocol", ()))
+    if asked and not {name.strip() for name in asked.split(",")} & {JSON_PROTOCOL, MSGPACK_PROTOCOL}:
+        raise InvalidRequest(
+            f"Sec-WebSocket-Protocol is {asked[:_SHOWN]!r}; ask for {JSON_PROTOCOL} or {MSGPACK_PROTOCOL}, or leave it "
+            f"out, which is {JSON_PROTOCOL}",
+            field="Sec-WebSocket-Protocol",
+        )
+
+
 @ROUTES.get(
     _PATH,
     Content("A WebSocket, with the subprotocol `lsmq.json` or `lsmq.msgpack`.", status=101),
@@ -91,6 +103,7 @@ async def push(call: Call) -> web.StreamResponse:
     docs/push.md describes what goes over it. On a WebSocket errors are told in its last frame.
     """
     request = call.request
+    _check_protocol(request)
     websocket = web.WebSocketResponse(
         protocols=(JSON_PROTOCOL, MSGPACK_PROTOCOL),
         autoping=False,
