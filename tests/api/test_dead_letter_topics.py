@@ -165,3 +165,26 @@ def test_the_topic_with_the_longest_name_is_not_that_of_its_own_dead_letters(tmp
         assert (await session.put("/v1/groups/g/work-queue", json=settings)).status == 200
 
     with_node(tmp_path, test)
+
+
+def test_dead_letters_of_a_group_that_would_come_back_over_its_own_work_are_refused(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        async def configure(topic: str, dead_letter: str | None, group: str = "g") -> tuple[int, str]:
+            document = {"topic": topic, "dead_letter": dead_letter}
+            answer = await session.put(f"/v1/groups/{group}/work-queue", json=document)
+            found = await answer.json()
+            return answer.status, found["error"]["message"] if answer.status >= 400 else ""
+
+        for topic in ("a", "b", "c"):
+            await session.put(f"/v1/topics/{topic}", json={"queues": 1})
+        assert (await configure("a", "b"))[0] == (await configure("b", "c"))[0] == 200
+        status, message = await configure("c", "a")
+        assert status == 400 and "c to a to b to c" in message
+        assert (await configure("a", "a"))[0] == 400
+        assert (await configure("c", "a", "another"))[0] == 200
+        assert (await configure("b", None))[0] == (await configure("c", "a"))[0] == 200
+        assert (await session.patch("/v1/topics/a", json={"expired_to": "b"})).status == 200
+        status, message = await configure("b", "c")
+        assert status == 400 and "b to c to a to b" in message
+
+    with_node(tmp_path, test)

@@ -3,6 +3,7 @@ that a letter is stored in the shard that its message comes from, in one piece o
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from lsmq.errors import InvalidRequest, InvalidTopicName, UnknownTopic
@@ -24,8 +25,17 @@ def check_moving(broker: Broker, name: str, options: TopicOptions) -> None:
         check_letters(broker, name, option, target)
 
 
-def check_letters(broker: Broker, name: str, option: str, target: str) -> None:
-    """:func:`check_moving` from the topic ``name`` to ``target``, which ``option`` says."""
+def check_letters(
+    broker: Broker,
+    name: str,
+    option: str,
+    target: str,
+    besides: Callable[[StoredTopic], Iterable[str]] = lambda topic: (),
+) -> None:
+    """:func:`check_moving` from the topic ``name`` to ``target``, which ``option`` says.
+
+    ``besides``: where else messages of a topic go than its options say.
+    """
     try:
         check_topic_name(target)
     except InvalidTopicName as error:
@@ -33,7 +43,7 @@ def check_letters(broker: Broker, name: str, option: str, target: str) -> None:
     known = broker.topology.topics.find(target)
     if known is not None:
         check_target(broker, known, option)
-    way = _way_back(broker, name, (name, target))
+    way = _way_back(broker, name, (name, target), besides)
     if way is not None:
         raise InvalidRequest(
             f"{option} is {target!r}, and what is moved there would come back to where it was: {' to '.join(way)}; "
@@ -47,7 +57,9 @@ def _targets(options: TopicOptions) -> list[tuple[str, str]]:
     return [(option, target) for option in MOVING if (target := getattr(options, option)) is not None]
 
 
-def _way_back(broker: Broker, name: str, way: tuple[str, ...]) -> tuple[str, ...] | None:
+def _way_back(
+    broker: Broker, name: str, way: tuple[str, ...], besides: Callable[[StoredTopic], Iterable[str]]
+) -> tuple[str, ...] | None:
     """On from the end of ``way``, which messages are moved along, to where it began; None where they do not come."""
     seen, ways = {way[-1]}, [way]
     while ways:
@@ -55,7 +67,9 @@ def _way_back(broker: Broker, name: str, way: tuple[str, ...]) -> tuple[str, ...
         if way[-1] == name:
             return way
         known = broker.topology.topics.find(way[-1])
-        for _, target in () if known is None else _targets(known.options):
+        if known is None:
+            continue
+        for target in (*(target for _, target in _targets(known.options)), *besides(known)):
             if target not in seen:
                 seen.add(target)
                 ways.append((*way, target))

@@ -298,11 +298,21 @@ class WorkService(MachineService[ShardWork]):
                 "(fair_by)",
                 field="weights",
             )
-        check_letters(self.broker, topic.name, "dead_letter", settings.dead_letter_topic(topic.name))
+        letters = partial(self._letters_of, group)
+        check_letters(self.broker, topic.name, "dead_letter", settings.dead_letter_topic(topic.name), letters)
         works = [await self.work(group, topic, shard) for shard in shards]
         for work in works:
             await work.put_settings(given)
         return [await self.work(group, topic, shard) for shard in shards]
+
+    def _letters_of(self, group: str, topic: StoredTopic) -> set[str]:
+        """Where dead letters of the group's work on a topic go, as far as shards at this node know."""
+        key, found = prefix(group, topic.id) + SETTINGS, set[str]()
+        for port in self.broker.topology.ports():
+            body = port.store.document(key)
+            if body is not None:
+                found.add(WorkSettings.of(decode_settings(body, key)[0]).dead_letter_topic(topic.name))
+        return found
 
 
 def _other_order(work: ShardWork, wanted: Order) -> InvalidRequest:
