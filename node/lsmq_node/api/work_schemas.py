@@ -86,7 +86,8 @@ SETTINGS_FIELDS: dict[str, Schema] = {
         "type": ["number", "null"],
         "minimum": MIN_RATE,
         "maximum": MAX_RATE,
-        "description": "Deliveries of one queue, key, tag, type or value a second, in each shard; null: any number.",
+        "description": "Deliveries of one queue, key, tag, type or value a second, in each shard, whatever its weight; "
+        "null: any number.",
     },
 }
 _MAX_SHARDS = 1_024
