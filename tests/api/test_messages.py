@@ -333,3 +333,12 @@ def test_messages_of_a_producer_without_queue_and_key_are_repeated_to_the_same_q
     assert again.headers["Lsmq-Duplicate"] == "1"
     assert first.json() == again.json()
     assert [result["queue"] for result in first.json()["results"]] == [77_003 % 8] * 2
+
+
+def test_an_id_of_a_message_whose_topic_was_deleted_or_that_is_to_come_says_so(api: Api, topic_name: str) -> None:
+    api.create(topic_name, 1)
+    now, later = api.send(topic_name, {"body": "now"}, {"body": "later", "delay_ms": 600_000}).json()["results"]
+    assert "id of a delayed message" in api.get(f"/v1/messages/{later['id']}", 404).error["message"]
+    api.call("DELETE", f"/v1/topics/{topic_name}", status=204)
+    refused = api.get(f"/v1/messages/{now['id']}", 404)
+    assert refused.code == "unknown_message" and refused.error["message"].endswith("its topic was deleted")

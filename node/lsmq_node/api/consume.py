@@ -135,6 +135,12 @@ async def get_message(call: Call) -> web.StreamResponse:
     if _ID.fullmatch(identity) is None:
         raise UnknownMessage(f"{identity!r} is not a message id, which has 32 hex digits", id=identity)
     topic_id, queue, offset = parse_message_id(identity)
+    if topic_id >> 30 == 1:  # As ids of delayed messages begin, and those of no topic.
+        raise UnknownMessage(
+            f"{identity} is the id of a delayed message, which has another once it is in its queue; ask for it with "
+            "GET /v1/topics/{topic}/delayed/{id} until then",
+            id=identity,
+        )
     try:
         topic = await broker.topic_by_id(topic_id)
         _check_may_read(call, topic)
@@ -142,7 +148,9 @@ async def get_message(call: Call) -> web.StreamResponse:
             topic=topic, queue=queue, offset=offset, max_records=1, max_bytes=1, source=ReadFrom(call.query["from"])
         )
         found = await broker.read(request, call.hold)
-    except (UnknownTopic, UnknownQueue) as error:
+    except UnknownTopic as error:
+        raise UnknownMessage(f"no message has the id {identity}: its topic was deleted", id=identity) from error
+    except UnknownQueue as error:
         raise UnknownMessage(f"no message has the id {identity}: {error.message}", id=identity) from error
     except OffsetOutOfRange as error:
         raise UnknownMessage(

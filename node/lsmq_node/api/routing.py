@@ -22,6 +22,7 @@ from lsmq.queue_names import check_queue_name
 from lsmq.topics import FORWARD_HEADER, TOPIC_CREATED_HEADER, TOPIC_ID_HEADER
 from lsmq_coordinator.auth import VERIFIED, Verified
 from lsmq_node.broker import Ack, Hold, ReadFrom
+from lsmq_node.broker.meant_topic import deleted
 from lsmq_node.broker.stages import stage
 from lsmq_node.config import Forward, NodeConfig
 from lsmq_node.node import Node
@@ -290,7 +291,7 @@ class Call:
         topic_id = error.details.get("topic_id") if isinstance(error, UnknownTopic) else None
         if topic_id is None or (known := self._topics.get(topic_id)) is None:
             return error
-        return UnknownTopic(f"topic {known!r} was deleted meanwhile", topic=known, topic_id=topic_id)
+        return deleted(known, topic_id)
 
     def queue(self, topic: StoredTopic) -> int | str:
         """The queue of the path: its number, or its name where queues are named.

@@ -20,6 +20,7 @@ from lsmq.errors import InvalidRequest, UnknownTopic
 from lsmq_coordinator.state import QueueRange, grown_ranges, leveled_ranges
 from lsmq_node.storage import ShardStore, StoredTopic, TopicOptions
 
+from .meant_topic import deleted
 from .placement import queue_ranges, stored_range
 
 #: Keys of the documents with the ranges of topics that have them: this and the topic's id.
@@ -231,8 +232,8 @@ class NodeCatalog:
         if self._shards > 1:
             self.complete()
         topic = self._first.topic(name)
-        if meant not in (None, topic.id):
-            raise UnknownTopic(f"topic {name!r} with the id {meant} was deleted", topic=name)
+        if meant is not None and meant != topic.id:
+            raise deleted(name, meant)
         with self._in_all_shards():
             for store in self._stores.values():
                 store.delete_topic(name)

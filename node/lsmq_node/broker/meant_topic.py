@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lsmq.errors import TopicReplaced, Unavailable
+from lsmq.errors import TopicReplaced, Unavailable, UnknownTopic
 
 from ..storage.state import StoredTopic
 
@@ -30,3 +30,8 @@ def check_meant(topic: StoredTopic, id: int | None, created_ms: int | None) -> N
         expected_id=id,
         id=topic.id,
     )
+
+
+def deleted(name: str, id: int) -> UnknownTopic:
+    """A topic that somebody knew, who is told no more of it."""
+    return UnknownTopic(f"topic {name!r} was deleted meanwhile", topic=name, topic_id=id)

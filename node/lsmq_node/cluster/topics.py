@@ -12,6 +12,7 @@ from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.pieces import NamedPieces
 from lsmq_coordinator.state import QueueRange, TopicRecord, leveled_ranges
 from lsmq_node.broker.catalog import can_only_grow, has_names
+from lsmq_node.broker.meant_topic import deleted
 from lsmq_node.broker.placement import stored_range
 from lsmq_node.broker.topology import AdmitTopic, CheckGrowth, CheckOptions, CheckSpread, KeysAtSpread
 from lsmq_node.storage import StoredTopic, TopicOptions, check_topic_name
@@ -103,7 +104,7 @@ class ClusterTopics:
         """The topic as it is agreed on, and the queues ``[first, end)`` of the shard. Raises ``UnknownTopic``."""
         agreed, found = self._current().get(topic.name, (None, topic))
         if agreed is None or agreed.id != topic.id:
-            raise UnknownTopic(f"topic {topic.name!r} was deleted", topic=topic.name)
+            raise deleted(topic.name, topic.id)
         return found, *stored_range(found, shard, len(self._control.state.shards))
 
     async def _catch_up(self) -> None:

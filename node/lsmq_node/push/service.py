@@ -19,9 +19,9 @@ from lsmq.errors import (
     TopicReplaced,
     Unavailable,
     UnknownStream,
-    UnknownTopic,
 )
 from lsmq_node.broker import Broker, ByteBudget, SharedThing, asked_from
+from lsmq_node.broker.meant_topic import deleted
 from lsmq_node.groups import DeclaredGroups, GroupService, Mode
 from lsmq_node.machines import MachineService
 from lsmq_node.storage import StoredTopic
@@ -269,7 +269,7 @@ class PushService(MachineService[LedPart]):
     def _changed(self, topic: StoredTopic) -> LsmqError | None:
         found = self._groups.catalog(topic.name)
         if found is None:
-            return UnknownTopic(f"topic {topic.name!r} was deleted", topic=topic.name)
+            return deleted(topic.name, topic.id)
         id, queues = found
         if id != topic.id:
             return TopicReplaced(
