@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from lsmq import runtime
+from lsmq.message_times import due_value, expiry_value
 from lsmq.messages import (
     Headers,
     Key,
@@ -17,8 +18,6 @@ from lsmq.messages import (
     check_properties,
     check_type,
     dedupe_hash,
-    due_value,
-    expiry_value,
     priority_value,
 )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from lsmq import runtime
 from lsmq._message_parts import Body
 from lsmq.errors import InvalidRequest, LsmqError
+from lsmq.message_times import due_value, expiry_value
 from lsmq.messages import (
     Key,
     MessageOptions,
@@ -24,8 +25,6 @@ from lsmq.messages import (
     check_tag,
     check_type,
     dedupe_hash,
-    due_value,
-    expiry_value,
     key_and_body,
     priority_value,
     whole_queue,

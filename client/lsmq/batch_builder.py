@@ -42,7 +42,8 @@ from itertools import chain, repeat
 import crc32c
 import zstandard
 
-from lsmq.messages import Headers, Key, due_time, encode_header, key_hash, tag_hash, type_hash
+from lsmq.message_times import due_time
+from lsmq.messages import Headers, Key, encode_header, key_hash, tag_hash, type_hash
 
 VERSION = 1
 HEADER = struct.Struct("<IIBBHIIIQII")
@@ -238,7 +239,7 @@ class BatchBuilder:
         """Append one record. ``key_hash_hint`` is :func:`key_hash` of ``key`` where the caller has it.
 
         ``kind`` is the message's type; ``priority`` a :func:`.messages.priority_value`; ``expires`` an
-        :func:`.messages.expiry_value`, or a time to live.
+        :func:`.message_times.expiry_value`, or a time to live.
         ``dedupe_hash`` is :func:`.messages.dedupe_hash` of its deduplication id; 0: it has none.
         """
         self.add_packed(

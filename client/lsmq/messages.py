@@ -22,7 +22,6 @@ MAX_DEDUPE_ID_BYTES = 255
 MAX_TTL_MS = 3653 * 86_400_000
 #: Ten years: a message can be delayed so long at most. In a record, what is not above it is a delay, the rest a time.
 MAX_DELAY_MS = 3653 * 86_400_000
-AS_SECONDS = "which are seconds since 1970, it seems; give milliseconds, a thousand times as many"
 #: No time in a record is later: neither when it is due nor when it expires, milliseconds since 1970.
 LAST_DUE_MS = (1 << 44) - 1
 _SHOWN = 40
@@ -104,7 +103,7 @@ def dedupe_hash(dedupe_id: str) -> int:
     Raises ``InvalidRequest`` unless it is text of 1 to 255 bytes.
     """
     if not isinstance(dedupe_id, str):
-        raise InvalidRequest(f"dedupe_id is {_named(dedupe_id)}; it must be text", field="dedupe_id")
+        raise InvalidRequest(f"dedupe_id is {described(dedupe_id)}; it must be text", field="dedupe_id")
     raw = utf8(dedupe_id, "dedupe_id")
     if not 1 <= len(raw) <= MAX_DEDUPE_ID_BYTES:
         raise InvalidRequest(
@@ -113,11 +112,6 @@ def dedupe_hash(dedupe_id: str) -> int:
             limit=MAX_DEDUPE_ID_BYTES,
         )
     return xxhash.xxh3_128_intdigest(raw) or 1
-
-
-def is_seconds(time_ms: object) -> bool:
-    """Whether it can only be a time in seconds: of 2001 to 2286, where milliseconds are of January to April 1970."""
-    return type(time_ms) is int and 10**9 <= time_ms < 10**10
 
 
 def check_not_later(due_ms: int) -> None:
@@ -309,7 +303,8 @@ def body_bytes(body: object) -> bytes:
             raise InvalidRequest("body is None; send b'' for an empty one, and b'' with delete=True to delete a key")
         case _:
             raise InvalidRequest(
-                f"body is {_named(body)}; it must be bytes or text: make it so first, for example with json.dumps(body)"
+                f"body is {described(body)}; it must be bytes or text: make it so first, for example with "
+                "json.dumps(body)"
             )
 
 
@@ -318,70 +313,30 @@ def check_key(key: object) -> None:
     if isinstance(key, str):
         utf8(key, "key")
     elif not isinstance(key, bytes):
-        raise InvalidRequest(f"key is {_named(key)}; it must be text or bytes: make it so first, such as with str(key)")
+        raise InvalidRequest(
+            f"key is {described(key)}; it must be text or bytes: make it so first, such as with str(key)"
+        )
 
 
 def check_tag(tag: object) -> None:
     """Raises ``InvalidRequest`` unless it is text."""
     if not isinstance(tag, str):
-        raise InvalidRequest(f"tag is {_named(tag)}; it must be text")
+        raise InvalidRequest(f"tag is {described(tag)}; it must be text")
     utf8(tag, "tag")
 
 
 def check_type(kind: object) -> None:
     """Raises ``InvalidRequest`` unless it is text."""
     if not isinstance(kind, str):
-        raise InvalidRequest(f"type is {_named(kind)}; it must be text", field="type")
+        raise InvalidRequest(f"type is {described(kind)}; it must be text", field="type")
     utf8(kind, "type")
-
-
-def check_ttl(ttl_ms: object) -> None:
-    """Raises ``InvalidRequest`` unless it is a time to live that a record can hold."""
-    if type(ttl_ms) is not int or not 1 <= ttl_ms <= MAX_TTL_MS:
-        raise InvalidRequest(
-            f"ttl_ms is {_numbered(ttl_ms)}; it must be a whole number of milliseconds from 1 to {MAX_TTL_MS} (ten "
-            "years): leave it out for a message that does not expire",
-            field="ttl_ms",
-            limit=MAX_TTL_MS,
-        )
-
-
-def expiry_value(ttl_ms: object, expires_at_ms: object, due_ms: int, now_ms: int) -> int:
-    """When a message expires, as a record that is sent says it: a time to live, or milliseconds since 1970; 0: never.
-
-    ``due_ms`` is its :func:`due_value`. Raises ``InvalidRequest`` for both, for what is none, for a moment that is over
-    or further away than ``MAX_TTL_MS``, and for one before the message comes.
-    """
-    if ttl_ms is not None:
-        check_ttl(ttl_ms)
-    if expires_at_ms is None:
-        return cast(int, ttl_ms or 0)
-    if ttl_ms is not None:
-        raise InvalidRequest("expires_at_ms is given beside ttl_ms; give one of the two", field="expires_at_ms")
-    if type(expires_at_ms) is not int or not now_ms < expires_at_ms <= now_ms + MAX_TTL_MS:
-        late = type(expires_at_ms) is int and expires_at_ms <= now_ms
-        how = f", {AS_SECONDS}" if is_seconds(expires_at_ms) else ", which is over" if late else ""
-        raise InvalidRequest(
-            f"expires_at_ms is {_numbered(expires_at_ms)}{how}; it must be a moment from "
-            f"{now_ms + 1} to {now_ms + MAX_TTL_MS}, milliseconds since 1970, by the clock here: not over yet, and "
-            "within ten years",
-            field="expires_at_ms",
-            limit=now_ms + MAX_TTL_MS,
-        )
-    if due_ms and expires_at_ms <= (now_ms + due_ms if due_ms <= MAX_DELAY_MS else due_ms):
-        raise InvalidRequest(
-            f"expires_at_ms is {expires_at_ms}, before the message comes by its delay_ms or deliver_at_ms: it would "
-            "never be delivered; let it expire later",
-            field="expires_at_ms",
-        )
-    return expires_at_ms
 
 
 def check_many(messages: object) -> None:
     """Raises ``InvalidRequest`` for one message, or a mapping, where many are expected."""
     if isinstance(messages, str | bytes | bytearray | memoryview | Mapping) or not isinstance(messages, Iterable):
         raise InvalidRequest(
-            f"messages is {_named(messages)}; give a list of bodies, or of pairs of key and body; send() sends one"
+            f"messages is {described(messages)}; give a list of bodies, or of pairs of key and body; send() sends one"
         )
 
 
@@ -401,7 +356,7 @@ def whole_queue(queue: object, whose: str = "queue") -> int:
             return index(queue)  # type: ignore[arg-type]  # Which is what is found out here.
     except TypeError:
         pass
-    raise InvalidRequest(f"{whose} is {_named(queue)}; it must be a whole number")
+    raise InvalidRequest(f"{whose} is {described(queue)}; it must be a whole number")
 
 
 def utf8(text: str, name: str) -> bytes:
@@ -414,15 +369,10 @@ def utf8(text: str, name: str) -> bytes:
         ) from error
 
 
-def _named(value: object) -> str:
+def described(value: object) -> str:
     """What it is, and its beginning."""
     text = repr(value)
     return f"{text if len(text) <= _SHOWN else text[:_SHOWN] + '...'} of type {type(value).__name__}"
-
-
-def _numbered(value: object) -> str:
-    """:func:`_named` of what must be a whole number: of one it is said alone."""
-    return _named(value).removesuffix(" of type int")
 
 
 def priority_value(priority: int, subpriority: int) -> int:
@@ -458,33 +408,6 @@ def check_properties(properties: Mapping[str, str] | None) -> None:
     for name, value in properties.items() if properties else ():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidRequest(f"the property {name!r} is {value!r}; names and values of properties must be text")
-
-
-def due_value(delay_ms: object, deliver_at_ms: object, now_ms: int) -> int:
-    """When a message comes, as a record says it: a delay, or milliseconds since 1970; 0 for at once.
-
-    Raises ``InvalidRequest`` for both, for what is no whole number, and for more than ``MAX_DELAY_MS``.
-    """
-    for name, value in (("delay_ms", delay_ms), ("deliver_at_ms", deliver_at_ms)):
-        if value is not None and (type(value) is not int or value < 0):
-            raise InvalidRequest(f"{name} is {_numbered(value)}; it must be a whole number, 0 or more", field=name)
-    if delay_ms and deliver_at_ms:
-        raise InvalidRequest("delay_ms is given beside deliver_at_ms; give one of the two", field="delay_ms")
-    if is_seconds(deliver_at_ms):
-        raise InvalidRequest(f"deliver_at_ms is {deliver_at_ms}, {AS_SECONDS}", field="deliver_at_ms")
-    delay, at = int(delay_ms or 0), int(deliver_at_ms or 0)  # type: ignore[call-overload]  # Checked above.
-    if delay > MAX_DELAY_MS or at > now_ms + MAX_DELAY_MS:
-        name, limit = ("delay_ms", MAX_DELAY_MS) if delay else ("deliver_at_ms", now_ms + MAX_DELAY_MS)
-        raise InvalidRequest(
-            f"{name} is {delay or at}; the limit is {limit}, ten years: send it later", field=name, limit=limit
-        )
-    return delay or (at if at > MAX_DELAY_MS else 0)  # What looks like a delay was due before 1981.
-
-
-def due_time(value: int, stored_ms: int) -> int:
-    """When a record with :func:`due_value` is due that was stored then; 0 where it was at once."""
-    due_ms = value + stored_ms if value <= MAX_DELAY_MS else value
-    return due_ms if value and due_ms > stored_ms else 0
 
 
 def check_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:

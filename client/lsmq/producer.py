@@ -22,6 +22,7 @@ from lsmq._unclosed_producers import open_producers, warn_of_unclosed
 from lsmq.background_tasks import BackgroundTasks, CancelledByOthers
 from lsmq.client import Client
 from lsmq.errors import BufferFull, ClientClosed, InvalidRequest, LsmqError, MessageTooLarge, TopicReplaced
+from lsmq.message_times import due_value
 from lsmq.messages import (
     Key,
     MessageOptions,
@@ -30,7 +31,6 @@ from lsmq.messages import (
     check_many,
     check_tag,
     dedupe_queue,
-    due_value,
     encode_header,
     key_hash,
     named_dedupe_hash,

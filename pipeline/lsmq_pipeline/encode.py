@@ -45,7 +45,8 @@ class RecordRows:
     """Records to be, as columns of one length. ``queues``: -1 where none is named; ``bytes``: header and body.
 
     ``names`` are of their queues, an Arrow array with nulls where none is said. ``due``: of each what
-    :func:`lsmq.messages.due_value` says; ``dedupe_high`` and ``dedupe_low``: the halves of its id's hash, 0 for none.
+    :func:`lsmq.message_times.due_value` says; ``dedupe_high`` and ``dedupe_low``: the halves of its id's hash, 0 for
+    none.
     """
 
     queues: I64

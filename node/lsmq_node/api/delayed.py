@@ -8,7 +8,7 @@ from aiohttp import web
 
 from lsmq import runtime
 from lsmq.errors import AlreadyDelivered, InvalidRequest, NotEnoughReplicas, TopicReplaced, UnknownMessage, UnknownTopic
-from lsmq.messages import due_time, due_value
+from lsmq.message_times import due_time, due_value
 from lsmq.record_batch import message_id
 from lsmq_node.delayed import DelayedId, PendingMessage
 from lsmq_node.storage import StoredTopic

@@ -16,12 +16,12 @@ from .codec import Format, encode
 from .forwarding import ShardPart, each_at_leader, is_split
 from .routing import Call
 
-Columns = dict[str, NDArray[Any]]
+QueueColumns = dict[str, NDArray[Any]]
 
 
 async def read_queues(
-    call: Call, topic: StoredTopic, queues: NDArray[Any], read: Callable[[NDArray[Any]], Awaitable[Columns]]
-) -> Columns:
+    call: Call, topic: StoredTopic, queues: NDArray[Any], read: Callable[[NDArray[Any]], Awaitable[QueueColumns]]
+) -> QueueColumns:
     """What ``read`` finds of those queues of a GET that are led here, and their leaders of the others.
 
     Columns of one length, ``queues`` among them, in the order of those asked for, of which some may be missing.

@@ -32,7 +32,7 @@ from lsmq_node.storage import StoredTopic
 from . import group_schemas, schemas
 from .arrays import is_number, parse_ranges
 from .codec import Format, answer, answer_format
-from .many_queues import Columns, read_queues, write_queues
+from .many_queues import QueueColumns, read_queues, write_queues
 from .routing import QUEUES, TOPIC, Call, Content, Parameter, Routes
 from .schema import integer, text
 
@@ -157,7 +157,7 @@ async def get_committed_offsets(call: Call) -> web.StreamResponse:
         queues, offsets = await call.node.groups.committed_in(group, topic, slots)
         return await call.answer_columns({"queues": queues, "offsets": offsets})
 
-    async def read(some: NDArray[np.int64]) -> Columns:
+    async def read(some: NDArray[np.int64]) -> QueueColumns:
         queues, offsets = await call.broker.committed_offsets(group, topic, some)
         return {"queues": queues, "offsets": offsets}
 

@@ -30,17 +30,8 @@ from lsmq.errors import (
     UnknownQueue,
     UnknownTopic,
 )
-from lsmq.messages import (
-    MAX_PRIORITY,
-    Headers,
-    Key,
-    check_not_later,
-    dedupe_hash,
-    dedupe_queue,
-    due_value,
-    expiry_value,
-    named_dedupe_hash,
-)
+from lsmq.message_times import due_value, expiry_value
+from lsmq.messages import MAX_PRIORITY, Headers, Key, check_not_later, dedupe_hash, dedupe_queue, named_dedupe_hash
 from lsmq.queue_names import SEPARATOR, check_queue_name
 from lsmq.record_batch import BatchBuilder, RecordBatch, delayed_id, key_hash, message_id
 from lsmq_node.broker import Broker, ProduceRequest

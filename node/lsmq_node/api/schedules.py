@@ -10,6 +10,7 @@ from lsmq import runtime
 from lsmq.errors import (
     DocumentsFull,
     InvalidQueueName,
+    LsmqError,
     MessageTooLarge,
     NotEnoughReplicas,
     TooManyQueues,
@@ -33,6 +34,8 @@ from .routing import Call, Content, Parameter, Routes
 
 ROUTES = Routes("schedules")
 _ERRORS = (UnknownTopic, TopicReplaced)
+#: What a message is called by who packs several.
+_FIRST = "messages[0]"
 _NAME = Parameter("name", schemas.NAME, "Name of the schedule.")
 
 
@@ -63,7 +66,11 @@ async def put_schedule(call: Call) -> web.StreamResponse:
     document = await call.checked_document()
     cron, zone = Cron.parse(document["cron"]), zone_to_keep(document["tz"])
     packer = Packer(call.broker, topic)
-    packer.add(0, document["message"])
+    try:
+        packer.add(0, document["message"])
+    except LsmqError as error:
+        told = {name: value.replace(_FIRST, "message") for name, value in error.details.items() if name == "field"}
+        raise type(error)(error.message.replace(_FIRST, "message"), **{**error.details, **told}) from error
     (part,) = packer.parts.values()
     packed = part.builder.build()
     now_ms = runtime.wall_ms()

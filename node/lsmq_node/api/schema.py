@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from lsmq.errors import InvalidRequest
-from lsmq.messages import AS_SECONDS, is_seconds
+from lsmq.message_times import AS_SECONDS, is_seconds
 from lsmq_node.config import NodeConfig
 
 Schema = Mapping[str, Any]

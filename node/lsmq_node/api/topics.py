@@ -32,7 +32,7 @@ from lsmq_node.storage.topic_options import MOVING
 from . import schemas
 from .arrays import parse_ranges
 from .codec import answer
-from .many_queues import Columns, read_queues
+from .many_queues import QueueColumns, read_queues
 from .pages import PAGE, page
 from .queues import own_options
 from .routing import QUEUES, Call, Content, Parameter, Routes
@@ -254,7 +254,7 @@ async def get_offsets(call: Call) -> web.StreamResponse:
             limit=MAX_QUEUES_AT_TIME,
         )
 
-    async def read(some: NDArray[np.int64]) -> Columns:
+    async def read(some: NDArray[np.int64]) -> QueueColumns:
         earliest, latest = await call.broker.offsets(topic, some)
         columns = {"queues": some, "earliest": earliest, "latest": latest}
         if query["time_ms"] is not None:
