@@ -96,7 +96,8 @@ class Task:
     async def nack(self, *, delay_ms: int | None = None, reason: str = "", dead_letter: bool = False) -> None:
         """It failed, and comes again after ``delay_ms``: left out, a delay that doubles each time.
 
-        ``reason`` is kept with a dead letter. With ``dead_letter`` it is one now. Raises ``ReceiptExpired``.
+        ``reason`` is kept with a dead letter. With ``dead_letter`` it is one now, and takes no delay. Raises
+        ``ReceiptExpired``.
         """
         more: dict[str, Any] = {"reason": reason[:_MAX_REASON], "dead_letter": dead_letter}
         if delay_ms is not None:

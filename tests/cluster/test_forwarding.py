@@ -152,6 +152,23 @@ def test_offsets_are_read_committed_and_deleted_over_several_leaders_in_one_requ
             assert ask(f"{base}/delete", "POST", gone, Lsmq_Forward=way)[0] == 421
 
 
+def test_committed_offsets_of_queues_by_name_are_read_over_several_leaders_in_one_request(urls: list[str]) -> None:
+    topic = next(TOPICS)
+    assert ask(f"{urls[0]}/v1/topics/{topic}", "PUT", {"queues": "named"})[0] == 201
+    messages = [{"queue": f"q{number}", "body": "x"} for number in range(20)]
+    assert ask(f"{urls[0]}/v1/topics/{topic}/messages", "POST", {"messages": messages})[0] == 200
+    queues = ask(f"{urls[0]}/v1/topics/{topic}/queues")[1]["queues"]
+    numbers = sorted(queue["number"] for queue in queues)
+    for at, url in enumerate(urls):
+        group = f"/v1/groups/{topic}-{at}/offsets"
+        committed = {"topic": topic, "queues": numbers, "offsets": [1] * 20}
+        assert ask(url + group, "POST", committed) == (200, {"committed": 20})
+        status, found = ask(f"{urls[at - 1]}{group}?topic={topic}&slots=0-4095")
+        assert (status, sorted(found["queues"]), found["offsets"]) == (200, numbers, [1] * 20)
+        assert ask(f"{url}{group}?topic={topic}&slots=0-4096")[1]["error"]["code"] == "unknown_queue"
+        assert ask(f"{url}{group}?topic={topic}&slots=0-4095", Lsmq_Forward="refuse")[0] == 421
+
+
 def popped(url: str, urls: list[str], group: str, topic: str) -> list[str]:
     """Receipts, of the node and of all others that its answer says to ask."""
     wanted = f"/v1/groups/{group}/pop", "POST", {"topic": topic, "max": 100}

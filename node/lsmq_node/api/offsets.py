@@ -24,7 +24,7 @@ from lsmq.errors import (
 )
 from lsmq_node.broker.loop_work import to_its_end
 from lsmq_node.groups import Mode
-from lsmq_node.groups.ranges import RangePairs, normal, parse
+from lsmq_node.groups.ranges import RangePairs, intersect, normal, parse
 from lsmq_node.monitoring import EVERY_S
 from lsmq_node.rights import Action, ResourceKind
 from lsmq_node.storage import StoredTopic
@@ -32,6 +32,7 @@ from lsmq_node.storage import StoredTopic
 from . import group_schemas, schemas
 from .arrays import is_number, parse_ranges
 from .codec import Format, answer, answer_format
+from .forwarding import ShardPart, each_at_leader, is_split
 from .many_queues import QueueColumns, read_queues, write_queues
 from .routing import QUEUES, TOPIC, Call, Content, Parameter, Routes
 from .schema import integer, text
@@ -154,8 +155,7 @@ async def get_committed_offsets(call: Call) -> web.StreamResponse:
                 "slots are of a topic whose queues have names, and stand in place of queues", field="slots"
             )
         slots = normal(parse_runs(query["slots"], "slots"))
-        queues, offsets = await call.node.groups.committed_in(group, topic, slots)
-        return await call.answer_columns({"queues": queues, "offsets": offsets})
+        return await call.answer_columns(await _committed_in(call, group, topic, slots))
 
     async def read(some: NDArray[np.int64]) -> QueueColumns:
         queues, offsets = await call.broker.committed_offsets(group, topic, some)
@@ -163,6 +163,26 @@ async def get_committed_offsets(call: Call) -> web.StreamResponse:
 
     queues = parse_ranges(query["queues"] or "", topic, call.broker.admission)
     return await call.answer_columns(await read_queues(call, topic, queues, read))
+
+
+async def _committed_in(call: Call, group: str, topic: StoredTopic, slots: RangePairs) -> QueueColumns:
+    """Of the queues that lie in these slots, here and at the leaders of the others."""
+    call.node.groups.check_ranges(topic, slots, limited=False)
+    cut = [(part.shard, intersect(slots, ((part.first, part.end),))) for part in call.broker.ranges(topic)]
+    parts = [(shard, own) for shard, own in cut if own]
+
+    async def read(some: RangePairs) -> QueueColumns:
+        queues, offsets = await call.node.groups.committed_in(group, topic, some)
+        return {"queues": queues, "offsets": offsets}
+
+    def part(shard: int, own: RangePairs) -> ShardPart:
+        text = ",".join(f"{first}-{end - 1}" for first, end in own)
+        return ShardPart(shard, lambda: read(own), path=call.request.rel_url.update_query(slots=text).raw_path_qs)
+
+    if not is_split(call, (shard for shard, _ in parts)):
+        return await read(slots)
+    answers = await each_at_leader(call, [part(*each) for each in parts])
+    return {name: np.concatenate([np.asarray(found[name], np.int64) for found in answers]) for name in answers[0]}
 
 
 @ROUTES.delete("/v1/groups/{group}/offsets", Content("Dropped, durably.", status=204), parameters=(GROUP, _SHARD))

@@ -267,7 +267,7 @@ class GroupService(MachineService[ShardGroups]):
         Raises ``StaleGeneration``, ``UnknownMember`` and ``FencedMember`` unless the group has given the queues to the
         member, ``NotLeader`` unless this node leads all of these shards.
         """
-        self._check_ranges(topic, ranges)
+        self.check_ranges(topic, ranges)
         parts = [(part, intersect(ranges, ((part.first, part.end),))) for part in self.broker.ranges(topic)]
         wanted = [
             (part.shard, np.concatenate([np.arange(*run, dtype=np.uint32) for run in own]))
@@ -303,7 +303,7 @@ class GroupService(MachineService[ShardGroups]):
 
         Raises ``NotLeader`` unless this node leads all of their shards.
         """
-        self._check_ranges(topic, slots, limited=False)
+        self.check_ranges(topic, slots, limited=False)
         found: list[tuple[NDArray[Any], NDArray[np.int64]]] = []
         for part in self.broker.ranges(topic):
             own = intersect(slots, ((part.first, part.end),))
@@ -321,7 +321,7 @@ class GroupService(MachineService[ShardGroups]):
         ``by_range`` follows the ranges, cut where shards begin. Of a named topic they are slots. Raises ``NotLeader``,
         ``Unavailable``, ``ConnectionFailed``.
         """
-        self._check_ranges(topic, ranges, limited=False)
+        self.check_ranges(topic, ranges, limited=False)
         asked: list[tuple[int, dict[str, Any]]] = []
         for part in self.broker.ranges(topic):
             own = intersect(ranges, ((part.first, part.end),))
@@ -342,7 +342,7 @@ class GroupService(MachineService[ShardGroups]):
         """Of queues of one shard, which this node leads. Raises ``NotLeader``, ``UnknownTopic``."""
         group, topic = str(asked["group"]), await self.broker.topic_by_id(int(asked["topic"]))
         own: RangePairs = tuple((int(first), int(end)) for first, end in asked["ranges"])
-        self._check_ranges(topic, own, limited=False)
+        self.check_ranges(topic, own, limited=False)
         shard = await self.shard(number)
         await shard.port.prepare(topic)
         store = shard.store
@@ -362,7 +362,7 @@ class GroupService(MachineService[ShardGroups]):
             "committed_at": shard.last_commit(group, topic.id),
         }
 
-    def _check_ranges(self, topic: StoredTopic, ranges: RangePairs, *, limited: bool = True) -> None:
+    def check_ranges(self, topic: StoredTopic, ranges: RangePairs, *, limited: bool = True) -> None:
         limit = self.broker.config.max_queues_per_request
         if not ranges:
             raise InvalidRequest("queues names no queue", field="queues")
