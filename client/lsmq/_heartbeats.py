@@ -6,8 +6,8 @@ connections of its own, in which all its consumers' members heartbeat for as lon
 keeps the time: it says when a handler has not come back in time (*stalled*), and gives up queues that the event loop
 should have given up and did not.
 
-It goes on until the member leaves or its event loop is closed. What stops it: a stopped process, and code that holds
-the interpreter's lock for longer than a session.
+It goes on until the member leaves, or its client or its event loop is closed. What stops it: a stopped process, and
+code that holds the interpreter's lock for longer than a session.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, ClassVar, TypeVar
-from weakref import WeakKeyDictionary
+from typing import Any, TypeVar
 
 from lsmq._member_state import AssignmentChange, MemberState
 from lsmq._rate_limited import RateLimitedWarnings
@@ -52,34 +51,60 @@ class _NobodyThere(Exception):
 
 
 class HeartbeatThread:
-    """The thread of one client, with a client of its own, for as long as somebody uses it."""
-
-    _threads: ClassVar[WeakKeyDictionary[Client, HeartbeatThread]] = WeakKeyDictionary()
+    """The thread of one client, with a client of its own, for as long as somebody uses it and the client is open."""
 
     def __init__(self, client: Client) -> None:
         self.client = client._twin()
         self._thread = LoopThread("lsmq heartbeats")
         self._users = 0
+        self._hearts: dict[object, Callable[[], Coroutine[Any, Any, None]]] = {}  # in the thread: how each ends
 
     @classmethod
     def of(cls, client: Client) -> HeartbeatThread:
         """The client's thread, started where it is not; to be given back with :meth:`release`."""
-        found = cls._threads.get(client)
+        found = client._heartbeats
         if found is None:
-            found = cls._threads[client] = cls(client)
+            found = client._heartbeats = cls(client)
         found._users += 1
         return found
 
     async def release(self, client: Client) -> None:
         self._users -= 1
         if not self._users:
-            self._threads.pop(client, None)
-            await self.call(self.client.close())
-            await asyncio.to_thread(self._thread.stop)
+            client._heartbeats = None
+            await self.close()
+
+    async def close(self) -> None:
+        """Nobody heartbeats any more: whoever still does leaves, and is told that the client is closed."""
+        with suppress(ClientClosed):  # It has ended.
+            await self.call(self._end())
+        await asyncio.to_thread(self._thread.stop)
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run ``work`` in the thread, from another event loop."""
+        """Run ``work`` in the thread, from another event loop. Raises ``ClientClosed`` once it has ended."""
         return await asyncio.wrap_future(self._thread.submit(work))
+
+    # In the thread
+
+    def begins(self, heart: object, end: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Somebody heartbeats; ``end`` is called where the client is closed first."""
+        self._hearts[heart] = end
+
+    def ends(self, heart: object) -> None:
+        """He has ended as he was to."""
+        self._hearts.pop(heart, None)
+
+    async def forsaken(self, heart: object) -> None:
+        """His event loop is closed, so nobody gives the thread back for him. It ends with the last of these."""
+        self._hearts.pop(heart, None)
+        self._users -= 1
+        if not self._users:
+            await self.client.close()
+            self._thread.begin_stop()
+
+    async def _end(self) -> None:
+        await asyncio.gather(*(end() for end in list(self._hearts.values())))
+        await self.client.close()
 
 
 class Heart:
@@ -124,16 +149,25 @@ class Heart:
 
     async def stop(self, *, leave: bool) -> None:
         """Heartbeat no more; tell the group where that means that the member goes for good."""
-        await self._thread.call(self._stop(leave))
+        with suppress(ClientClosed):  # It has ended with the client.
+            await self._thread.call(self._stop(leave))
 
     # In the thread
 
     async def _start(self) -> None:
         self._inner = asyncio.get_running_loop()
+        self._thread.begins(self, self._end)
         self._background.begin(self._beat_for_ever(), "lsmq heartbeats")
         self._background.begin(self._keep_time(), "lsmq stalled handlers")
 
+    async def _end(self) -> None:
+        await self._stop(leave=self._member.beat().static_id is None)
+        with suppress(_NobodyThere):
+            self._say(ClientClosed("the client was closed before its consumer"))
+            self._say(self._member.lose())
+
     async def _stop(self, leave: bool) -> None:
+        self._thread.ends(self)
         await self._background.end()
         if leave and self._is_known:
             try:
@@ -177,7 +211,7 @@ class Heart:
                     if version == self._member.version and loop.time() - asked_at < _TOO_SOON_S:
                         await self._rest()
         except _NobodyThere:
-            return
+            await self._thread.forsaken(self)
 
     def _is_final(self, error: LsmqError) -> bool:
         """Whether trying again is in vain: also whatever does not pass and keeps out a member that is not in yet."""

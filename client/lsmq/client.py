@@ -54,6 +54,8 @@ from lsmq.topics import Ack, Flush, Offsets, OnDiskFull, Overflow, Route, Topic,
 if TYPE_CHECKING:
     from opentelemetry.trace import TracerProvider
 
+    from lsmq._heartbeats import HeartbeatThread
+
 DEFAULT_URL = "http://127.0.0.1:7600"
 DEFAULT_CLUSTER = "lsmq"
 DEFAULT_REFRESH_S = 30.0
@@ -148,15 +150,17 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
             outages=self._outages,
         )
         self._bundles = Bundles(self._router)
+        self._heartbeats: HeartbeatThread | None = None
 
     async def close(self) -> None:
-        """Close the connections. Close producers and consumers first; what they still do will fail."""
+        """Close the connections. Close producers and consumers first: what they still do fails; members leave."""
         async with AsyncExitStack() as closing:  # The last first, and all of them though one is cancelled.
             closing.push_async_callback(self._transport.close)
             closing.push_async_callback(self._router.close)
             closing.push_async_callback(self._bundles.close)
-            if self._requests is not None:
-                closing.push_async_callback(self._requests.close)
+            for part in (self._requests, self._heartbeats):
+                if part is not None:
+                    closing.push_async_callback(part.close)
 
     @property
     def urls(self) -> list[str]:

@@ -195,12 +195,16 @@ class LoopThread:
             raise ClientClosed("this client is another process's, from before a fork; make a new one")
 
     def stop(self) -> None:
+        self.begin_stop()
+        self._thread.join()
+
+    def begin_stop(self) -> None:
+        """Stop, and do not wait for it. Also from within."""
         with self._lock:
             if not self._stopped:
                 self._stopped = True
                 with suppress(RuntimeError):  # The handler of a signal has stopped it meanwhile.
                     self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
 
 
 def _closed() -> ClientClosed:

@@ -119,6 +119,7 @@ class TransactionalProducer(Starting):
         self._unanswered, self._failed, self._late = RateLimitedWarnings(), RateLimitedWarnings(), RateLimitedWarnings()
         self._broken: LsmqError | None = None
         self._closed = False
+        self._has_left = False  # with the client
         self._closing = BackgroundTasks()
         self._ending: asyncio.Task[None] | None = None  # who closes it a second time waits for the first
 
@@ -141,7 +142,7 @@ class TransactionalProducer(Starting):
             self._loop = asyncio.get_running_loop()
             await self._join()
             if self._closed:  # Meanwhile, by whoever found no member.
-                await self._leave()
+                await self._leave(self._group)
                 raise ClientClosed("this producer is closed; make a new one")
             thread = self._thread = HeartbeatThread.of(self._client)
             try:
@@ -173,35 +174,44 @@ class TransactionalProducer(Starting):
     async def _end(self) -> None:
         await self._end_thread()
         await self._checks.end()
-        if self._member:
-            await self._leave()
+        if self._member and not self._has_left:
+            await self._leave(self._group)
 
     async def _end_thread(self) -> None:
         thread, self._thread = self._thread, None
         if thread is not None:
-            await thread.call(self._stop_beating())
+            with suppress(ClientClosed):  # It has ended with the client.
+                await thread.call(self._stop_beating(thread))
             await thread.release(self._client)
 
-    async def _leave(self) -> None:
+    async def _leave(self, group: ProducerGroup) -> None:
         try:
-            await self._group.leave(self._member, deadline_ms=_LEAVE_DEADLINE_MS)
+            await group.leave(self._member, deadline_ms=_LEAVE_DEADLINE_MS)
         except LsmqError as error:
-            _log.warning("producer could not leave, its session will end: group=%s error=%s", self._group.name, error)
+            _log.warning("producer could not leave, its session will end: group=%s error=%s", group.name, error)
 
     # Heartbeats, in the thread
 
     async def _beat(self, thread: HeartbeatThread) -> None:
         group = ProducerGroup(thread.client, self._group.name)
-        self._heart.begin(self._beat_for_ever(group), "lsmq producer heartbeats")
+        thread.begins(self, partial(self._end_with_client, thread, group))
+        self._heart.begin(self._beat_for_ever(thread, group), "lsmq producer heartbeats")
 
-    async def _stop_beating(self) -> None:
+    async def _stop_beating(self, thread: HeartbeatThread) -> None:
+        thread.ends(self)
         await self._heart.end()
+
+    async def _end_with_client(self, thread: HeartbeatThread, group: ProducerGroup) -> None:
+        self._broken = ClientClosed("the client was closed before its producer")
+        await self._stop_beating(thread)
+        await self._leave(group)
+        self._has_left = True
 
     def _heart_broke(self, error: Exception) -> None:
         """Its session will end: every transaction that is begun from now on raises it."""
         self._broken = as_lsmq_error(error, f"heartbeating in producer group {self._group.name!r}")
 
-    async def _beat_for_ever(self, group: ProducerGroup) -> None:
+    async def _beat_for_ever(self, thread: HeartbeatThread, group: ProducerGroup) -> None:
         backoff = Backoff()
         wait_ms = self._session_ms // 3
         loop = asyncio.get_running_loop()
@@ -226,6 +236,7 @@ class TransactionalProducer(Starting):
                 self._tell(partial(self._asked, asked))
             elif loop.time() - began < wait_ms / 4000:
                 await asyncio.sleep(wait_ms / 2000)  # The node does not hold heartbeats now.
+        await thread.forsaken(self)
 
     def _tell(self, news: Callable[[], None]) -> None:
         assert self._loop is not None

@@ -25,7 +25,6 @@ from lsmq import (
     WorkQueue,
     push_streams,
 )
-from lsmq._heartbeats import HeartbeatThread
 from lsmq._receipts import PendingBatch
 from lsmq._settler import Settler
 from lsmq._shard_sender import ShardSender
@@ -113,7 +112,7 @@ async def in_transactions(client: Client, topic: str) -> AsyncIterator[Use]:
 def tasks_of(client: Client) -> dict[asyncio.Task[object], asyncio.AbstractEventLoop]:
     here = asyncio.get_running_loop()
     found = dict.fromkeys(asyncio.all_tasks(), here)
-    thread = HeartbeatThread._threads.get(client)
+    thread = client._heartbeats
     if thread is not None:
         found |= dict.fromkeys(asyncio.all_tasks(thread._thread._loop), thread._thread._loop)
     return {task: loop for task, loop in found.items() if task.get_name().startswith("lsmq ")}

@@ -26,8 +26,9 @@ from lsmq import (
 from lsmq._heartbeats import HeartbeatThread
 from lsmq._retries import Deadline
 from lsmq.groups import Group
+from lsmq.transactions import ProducerGroup
 from support.node_process import NodeProcess
-from support.waiting import PATIENCE_S, comes_true
+from support.waiting import PATIENCE_S, comes_true, eventually
 
 
 class Closeable(Protocol):
@@ -192,7 +193,7 @@ async def test_what_is_closed_while_it_starts_holds_no_queues(
         await asyncio.wait_for(running, PATIENCE_S)
         async with Consumer(client, topic_name, group=topic_name) as other:
             await comes_true(lambda: other.assignment == {topic_name: (range(4),)}, "it has all queues")
-        assert not HeartbeatThread._threads.get(client)
+        assert client._heartbeats is None
 
 
 async def test_a_push_consumer_that_is_closed_while_it_starts_is_sent_nothing(
@@ -309,3 +310,66 @@ async def test_a_client_whose_closing_is_cancelled_leaves_nothing_behind(
         await asyncio.gather(closing, return_exceptions=True)
         assert client._transport._session is None
         await comes_true(lambda before=before: not asyncio.all_tasks() - before, "no task goes on")
+
+
+def is_over(thread: HeartbeatThread | None) -> bool:
+    assert thread is not None
+    return not thread._thread._thread.is_alive()
+
+
+async def test_members_of_a_client_that_is_closed_first_leave(shared_node: NodeProcess, topic_name: str) -> None:
+    """They would be members for as long as the process lives, of queues that nobody reads."""
+    left = Client(shared_node.url)
+    await left.create_topic(topic_name, queues=4)
+    consumer = Consumer(left, topic_name, group=topic_name)
+    await consumer.start()
+    producer = TransactionalProducer(left, topic_name)
+    await producer.start()
+    thread = left._heartbeats
+    await left.close()
+    assert is_over(thread)
+    for use in (consumer.poll, producer.transaction().__aenter__):
+        with pytest.raises(ClientClosed):
+            await use()
+    async with Client(shared_node.url) as client:
+        assert not (await Group(client, topic_name).describe()).members
+        assert not (await ProducerGroup(client, topic_name).describe())["members"]
+        async with Consumer(client, topic_name, group=topic_name) as other:
+            await comes_true(lambda: other.assignment == {topic_name: (range(4),)}, "it has all queues")
+    await consumer.close()
+    await producer.close()
+
+
+async def test_who_has_a_static_id_keeps_the_place_when_the_client_is_closed_first(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    left = Client(shared_node.url)
+    await left.create_topic(topic_name)
+    consumer = Consumer(left, topic_name, group=topic_name, static_id="one")
+    await consumer.start()
+    await left.close()
+    await consumer.close()
+    async with Client(shared_node.url) as client:
+        assert [member.static_id for member in (await Group(client, topic_name).describe()).members] == ["one"]
+
+
+def test_a_member_whose_event_loop_is_closed_leaves_no_thread(shared_node: NodeProcess, topic_name: str) -> None:
+    async def begin() -> HeartbeatThread | None:
+        client = Client(shared_node.url)
+        await client.create_topic(topic_name)
+        await Consumer(client, topic_name, group=topic_name, session_ms=1_000).start()
+        await TransactionalProducer(client, topic_name, session_ms=1_000).start()
+        await client._transport.close()  # Nobody is warned of connections that are left open.
+        return client._heartbeats  # Nobody closes the client, and the process lives.
+
+    thread = asyncio.run(begin())
+    eventually(lambda: is_over(thread), "it has ended")
+
+
+def test_a_blocking_client_that_is_closed_first_leaves_no_thread(shared_node: NodeProcess, topic_name: str) -> None:
+    client = sync.Client(shared_node.url)
+    client.create_topic(topic_name)
+    sync.Consumer(client, topic_name, group=topic_name)
+    thread = client._async._heartbeats
+    client.close()
+    assert is_over(thread)
