@@ -143,8 +143,13 @@ def test_damage_there_is_found_and_nothing_of_it_restored(
 
 @pytest.mark.part(3)
 def test_a_backup_that_is_killed_is_none_and_the_next_one_goes_on_when_its_lock_has_died(
-    make_node: Callable[..., NodeProcess], place: str, bucket: Any, monkeypatch: pytest.MonkeyPatch
+    make_node: Callable[..., NodeProcess],
+    place: str,
+    bucket: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    passing = tmp_path / "passing"
     node = make_node(**SMALL, backup_bytes_per_s=64 << 10).start()
     api = Api(node.url)
     api.create("t", QUEUES)
@@ -153,8 +158,9 @@ def test_a_backup_that_is_killed_is_none_and_the_next_one_goes_on_when_its_lock_
         for shard in (0, 1):
             begun = api.call("POST", f"/v1/shards/{shard}/snapshots", {"holder": "flush"}, status=201).json()
             api.call("DELETE", f"/v1/shards/{shard}/snapshots/{begun['id']}", status=204)
+    passing.mkdir()
     words, environment = command(node.url, "backup", "create", "--to", place)
-    process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE)
+    process = subprocess.Popen(words, env={**environment, "TMPDIR": str(passing)}, stderr=subprocess.PIPE)
     try:
         eventually(lambda: any(key.startswith("incoming/") for key in keys(bucket)), "a file is complete")
         with (
@@ -165,12 +171,15 @@ def test_a_backup_that_is_killed_is_none_and_the_next_one_goes_on_when_its_lock_
     finally:
         process.kill()
         process.communicate()
+    assert any(passing.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(passing))
     assert "LOCK" in keys(bucket) and "holds no backups" in lsmq("", "backup", "list", place, code=1)
     node.restart(backup_bytes_per_s=1 << 30)
     monkeypatch.setattr(objects, "_RENEW_S", 0.2)
     monkeypatch.setattr(objects, "_DEAD_S", 3.0)
     made = lsmq(node.url, "backup", "create", "--to", place, "--json")
     assert 0 < made["fetched_bytes"] < made["size_bytes"], "what was fetched is found again"
+    assert not any(passing.iterdir()), "what it left on this machine is gone"
     assert "nothing is damaged" in lsmq("", "verify", place) and "LOCK" not in keys(bucket)
 
 

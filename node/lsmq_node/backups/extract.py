@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +32,7 @@ from lsmq.producer import Producer
 from lsmq.record_batch import Flag, decode_header, split_batches
 from lsmq_node.broker.placement import queue_ranges
 from lsmq_node.storage import ShardStore, StoredTopic
+from lsmq_node.storage.passing_files import passing_directory
 from lsmq_node.storage.repair import Advance
 
 from .extract_groups import GroupPlaces
@@ -107,10 +107,10 @@ async def extract_topic(
     shards = [shard for shard in backup.shards if shard.shard in held]
     advance = begin(sum(file.size_bytes for shard in shards for file in shard.files))
     done = Extracted(missing=set(wanted.queues or ()) if topic.named else set())
-    with tempfile.TemporaryDirectory(prefix="lsmq-extract-", dir=work) as directory:
+    with passing_directory("extract", work) as directory:
         async with Producer(client, name) as producer:
             for shard in shards:
-                placed = Path(directory) / f"shard-{shard.shard}"
+                placed = directory / f"shard-{shard.shard}"
                 await asyncio.to_thread(place_shard, repository, shard, placed, advance)
                 await _send_shard(client, name, producer, backup, shard, placed, topic, wanted, groups, done)
                 await asyncio.to_thread(shutil.rmtree, placed)

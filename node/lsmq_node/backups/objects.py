@@ -22,7 +22,6 @@ import errno
 import json
 import logging
 import os
-import shutil
 import struct
 import tempfile
 import threading
@@ -36,6 +35,7 @@ from urllib.parse import urlsplit
 from lsmq import runtime
 from lsmq.errors import DataDirectoryLocked, InvalidRequest
 from lsmq_node.broker.snapshot_sessions import MAX_COMPARE_BYTES
+from lsmq_node.storage.passing_files import passing_directory
 
 from .places import BACKUPS, FILES, READ_BYTES
 
@@ -87,13 +87,10 @@ class ObjectPlace:
         lock.take()
         try:
             self._held = lock
-            self._staging = Path(tempfile.mkdtemp(prefix="lsmq-backup-"))
-            yield
+            with passing_directory("backup") as self._staging:
+                yield
         finally:
-            self._held = None
-            if self._staging is not None:
-                shutil.rmtree(self._staging, ignore_errors=True)
-                self._staging = None
+            self._held = self._staging = None
             lock.release()
 
     def path(self, folder: str, name: str) -> str:

@@ -20,7 +20,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Container, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -32,6 +31,7 @@ import crc32c
 from lsmq.errors import CorruptFile, DataDirectoryUnusable, DiskFull, InvalidRequest, LsmqError
 from lsmq_node.broker.snapshot_sessions import MAX_COMPARE_BYTES
 from lsmq_node.storage.failures import FULL, damaged
+from lsmq_node.storage.passing_files import passing_directory
 
 from .manifest import BackupManifest, StoredFile
 from .places import BACKUPS, FILES, INCOMING, BackupPlace, open_place
@@ -170,11 +170,10 @@ class Repository:
                     pass
             else:
                 with self._telling():
-                    copy = held.enter_context(tempfile.NamedTemporaryFile(prefix="lsmq-backup-"))
-                    for piece in self.pieces(file):
-                        copy.write(piece)
-                    copy.flush()
-                path = Path(copy.name)
+                    path = held.enter_context(passing_directory("backup")) / file.sha256
+                    with path.open("wb") as copy:
+                        for piece in self.pieces(file):
+                            copy.write(piece)
             yield path
 
     def checksum(self, file: StoredFile, at: int, length: int) -> int | None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from lsmq.errors import DataDirectoryUnusable, InvalidRequest
@@ -13,6 +12,7 @@ from lsmq.record_batch import Codec
 
 from ..disk import Disk, OsDisk
 from ..lock import unused_directory
+from ..passing_files import passing_directory
 from .findings import FindingsBook, Summary, Tell
 from .known import KnownShard, TopicHint
 from .output import Output
@@ -101,8 +101,6 @@ def empty_directory(source: Path, target: Path | None) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def spool(target: Path | None) -> Iterator[Path]:
+def spool(target: Path | None) -> AbstractContextManager[Path]:
     """A directory that is gone afterwards: in ``target``, where there will be space, or in that of the system."""
-    with tempfile.TemporaryDirectory(prefix="lsmq-repair-", dir=target) as name:
-        yield Path(name)
+    return passing_directory("repair", target)
