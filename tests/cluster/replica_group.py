@@ -198,6 +198,7 @@ class Group:
             ask_election=lambda shard, above, elsewhere: self.asked.append(above),
             fetch_snapshot=fetch,
             gather_snapshot=snapshots.gather,
+            let_snapshot_go=snapshots.let_go,
             congested=links.congested,
         )
         given = {"disk": site.disk, "clock": site.clock}

@@ -36,7 +36,7 @@ class Agreed:
 
 def make(shard: int, directory: Path) -> Replica:
     nothing: Any = lambda *_: None  # noqa: E731
-    ports = ReplicaPorts(nothing, nothing, nothing, nothing, nothing, nothing, nothing)
+    ports = ReplicaPorts(*[nothing] * 8)
     return Replica(shard, "n1", directory, small(), TIMINGS, ports)
 
 

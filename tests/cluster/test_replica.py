@@ -85,6 +85,28 @@ def test_of_leaderships_that_came_and_went_nothing_is_kept(tmp_path: Path) -> No
     run(test)
 
 
+def test_what_was_fetched_goes_once_a_replica_is_in_sync_without_it(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with group(tmp_path) as nodes:
+            leader = await nodes.lead("a")
+            await nodes.all_in_sync()
+            await nodes.make_topic(leader)
+            await nodes.stop("b")
+            incoming = nodes.sites["b"].path / "incoming"
+            incoming.mkdir(exist_ok=True)
+            for name in ("SNAPSHOT", "00000000000000000007.sst"):
+                (incoming / name).write_bytes(b"of a snapshot that was given up" * 1000)
+            await until(lambda: "b" not in {member.node for member in nodes.view.in_sync}, "it is missed")
+            await nodes.put(leader, b"one")
+            assert any(incoming.iterdir())
+            await nodes.start("b")
+            await nodes.all_in_sync()
+            await until(lambda: not any(incoming.iterdir()), "it is gone")
+            await nodes.equal()
+
+    run(test)
+
+
 def test_a_deposed_leader_drops_what_nobody_has_and_says_that_it_is_unknown(tmp_path: Path) -> None:
     async def test() -> None:
         async with group(tmp_path) as nodes:

@@ -32,6 +32,7 @@ class ReplicaPorts:
             thread when the store is closed, which leaves the file ``REPLICA`` alone. Raises any ``Exception`` when the
             snapshot cannot be had; may be cancelled.
         gather_snapshot: the same arguments: only fetch it, to lie beside the files until one is wanted.
+        let_snapshot_go: ``(path)``: none is wanted; remove what was fetched. Raises ``OSError``.
         client_url: of a node id or None, its URL for clients, for ``NotLeader``.
         touched: ``(topic_id, pieces of queues)``: readers can see more of these queues.
         changed: ``(shard)``: role, epoch, leader, serving or failure changed.
@@ -47,6 +48,7 @@ class ReplicaPorts:
     ask_election: Callable[[int, int, bool], None]
     fetch_snapshot: Callable[[int, str, Path, TransferProgress], Awaitable[Callable[[], None]]]
     gather_snapshot: Callable[[int, str, Path, TransferProgress], Awaitable[object]]
+    let_snapshot_go: Callable[[Path], Awaitable[None]]
     client_url: Callable[[str | None], str | None] = lambda node: node
     touched: Touched = lambda topic_id, pieces: None
     changed: Callable[[int], None] = lambda shard: None

@@ -137,6 +137,7 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
             ask_election=member.ask_election,
             fetch_snapshot=snapshots.fetch,
             gather_snapshot=snapshots.gather,
+            let_snapshot_go=snapshots.let_go,
             touched=waiters.wake,
             changed=member.role_changed,
             placed=member.topics.placed,

@@ -30,6 +30,7 @@ import structlog
 
 from lsmq import runtime
 from lsmq.errors import CorruptFile, LsmqError, NotEnoughReplicas, NotLeader, ShardStopped
+from lsmq_coordinator.lives import InSyncMember
 from lsmq_node.replication import (
     ControlView,
     ReplicaAction,
@@ -111,6 +112,7 @@ class Shell:
         self._deaf_epoch = 0  # the last one of which it was logged
         self._applies_to = 0
         self._fetching: asyncio.Task[None] | None = None
+        self._may_hold_snapshot = True  # beside the files, perhaps a part; an earlier process may have left one
         self._reopening: asyncio.Task[None] | None = None
 
     # Life and death
@@ -242,6 +244,9 @@ class Shell:
             self._life.disk.put(worker.LookAround())
             if self.store is not None and (self._fetching is None or self._fetching.done()):
                 self.repair.look()  # Else what it fetches would lie where a snapshot is on its way into the store.
+                if self._may_hold_snapshot and not self.repair.found and self._is_in_sync():
+                    self._may_hold_snapshot = False
+                    self._start(self._let_snapshot_go())
             if not self._leads and self.core is not None:
                 self._keep_log(self.core, self.core.log.high_watermark)
 
@@ -484,9 +489,23 @@ class Shell:
         with self._reporting() as progress:
             await self._ports.gather_snapshot(self.shard, peer, self._directory.path, progress)
 
+    def _is_in_sync(self) -> bool:
+        record, view = self._record, self._view
+        if record is None or view is None:
+            return False
+        return InSyncMember(self.node, record.incarnation) in view.in_sync
+
+    async def _let_snapshot_go(self) -> None:
+        """It was given up, and the log of somebody else reached back to this one."""
+        try:
+            await self._ports.let_snapshot_go(self._directory.path)
+        except OSError as error:
+            _log.warning("snapshot_not_removed", shard=self.shard, error=str(error))
+
     @contextmanager
     def _reporting(self) -> Iterator[TransferProgress]:
         """Show the progress of a snapshot."""
+        self._may_hold_snapshot = True
 
         def progress(done: int, total: int) -> None:
             self.fetched = done, total

@@ -14,7 +14,8 @@ other answer, nothing is written that was not proven, and a lost connection cost
 
 Any step may fail or be repeated. The downloader goes on where it stopped, with the same snapshot where the source
 still has it, else with a new one, of which it keeps whatever files are the same; it gives up when nothing has
-moved for ``PATIENCE_S``. What it has is kept for the next attempt, also across restarts.
+moved for ``PATIENCE_S``. What it has is kept for the next attempt, also across restarts, until the replica is in sync
+without it.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from lsmq_node.broker.throttle import Throttle
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.snapshot import SnapshotManifest
 from lsmq_node.storage.snapshot_install import install
+from lsmq_node.storage.snapshot_target import let_go
 
 from .ports import TransferProgress
 from .transfer_client import Download, SignedRequests
@@ -144,6 +146,11 @@ class Snapshots:
                 progress=progress,
             )
             return await download.run(lambda: self._applied_lsn(shard), self._patience_s)
+
+    async def let_go(self, path: Path) -> None:
+        """Remove what has come: the replica in the directory ``path`` has all without it. Raises ``OSError``."""
+        async with self._locks.setdefault(path, asyncio.Lock()):
+            await asyncio.get_running_loop().run_in_executor(self._threads, let_go, path)
 
     def _applied_lsn(self, shard: int) -> int:
         store = self._store(shard)

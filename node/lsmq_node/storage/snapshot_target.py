@@ -197,6 +197,15 @@ class FileVerifier:
             raise damaged(path, "the checkpoint is of another snapshot")
 
 
+def let_go(path: Path, *, disk: Disk | None = None) -> None:
+    """Remove what has come of a snapshot that is not wanted any more. Raises ``OSError``."""
+    disk, directory = disk or OsDisk(), path / INCOMING_DIRECTORY
+    if names := disk.list(directory):
+        for name in sorted(names, key=lambda name: name != NAME):  # first what says that the others are complete
+            disk.remove(directory / name)
+        disk.sync_directory(directory)
+
+
 def verify_table(disk: Disk, path: Path, meta: TableMeta) -> None:
     """Read a whole table and check every byte of it. Raises ``CorruptFile`` or ``UnsupportedFormat``.
 
