@@ -17,7 +17,16 @@ from lsmq import runtime
 from lsmq._message_parts import Body
 from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
 from lsmq.consumer import Consumer
-from lsmq.errors import BufferFull, ClientClosed, InvalidRequest, LsmqError, TimedOut, TopicReplaced, UnknownTopic
+from lsmq.errors import (
+    BufferFull,
+    ClientClosed,
+    InvalidRequest,
+    LsmqError,
+    QuotaExceeded,
+    TimedOut,
+    TopicReplaced,
+    UnknownTopic,
+)
 from lsmq.messages import Message, MessageOptions
 from lsmq.producer import Producer
 from lsmq.topics import Topic
@@ -97,8 +106,14 @@ class Requests:
                     REPLY_QUEUE: str(inbox.queue),
                     CORRELATION: correlation,
                 }
-                await self._send(topic, body, {**options, "properties": properties})
-                return await reply
+                sent = await self._send(topic, body, {**options, "properties": properties})
+                if sent.dropped:
+                    raise QuotaExceeded(
+                        f"topic {topic!r}, or a queue of it, is full and drops what comes (overflow is drop_newest): "
+                        "the request was not stored, and nobody will reply to it",
+                        topic=topic,
+                    )
+                return await (self._earlier_reply(sent.id) if sent.duplicate else reply)
         except TimeoutError:
             raise TimedOut(
                 f"no reply to the request to topic {topic!r} within {timeout_ms / 1000:g} s; it may be handled all the "
@@ -111,6 +126,15 @@ class Requests:
             reply.cancel()
             if inbox is not None:
                 inbox.done(correlation)
+
+    async def _earlier_reply(self, id: str) -> Message:
+        """The reply to a request that was stored before: where that one has it sent to, it may lie by now."""
+        topic, queue, correlation = reply_address(await self._client.message(id))
+        wanted = f"""\"{CORRELATION}\" = '{correlation.replace("'", "''")}'"""
+        async with Consumer(
+            self._client, topic, queues=[queue], start="earliest", filter=wanted, read_from="leader"
+        ) as consumer:
+            return (await consumer.poll(1))[0]
 
     async def reply(self, message: Message, body: Body, options: MessageOptions) -> Sent:
         """See :meth:`.Client.reply`."""

@@ -18,6 +18,7 @@ from lsmq import (
     LsmqError,
     Message,
     Producer,
+    QuotaExceeded,
     TimedOut,
     Topic,
     Unavailable,
@@ -139,6 +140,41 @@ async def test_what_cannot_be_asked_or_answered_is_refused_by_name(shared_node: 
         with mock.patch("lsmq._requests.MAX_IN_FLIGHT", 0), pytest.raises(LsmqError) as full:
             await client.request(topic_name, b"x")
         assert full.value.code == "buffer_full" and MAX_IN_FLIGHT == 10_000
+
+
+async def test_whoever_asks_again_by_an_id_gets_the_reply_to_the_first_request(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    """Whether that has come already, or does later; also as another client."""
+    async with Client(shared_node.url) as client, Client(shared_node.url) as other:
+        await client.create_topic(topic_name, dedupe_window_ms="forever")
+        with pytest.raises(TimedOut):
+            await client.request(topic_name, b"x", dedupe_id="it's 7", timeout_ms=300)
+        asking = asyncio.create_task(client.request(topic_name, b"x", dedupe_id="it's 7"))
+        async with responder(shared_node.url, topic_name) as seen:
+            first = await asking
+            again = await other.request(topic_name, b"x", dedupe_id="it's 7", reply_topic=f"{topic_name}-2")
+            assert await client.reply(seen[0], b"another"), "the first counts"
+            last = await client.request(topic_name, b"x", dedupe_id="it's 7")
+        assert first.body == b"X" and first == again == last and len(seen) == 1
+
+
+async def test_who_asks_by_the_id_of_what_was_no_request_is_told_so(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, dedupe_window_ms="forever")
+        async with Producer(client, topic_name) as producer:
+            await producer.send_and_wait(b"x", dedupe_id="7")
+        with pytest.raises(InvalidRequest, match="asks for no reply"):
+            await client.request(topic_name, b"x", dedupe_id="7")
+
+
+async def test_a_request_that_a_full_topic_drops_is_not_waited_for(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, max_messages=1, overflow="drop_newest")
+        async with Producer(client, topic_name) as producer:
+            await producer.send_and_wait(b"x")
+        with pytest.raises(QuotaExceeded, match="not stored"):
+            await client.request(topic_name, b"y")
 
 
 async def test_closing_the_client_ends_what_waits(shared_node: NodeProcess, topic_name: str) -> None:
