@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
@@ -43,27 +44,62 @@ def interrupt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return interrupt
 
 
-def test_an_iteration_that_is_interrupted_says_so(interrupt: Callable[..., None]) -> None:
-    class Numbers:
-        async def read(self) -> AsyncGenerator[int, None]:
+class Numbers:
+    """What is read one after another; ``is_closed`` when the last reader is."""
+
+    def __init__(self, wait: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        self.is_closed = threading.Event()
+        self._wait = wait
+
+    async def read(self) -> AsyncGenerator[int, None]:
+        try:
             for number in range(10_000):
                 try:
-                    await asyncio.Event().wait()
+                    await self._wait()
                 finally:
                     await asyncio.gather(asyncio.sleep(0))  # as requests wait for those they have cancelled
                 yield number
+        finally:
+            self.is_closed.set()
 
-    class Blocking:
-        read = blocking_iterator(Numbers.read)
 
-        def __init__(self) -> None:
-            self._async, self._thread = Numbers(), LoopThread()
+class BlockingNumbers:
+    read = blocking_iterator(Numbers.read)
 
-    blocking = Blocking()
+    def __init__(self, wait: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        self._async, self._thread = Numbers(wait), LoopThread()
+
+
+def test_an_iteration_that_is_interrupted_says_so(interrupt: Callable[..., None]) -> None:
+    blocking = BlockingNumbers(lambda: asyncio.Event().wait())
     interrupt(done=False)
     with pytest.raises(KeyboardInterrupt):
         next(blocking.read())
     blocking._thread.stop()
+
+
+def test_an_iteration_that_is_collected_as_garbage_in_the_thread_of_the_loop_does_not_hold_it_up() -> None:
+    """Whatever is part of a cycle, as of an error and the frames it came through, is collected in any thread."""
+    blocking = BlockingNumbers(lambda: asyncio.sleep(0))
+    left: list[Any] = [blocking.read()]
+    next(left[0])
+    left.append(left)
+    gc.disable()  # in this thread
+    try:
+        del left
+        blocking._thread._loop.call_soon_threadsafe(gc.collect)
+        assert blocking._async.is_closed.wait(PATIENCE_S)
+    finally:
+        gc.enable()
+    blocking._thread.stop()
+
+
+def test_an_iteration_may_be_closed_after_its_client() -> None:
+    blocking = BlockingNumbers(lambda: asyncio.sleep(0))
+    numbers = blocking.read()
+    next(numbers)
+    blocking._thread.stop()
+    numbers.close()  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -8,10 +8,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from contextlib import suppress
 from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from lsmq import client as asynchronous
+from lsmq.errors import ClientClosed
 
 if TYPE_CHECKING:
     from lsmq.sync._client import Client
@@ -69,8 +71,9 @@ def blocking_iterator(
         try:
             while portion := self._thread.call_to_its_end(some()):
                 yield from portion
-        finally:
-            self._thread.call(found.aclose())
+        finally:  # Not waited for: it may be garbage that is collected in the loop's own thread, or after that ended.
+            with suppress(ClientClosed):
+                self._thread.submit(found.aclose())
 
     update_wrapper(call, method)
     return call
