@@ -96,6 +96,7 @@ class Feed:
         """What the stream has not acknowledged goes to others, or waits for the next one."""
         if self._numbers.pop(stream.number, None) is None:
             return
+        stream.hears = False
         if self.streams.get(stream.subscriber) is stream:
             del self.streams[stream.subscriber]
         for queue, offset in stream.ledger.firsts():
@@ -246,6 +247,8 @@ class Feed:
 
     def acknowledge(self, stream: PushStream, queue: int, offset: int) -> bool:
         """The queue's messages up to this offset are handled; whether that was news."""
+        if not stream.hears:
+            return False
         next_offset = stream.ledger.acknowledge(queue, offset)
         led = next((led for led in self._led.values() if led.part.has(queue)), None)
         if next_offset is None or led is None:

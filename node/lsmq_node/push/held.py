@@ -78,6 +78,7 @@ class HeldStream(ABC):
         self.sink = sink
         self.ended: LsmqError | None = None
         self.left = False
+        self.hears = True  # acknowledgements; no more once its queues are others'
         self.over = asyncio.Event()  # it ended, or the subscriber is gone
         self.progress_at = 0.0
         self.note_progress()

@@ -180,6 +180,7 @@ class Relay(HeldStream):
         return True
 
     async def close(self) -> None:
+        self.hears = False
         try:
             if self._streams is not None:
                 await self._streams.close()

@@ -188,7 +188,7 @@ class PushService(MachineService[LedPart]):
     def stream(self, id: str, group: str) -> HeldStream:
         """Of the group. Raises ``UnknownStream``."""
         found = self.streams.get(id)
-        if found is None or found.group.partition("/")[0] != group:
+        if found is None or not found.hears or found.group.partition("/")[0] != group:
             raise UnknownStream(f"no stream {id!r} is held here; it has ended, or another node holds it")
         return found
 
