@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import inspect
 import os
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
 from lsmq import runtime
-from lsmq.errors import ClientClosed, TimedOut
+from lsmq.errors import ClientClosed, LsmqError, TimedOut
 
 T = TypeVar("T")
 
@@ -151,17 +152,26 @@ class LoopThread:
             raise
 
     def take(self, take: Callable[[], Coroutine[Any, Any, T]], put_back: Callable[[T], object]) -> T:
-        """The result of ``take``. What it has taken as an interrupt came, and nobody gets, is put back in the loop."""
+        """The result of ``take``. What it has taken as an interrupt came, and nobody gets, is put back in the loop.
+
+        What ``put_back`` returns is awaited where it can be.
+        """
         taken: list[T] = []
 
         async def whole() -> None:
             taken.append(await take())
 
+        async def back() -> None:
+            for each in taken:
+                pending = put_back(each)
+                if inspect.isawaitable(pending):
+                    await pending
+
         try:
             self.call(whole())
         except BaseException:
-            with suppress(ClientClosed):
-                self.do(lambda: [put_back(each) for each in taken])
+            with suppress(LsmqError):
+                self.call(back())
             raise
         return taken[0]
 

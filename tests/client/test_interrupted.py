@@ -171,6 +171,21 @@ def test_tasks_that_an_interrupt_kept_from_whoever_asked_are_the_next(
         assert set(found.values()) == {1}
 
 
+@pytest.mark.parametrize("kind", [sync.Consumer, sync.PushConsumer])
+def test_a_consumer_that_an_interrupt_kept_from_whoever_made_it_has_no_queues(
+    filled: sync.Client, topic_name: str, interrupt: Callable[..., None], kind: Any
+) -> None:
+    interrupt(done=True)
+    with pytest.raises(KeyboardInterrupt):
+        kind(filled, topic_name, group=topic_name)
+    with kind(filled, topic_name, group=topic_name) as consumer:
+        found: set[tuple[int, int]] = set()
+        while len(found) < 40:
+            messages = consumer.poll(timeout_ms=20_000)
+            assert messages, "they are another one's"
+            found |= _places(messages)
+
+
 @pytest.mark.parametrize("what", ["client", "consumer", "work queue", "push consumer", "producer"])
 def test_what_is_in_use_may_be_closed_by_the_handler_of_a_signal_at_any_moment(
     filled: sync.Client, topic_name: str, what: str, monkeypatch: pytest.MonkeyPatch

@@ -57,7 +57,7 @@ class Consumer(BlockingIterable[Message]):
             await made.__aenter__()
             return made
 
-        self._async = self._thread.call(make())
+        self._async = self._thread.take(make, asynchronous.Consumer.close)
 
     def close(self, *, leave: bool | None = None) -> None:
         """See :meth:`lsmq.Consumer.close`."""

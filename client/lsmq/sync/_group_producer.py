@@ -26,7 +26,7 @@ class GroupProducer(BlockingSender):
             await made.__aenter__()
             return made
 
-        self._async = self._thread.call(make())
+        self._async = self._thread.take(make, asynchronous.GroupProducer.close)
 
     @property
     def epoch(self) -> int:

@@ -171,7 +171,7 @@ class Producer(BlockingSender):
             open_producers.add(made, self._thread)
             return made
 
-        self._async = self._thread.call(make())
+        self._async = self._thread.take(make, asynchronous.Producer.close)
 
     def __del__(self) -> None:
         if "_async" in self.__dict__:

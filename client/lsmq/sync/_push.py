@@ -29,7 +29,7 @@ class PushConsumer(BlockingIterable[Message]):
             await made.__aenter__()
             return made
 
-        self._async = self._thread.call(make())
+        self._async = self._thread.take(make, asynchronous.PushConsumer.close)
 
     def close(self) -> None:
         """See :meth:`lsmq.PushConsumer.close`."""

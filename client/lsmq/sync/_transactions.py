@@ -25,7 +25,7 @@ class TransactionalProducer(BlockingCloseable):
             await made.__aenter__()
             return made
 
-        self._async = self._thread.call(make())
+        self._async = self._thread.take(make, asynchronous.TransactionalProducer.close)
 
     close = blocking(asynchronous.TransactionalProducer.close)
     outcome = blocking(asynchronous.TransactionalProducer.outcome)
