@@ -240,6 +240,23 @@ async def test_the_credit_is_that_of_all_leaders_together(cluster: LocalCluster)
                 assert shards == {0, 1, 2}, "each leader has its turn"
 
 
+async def test_credit_counts_what_is_stored_of_messages_and_all_of_it(cluster: LocalCluster) -> None:
+    """As it does where no other node is asked: whoever acknowledges many at a time would wait for ever for the last."""
+    async with Client([node.url for node in cluster.plan.nodes]) as client:
+        url = await _relayed(cluster, client, "stored")
+        group = {"group": "stored", "credit": 10_000}
+        async with held(url, "stored", **group) as stream:
+            await stream.messages(10 * QUEUES)
+            async with Producer(client, "stored") as producer:
+                await producer.send_many([b"x"] * 5_000)
+            await stream.messages(5_000, ack=False)
+            async with Producer(client, "stored") as producer:
+                for receipt in [await producer.send(b"", properties={"p": "x" * 20_000}) for _ in range(120)]:
+                    await receipt
+            await stream.say(credit_bytes=8 << 20)
+            await stream.messages(120, ack=False)
+
+
 async def test_a_passed_on_stream_that_acknowledges_nothing_ends_and_sends_nothing_twice(cluster: LocalCluster) -> None:
     async with Client([node.url for node in cluster.plan.nodes]) as client:
         url = await _relayed(cluster, client, "silent")

@@ -165,3 +165,15 @@ def test_a_pause_is_told_to_all_and_to_those_that_come_later() -> None:
     assert merge.take(100, 10_000) == []
     merge.set_credit(5, 10_000)
     assert len(merge.take(100, 10_000)) == 1
+
+
+def test_who_has_used_up_all_bytes_and_is_given_more_is_sent_more() -> None:
+    merge: StreamMerge[str] = StreamMerge(100, 1_000)
+    leader = Leader(merge, "a", [100] * 30)
+    while leader.send() or merge.take(100, 10_000) or leader.hear():
+        pass
+    assert merge.ledger.open_bytes == 1_000 and not merge.held_bytes
+    merge.set_credit(100, 2_000)
+    while leader.hear() or leader.send() or merge.take(100, 10_000):
+        pass
+    assert merge.ledger.open_bytes == 2_000

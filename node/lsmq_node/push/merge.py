@@ -46,7 +46,7 @@ class Source:
         self.open_count = 0
         self.open_bytes = 0
         self.granted = granted  # messages and bytes, as it was told last
-        self.moved = False  # whether anything came or went since
+        self.moved = False  # whether anything came or went since, or the credit is another one
 
 
 class StreamMerge(Generic[S]):
@@ -62,6 +62,10 @@ class StreamMerge(Generic[S]):
     @property
     def held_bytes(self) -> int:
         return sum(source.held_bytes for source in self._sources.values())
+
+    @property
+    def held_count(self) -> int:
+        return sum(len(source.held) for source in self._sources.values())
 
     def begin(self, name: S) -> None:
         """A leader sends from now on."""
@@ -146,6 +150,8 @@ class StreamMerge(Generic[S]):
 
     def set_credit(self, credit: int, credit_bytes: int) -> None:
         self.ledger.set_credit(credit, credit_bytes)
+        for source in self._sources.values():
+            source.moved = True
 
     def grant(self, name: S) -> tuple[int, int] | None:
         """Messages and bytes that a leader is to be told it may have sent and not acknowledged; None: no news."""

@@ -14,6 +14,7 @@ from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
 from lsmq.client import Client
 from lsmq.errors import LsmqError, TopicReplaced, Unavailable
 from lsmq.group_values import Ranges
+from lsmq.messages import encode_header
 from lsmq.push_streams import PushLink, PushStreams
 from lsmq_node.broker import ByteBudget
 from lsmq_node.groups import Mode
@@ -23,7 +24,7 @@ from .held import FRAME_BYTES, FRAME_MESSAGES, HeldStream, Sink, StreamCounts
 from .merge import Arrival, StreamMerge
 from .options import StreamOptions
 
-_MESSAGE_OVERHEAD_BYTES = 300  # of what is no body, in memory
+_MESSAGE_OVERHEAD_BYTES = 300  # in memory, besides what is stored
 
 
 class Relay(HeldStream):
@@ -84,17 +85,21 @@ class Relay(HeldStream):
                 Arrival(
                     message.get("number", message["queue"]),
                     message["offset"],
-                    len(message["body"]) + _MESSAGE_OVERHEAD_BYTES,
+                    _stored_bytes(message),
                     message,
                 )
                 for message in fields
             ),
         )
         try:
-            self._hold.resize(self._merge.held_bytes)
+            self._count_held()
         except LsmqError as error:
             self.end(error)
         self._news.set()
+
+    def _count_held(self) -> None:
+        """Raises ``Unavailable`` where streams hold too much."""
+        self._hold.resize(self._merge.held_bytes + _MESSAGE_OVERHEAD_BYTES * self._merge.held_count)
 
     def lost(self, ranges: Ranges, *, reset: bool) -> None:
         for part in ranges:
@@ -113,7 +118,7 @@ class Relay(HeldStream):
                 self._merge.end(link)
         for link in links:
             self._merge.begin(link)
-        self._hold.resize(self._merge.held_bytes)  # Less than before: it is granted.
+        self._count_held()  # Less than before: it is granted.
         self._grant()
         self._queues_changed = True
         self._news.set()
@@ -174,7 +179,7 @@ class Relay(HeldStream):
         if was_idle:
             self.note_progress()
         await self._tell("messages", [_shown(message.fields, binary=self.sink.binary) for message in taken])
-        self._hold.resize(self._merge.held_bytes)
+        self._count_held()
         self._note_sent([(message.queue, message.offset, message.size) for message in taken])
         self._grant()
         return True
@@ -189,6 +194,15 @@ class Relay(HeldStream):
             await self._background.end()
             if self._owns_client:
                 await self._client.close()
+
+
+def _stored_bytes(message: Mapping[str, Any]) -> int:
+    """Of header and body: credit is counted so, here as where its queue is led."""
+    if "header_b64" in message:
+        return len(base64.b64decode(message["header_b64"])) + len(message["body"])
+    headers = tuple((each["name"], each["value"]) for each in message.get("headers", ()))
+    header = encode_header(message["key"], message["tag"], message["properties"], headers, message.get("type"))
+    return len(header) + len(message["body"])
 
 
 def _shown(message: Mapping[str, Any], *, binary: bool) -> Mapping[str, Any]:
