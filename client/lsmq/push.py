@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
@@ -19,6 +20,8 @@ from lsmq.filters import MessageFilter
 from lsmq.group_values import Ranges
 from lsmq.push_streams import PushStreams
 from lsmq.record_batch import Message
+
+_log = logging.getLogger("lsmq")
 
 Mode = Literal["clustered", "broadcast"]
 
@@ -132,8 +135,11 @@ class PushConsumer(MessageConsumer):
     async def _finish(self) -> None:
         async with self._finishing:
             try:
-                if self._streams is not None:
-                    await self._streams.close()
+                if self._streams is not None and not await self._streams.close():
+                    _log.warning(
+                        "what was acknowledged last of topic %r is not known to be committed: it may come again",
+                        self._topic,
+                    )
             finally:
                 await self._background.end()
 

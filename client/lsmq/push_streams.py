@@ -91,16 +91,18 @@ class PushLink:
                     async with asyncio.timeout(_DROP_S):
                         await socket.close()
 
-    async def close(self) -> None:
-        """Send what is acknowledged, and return when the node has committed it, or that takes too long."""
+    async def close(self) -> bool:
+        """Send what is acknowledged; whether the node has committed all of it, which it answers in time."""
         self._closing = True
         socket = self._socket
         if socket is None or socket.closed:
-            return
+            return not self._acks
         with suppress(TimeoutError, ConnectionError, aiohttp.ClientError):
             async with asyncio.timeout(_CLOSE_S):
                 await self._flush(socket)
                 await socket.close()
+                return socket.close_code == aiohttp.WSCloseCode.OK
+        return False
 
     def acknowledge(self, queue: int, offset: int) -> None:
         """What the node sent of the queue is handled up to this offset. Sent soon, together with others."""
@@ -257,9 +259,9 @@ class PushStreams:
             else:
                 await self._changed.wait()
 
-    async def close(self) -> None:
-        """Let nodes commit what was acknowledged. End :meth:`run` afterwards."""
-        await asyncio.gather(*(link.close() for link in self.links.values()))
+    async def close(self) -> bool:
+        """Let nodes commit what was acknowledged; whether all of them have. End :meth:`run` afterwards."""
+        return all(await asyncio.gather(*(link.close() for link in self.links.values())))
 
     async def _keep(self, url: str) -> None:
         """Hold a stream to this node as long as it leads anything."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -337,6 +338,24 @@ def test_the_blocking_face(shared_node: NodeProcess, topic_name: str) -> None:
             consumer.run(handle)
         assert len({message.id for message in found}) == 100
         assert sum(client.committed_offsets(topic_name, topic_name).values()) == 100
+
+
+async def test_who_closes_is_warned_where_the_node_does_not_say_that_all_is_committed(
+    make_node: Callable[..., NodeProcess], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make_node().start()
+    async with Client(node.url) as client:
+        await fill(client, "t", 40)
+        for answers in (True, False):
+            consumer = PushConsumer(client, "t", group=f"{answers}")
+            await consumer.poll()
+            consumer.ack()
+            if not answers:
+                monkeypatch.setattr("lsmq.push_streams._CLOSE_S", 0.5)
+                node.signal(signal.SIGSTOP)
+            await consumer.close()
+            assert ("may come again" in caplog.text) is not answers
+        node.signal(signal.SIGCONT)
 
 
 async def test_a_stream_that_opens_as_it_is_closed_is_closed_too() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,6 +14,7 @@ import aiohttp
 from api.in_process import Session, node_of, with_node
 from lsmq_node.broker import Broker
 from lsmq_node.cluster.disk_thread import DiskThread
+from support.waiting import PATIENCE_S
 
 from .streams import HeldStream
 
@@ -50,5 +53,41 @@ def test_what_a_stream_acknowledges_after_another_one_took_its_place_counts_no_m
                 stream.acknowledge([(0, 3)])  # as over a connection that is behind
                 assert led.part.pending == {0: 1}
         await send(session, "4")
+
+    with_node(tmp_path, test)
+
+
+def test_a_stream_is_closed_cleanly_only_when_all_that_it_acknowledged_is_durable(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        await send(session, "0", "1")
+        for is_kept in (True, False):
+            socket = await session.ws_connect("/v1/groups/g/push", params={"topic": "t"}, protocols=("lsmq.json",))
+            stream = HeldStream(socket)
+            [message, *_] = await stream.messages(1, ack=False)
+            with nullcontext() if is_kept else patch.object(DiskThread, "kick_soon"):
+                await stream.ack(message)
+                await socket.close()
+            assert socket.close_code == (1000 if is_kept else 1013)
+        await send(session, "2")
+
+    with_node(tmp_path, test)
+
+
+def test_a_stream_is_closed_at_once_though_others_of_its_group_go_on_acknowledging(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        path, query = "/v1/groups/g/push", {"topic": "t"}
+        await send(session, "0")
+        async with session.ws_connect(path, params=query, protocols=("lsmq.json",)) as socket:
+            await HeldStream(socket).messages(1)
+            [feed] = node_of(session).push._feeds.values()
+            [led] = node_of(session).push.shards()
+            with patch("lsmq_node.push.feed._FLUSH_S", 10 * PATIENCE_S):
+                led.acknowledged(0, 1)
+                flushing = asyncio.create_task(feed.flush())
+                async with asyncio.timeout(PATIENCE_S):
+                    while not flushing.done():
+                        led.acknowledged(0, 1)
+                        await asyncio.sleep(0)
+            await flushing
 
     with_node(tmp_path, test)

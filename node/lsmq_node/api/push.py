@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import suppress
 from typing import Any
 
 import structlog
 from aiohttp import web
 
-from lsmq.errors import GroupModeMismatch, InvalidRequest, LsmqError, OriginNotAllowed, UnknownStream, UnknownTopic
+from lsmq.errors import (
+    GroupModeMismatch,
+    InvalidRequest,
+    LsmqError,
+    OriginNotAllowed,
+    Unavailable,
+    UnknownStream,
+    UnknownTopic,
+)
 from lsmq.queue_names import NAMED
 from lsmq_node.groups import Mode
 from lsmq_node.push import Acknowledge, HeldStream, PushStart, StreamOptions
@@ -145,7 +154,8 @@ async def push(call: Call) -> web.StreamResponse:
         await response.write(b"retry: %d\n\n" % _RETRY_MS)
     except BaseException:
         if refused is None:
-            await call.node.push.close(stream)
+            with suppress(Unavailable):
+                await call.node.push.close(stream)
         raise
     await events.finish(refused or await _serve(call, stream, events))
     return response
@@ -186,13 +196,16 @@ async def _serve(call: Call, stream: HeldStream, sink: AnySink) -> LsmqError | N
     try:
         await sink.send(sink.note("stream", _greeting(stream)))
         reason = await _run(stream, sink, call.asker)
-        return None if reason is None else call.told(reason)
     except ConnectionError:
-        return None
+        pass
     finally:
         code = None if reason is None else reason.code
         _log.info("stream_closed", stream=stream.id, reason=code, unacknowledged=stream.ledger.open_count)
-        await call.node.push.close(stream)
+        try:
+            await call.node.push.close(stream)
+        except Unavailable as error:  # Whoever closes his stream hears by the code that it did not end well.
+            reason = reason or error
+    return None if reason is None else call.told(reason)
 
 
 def _greeting(stream: HeldStream) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from lsmq.errors import LsmqError, NotLeader, StreamReplaced
+from lsmq.errors import LsmqError, NotLeader, StreamReplaced, Unavailable
 from lsmq_node.broker.placement import numbered_ranges
 from lsmq_node.groups import Mode
 from lsmq_node.storage import StoredTopic
@@ -269,13 +269,20 @@ class Feed:
         return any(part.pending for part in self._parts())
 
     async def flush(self) -> None:
-        """Return when what was acknowledged is committed, or it takes too long."""
+        """Return when what was acknowledged by now is committed. Raises ``Unavailable`` where that takes too long."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + _FLUSH_S
-        while self.is_pending and loop.time() < deadline:
+        # Others go on acknowledging: one commit may be under way, the next has what was acknowledged meanwhile.
+        enough = {part: part.commits + 2 for part in self._parts() if part.pending}
+
+        def behind() -> list[PushedPart]:
+            return [part for part, commits in enough.items() if part.pending and part.commits < commits]
+
+        while (left := behind()) and set(left) <= set(self._parts()) and loop.time() < deadline:
             await self._service.held.wait([(led.key,) for led in self._led.values()], deadline)
-        if self.is_pending:
+        if left:
             _log.info("push_not_flushed", group=self.group, topic=self.topic.name)
+            raise Unavailable("what was acknowledged last is not committed: it may come again")
 
 
 def _joined(arrays: list[NDArray[Any]], kind: Any) -> NDArray[Any]:

@@ -160,7 +160,7 @@ class HeldStream(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Returns when what was acknowledged is committed, or that takes too long."""
+        """Returns when what was acknowledged is committed. Raises ``Unavailable`` where that takes too long."""
 
     def _note_sent(self, sent: Sequence[tuple[int, int, int]]) -> None:
         """Queue, offset and bytes of messages that the connection has taken."""

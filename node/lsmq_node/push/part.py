@@ -20,7 +20,7 @@ NOBODY = -1
 class PushedPart:
     """Queues ``[first, end)``, which this node leads in ``epoch``. ``cursor``: the next offset to send of each.
 
-    ``pending``: by queue, the offset to commit.
+    ``pending``: by queue, the offset to commit. ``commits``: how often some of it was.
     """
 
     def __init__(self, shard: int, first: int, end: int, epoch: int, cursor: NDArray[np.int64]) -> None:
@@ -33,6 +33,7 @@ class PushedPart:
         self.target = self._target = np.full(end - first, NOBODY, np.int32)
         self.shares: dict[str, RangePairs] = {}
         self.pending: dict[int, int] = {}
+        self.commits = 0
 
     def grow(self, end: int, cursor: NDArray[np.int64]) -> None:
         """Queues have come at the end, which are nobody's yet. Arrays double, so that one by one stays cheap."""
@@ -107,6 +108,7 @@ class PushedPart:
 
     def committed(self, offsets: Mapping[int, int]) -> None:
         """These are, by queue; what was acknowledged since is pending still."""
+        self.commits += 1
         for queue, offset in offsets.items():
             if self.pending.get(queue) == offset:
                 del self.pending[queue]

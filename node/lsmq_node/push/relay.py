@@ -187,8 +187,8 @@ class Relay(HeldStream):
     async def close(self) -> None:
         self.hears = False
         try:
-            if self._streams is not None:
-                await self._streams.close()
+            if self._streams is not None and not await self._streams.close():
+                raise Unavailable("what was acknowledged last is not known to be committed: it may come again")
         finally:
             self._hold.resize(0)
             await self._background.end()

@@ -167,7 +167,10 @@ class PushService(MachineService[LedPart]):
         self.streams[stream.id] = stream
 
     async def close(self, stream: HeldStream) -> None:
-        """The stream is over. Returns when what it acknowledged is committed, or that takes too long."""
+        """The stream is over. Returns when what it acknowledged is committed.
+
+        Raises ``Unavailable`` where that takes too long.
+        """
         try:
             await stream.close()
         finally:
