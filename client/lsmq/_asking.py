@@ -28,7 +28,9 @@ class Asking:
     ) -> Message:
         """Send a message, and return the reply that whoever handles it sends with :meth:`reply` (``docs/requests.md``).
 
-        ``options`` are those of :meth:`.Producer.send`. Raises ``TimedOut`` when no reply has come in time.
+        ``options`` are those of :meth:`.Producer.send`; with a ``dedupe_id`` of which a request was stored before, the
+        reply to that one is returned. Raises ``TimedOut`` when no reply has come in time, and ``QuotaExceeded`` where
+        the topic is full and drops the request.
         """
         return await self._begin_requests().request(topic, body, timeout_ms, reply_topic, options)
 

@@ -17,6 +17,7 @@ from lsmq import (
     InvalidRequest,
     LsmqError,
     Message,
+    MessageTooLarge,
     Producer,
     QuotaExceeded,
     TimedOut,
@@ -166,6 +167,21 @@ async def test_who_asks_by_the_id_of_what_was_no_request_is_told_so(shared_node:
             await producer.send_and_wait(b"x", dedupe_id="7")
         with pytest.raises(InvalidRequest, match="asks for no reply"):
             await client.request(topic_name, b"x", dedupe_id="7")
+
+
+async def test_who_was_to_be_sent_a_reply_that_is_too_large_can_still_be_sent_another_one(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        await client.create_topic(f"{topic_name}-replies", max_message_bytes=1_000)
+        asking = asyncio.create_task(client.request(topic_name, b"x", reply_topic=f"{topic_name}-replies"))
+        async with Consumer(client, topic_name, start="earliest") as consumer:
+            (message,) = await consumer.poll(1)
+        with pytest.raises(MessageTooLarge):
+            await client.reply(message, b"x" * 2_000)
+        await client.reply(message, b"too large")
+        assert (await asking).body == b"too large"
 
 
 async def test_a_request_that_a_full_topic_drops_is_not_waited_for(shared_node: NodeProcess, topic_name: str) -> None:
