@@ -38,8 +38,9 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from heapq import nsmallest
 from typing import Any
 
 from kazoo.client import KazooClient, KazooState, TransactionRequest
@@ -64,6 +65,10 @@ from .state import EMPTY, ClusterState, TopicRecord
 from .tls import reason
 
 _TRANSACTION_SIZE = 50
+_READ_AT_ONCE = 500
+#: Documents of topics that did not change are compared so many at a refresh: it takes as long with
+#: many topics as with few.
+_LOOKED_AT = 500
 #: So often within so long a time what the cluster did not write is replaced: who writes it may do so as well.
 MAX_REPLACED, _REPLACED_S = 10, 60.0
 #: Of `/lsmq`: any cluster may begin there.
@@ -158,11 +163,11 @@ class ZooKeeperRegistry:
         self._thread = threading.Thread(target=self._run, name="zookeeper", daemon=True)
         self._client: Any = None
         self._handler: KazooHandler | None = None
-        self._children: dict[str, Document] = {}
         self._cluster: tuple[Document, int] | None = None
         self._known_session: int | None = None
-        #: The topics that ``_children`` are of; None where those were read, and may be of any.
+        #: The topics that ZooKeeper was last seen to have; None: it may have any.
         self._published: NamedPieces[TopicRecord] | None = None
+        self._looked_until = ""
         self._replaced_s: deque[float] = deque(maxlen=MAX_REPLACED)
         self._refresh_at = 0.0
         self._began = time.monotonic()
@@ -230,9 +235,7 @@ class ZooKeeperRegistry:
         return client
 
     def _failed(self, error: Exception) -> None:
-        """What was known of ZooKeeper's documents is read again."""
         self._cluster = None
-        self._children.clear()
         self._refresh_at = 0.0
         why = f"{type(error).__name__}: {error}"
         self._note(last_error=why, failures=self.status.failures + 1)
@@ -259,7 +262,6 @@ class ZooKeeperRegistry:
             now = time.monotonic()
             refresh = now >= self._refresh_at
             if refresh:
-                self._children.clear()
                 self._cluster = None
                 self._protect()
             self._register(refresh)
@@ -268,14 +270,13 @@ class ZooKeeperRegistry:
             if changed:
                 self._cluster = None
             if self._state.version and (refresh or ((behind or changed) and self._eager())):
-                self._publish(self._state)
+                self._publish(self._state, refresh)
             if refresh:
                 self._refresh_at = now + self.config.refresh_s
             self._note(last_success=time.monotonic(), last_error=None)
             self._part.running()
         except _Stale as stale:
             self._cluster = None
-            self._children.clear()
             self._note(last_error=str(stale))
             if isinstance(stale, _NotOurs | _Disputed):
                 self._part.retrying(str(stale))
@@ -358,7 +359,9 @@ class ZooKeeperRegistry:
 
     def _register(self, refresh: bool) -> None:
         session = self._client.client_id[0] if self._client.client_id else None
-        if not refresh and self.status.registered and session == self._known_session:
+        if session != self._known_session:
+            self._published = None  # It may be another ZooKeeper, or one that lost what it had.
+        elif not refresh and self.status.registered:
             return
         path = f"{self._root}/nodes/{self.config.node}"
         entry = {"id": self.config.node, "url": self.config.url, "started_ms": self._started_ms}
@@ -385,35 +388,26 @@ class ZooKeeperRegistry:
 
     # Publishing
 
-    def _publish(self, state: ClusterState) -> None:
+    def _publish(self, state: ClusterState, refresh: bool) -> None:
         fence = self._publish_cluster(state)
         if state.version == self.status.published_version and not self._eager():
             return
-        self._load_children()
         topics = state.topics
-        writes: list[Callable[[Any], None]] = []
-        done: list[tuple[str, Document | None]] = []
-        for name in sorted(self._may_differ(topics)):
-            old, topic = self._children.get(name), topics.get(name)
-            new = None if topic is None else topic_document(state, topic)
-            path = f"{self._root}/topics/{name}"
-            if old is not None and new is not None and same(old, new):
-                continue
-            if old is None:
-                assert new is not None
-                writes.append(lambda t, path=path, new=new: t.create(path, pack(new)))  # type: ignore[misc]
-            elif new is None:
-                writes.append(lambda t, path=path: t.delete(path))  # type: ignore[misc]
-            else:
-                writes.append(lambda t, path=path, new=new: t.set_data(path, pack(new)))  # type: ignore[misc]
-            done.append((name, new))
-        for start in range(0, len(writes), _TRANSACTION_SIZE):
-            self._write(fence, writes[start : start + _TRANSACTION_SIZE])
-            for name, new in done[start : start + _TRANSACTION_SIZE]:
+        names = sorted(self._may_differ(topics, refresh))
+        for start in range(0, len(names), _READ_AT_ONCE):
+            writes: list[Callable[[Any], None]] = []
+            for name, old in self._read(names[start : start + _READ_AT_ONCE]):
+                topic, path = topics.get(name), f"{self._root}/topics/{name}"
+                new = None if topic is None else topic_document(state, topic)
                 if new is None:
-                    del self._children[name]
-                else:
-                    self._children[name] = new
+                    if old is not None:
+                        writes.append(lambda t, path=path: t.delete(path))  # type: ignore[misc]
+                elif old is None:
+                    writes.append(lambda t, path=path, new=new: t.create(path, pack(new)))  # type: ignore[misc]
+                elif not same(old, new):
+                    writes.append(lambda t, path=path, new=new: t.set_data(path, pack(new)))  # type: ignore[misc]
+            for first in range(0, len(writes), _TRANSACTION_SIZE):
+                self._write(fence, writes[first : first + _TRANSACTION_SIZE])
         self._published = topics
         self._note(published_version=max(state.version, self.status.published_version))
 
@@ -459,6 +453,7 @@ class ZooKeeperRegistry:
         if self._newest() != state.version:
             return False
         self._replaced_s.append(now_s)
+        self._published = None  # Topics may be forged as well.
         logging.getLogger(__name__).error("ZooKeeper held cluster routes that this cluster never wrote; replaced")
         self._note(forgeries_replaced=self.status.forgeries_replaced + 1)
         return True
@@ -468,28 +463,36 @@ class ZooKeeperRegistry:
         self._cluster_changed = True
         self._wake.set()
 
-    def _may_differ(self, topics: NamedPieces[TopicRecord]) -> Iterable[str]:
-        """Names of topics whose documents may not be as they should."""
+    def _may_differ(self, topics: NamedPieces[TopicRecord], refresh: bool) -> Iterable[str]:
+        """Names of topics whose documents may not be as they should: those that changed, and at a refresh those that
+        are there and should not be, or are missing, and some of the others, by turns."""
         if self._published is None:
-            return topics.keys() | self._children.keys()
-        return topics.changed_since(self._published).keys() | topics.gone_since(self._published).keys()
+            return topics.keys() | self._there()
+        changed = topics.changed_since(self._published).keys() | topics.gone_since(self._published).keys()
+        if not refresh:
+            return changed
+        there = self._there()
+        turn = nsmallest(_LOOKED_AT, (name for name in there if name > self._looked_until))
+        self._looked_until = turn[-1] if len(turn) == _LOOKED_AT else ""
+        return changed | (there ^ topics.keys()) | set(turn)
 
-    def _load_children(self) -> None:
-        """What ZooKeeper has of topics, where that is not known."""
-        if self._children:
-            return
-        self._published = None
+    def _there(self) -> set[str]:
+        """Names of the topics that ZooKeeper has."""
         path = f"{self._root}/topics"
         try:
-            names = self._ask(self._client.get_children_async(path))
+            return set(self._ask(self._client.get_children_async(path)))
         except NoNodeError:
             with contextlib.suppress(NodeExistsError):
                 self._ask(self._client.create_async(path, makepath=True))
-            return
-        pending = [(name, self._client.get_async(f"{path}/{name}")) for name in names]
-        for name, answer in pending:
-            with contextlib.suppress(NoNodeError):
-                self._children[name] = unpack(self._ask(answer)[0]) or {"version": -1}
+            return set()
+
+    def _read(self, names: Iterable[str]) -> Iterator[tuple[str, Document | None]]:
+        """What ZooKeeper has of each topic; None: nothing."""
+        for name, answer in [(name, self._client.get_async(f"{self._root}/topics/{name}")) for name in names]:
+            try:
+                yield name, unpack(self._ask(answer)[0]) or {"version": -1}
+            except NoNodeError:
+                yield name, None
 
     def _write(self, fence: int, writes: list[Callable[[Any], None]]) -> None:
         """Writes of topic documents, all or none, and none when the cluster document is another one by now."""

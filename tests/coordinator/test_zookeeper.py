@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -23,7 +24,7 @@ from lsmq_coordinator.routes import cluster_document, resolve, routes, unpack
 from lsmq_coordinator.state import ClusterState
 from lsmq_coordinator.zookeeper import MAX_REPLACED, ZooKeeperConfig, ZooKeeperRegistry
 from support.ports import free_ports
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 from support.zookeeper_server import ZooKeeperEnsemble
 
 from .test_routes import elected, with_topic
@@ -134,6 +135,27 @@ def test_topics_are_deleted_and_foreign_changes_are_put_right(client: Any, make:
     until(lambda: read(client, "topics/t") and not client.exists(f"{ROOT}/topics/nobodys"))
     registry.publish(without_topic(state))
     until(lambda: not client.exists(f"{ROOT}/topics/t"))
+
+
+def test_a_refresh_looks_at_some_of_very_many_topics_and_in_turn_at_all(client: Any, make: Any) -> None:
+    state, topics = founded(), 3000
+    for number in range(topics):
+        asked = {"op": "create_topic", "request_id": f"t{number}", "queues": 1, "created_ms": 1}
+        state = apply(state, {**asked, "name": f"t{number:04}"})[0]
+    registry = make(call_timeout_s=PATIENCE_S)
+    registry.publish(state)
+    until(lambda: registry.status.published_version == state.version)
+    assert len(client.get_children(f"{ROOT}/topics")) == topics
+
+    def received() -> int:
+        return int(re.findall(r"Received: (\d+)", client.command(b"srvr"))[0])
+
+    before, looks = received(), {registry.status.last_success}
+    until(lambda: looks.add(registry.status.last_success) or len(looks) > 5)
+    assert received() - before < topics * len(looks) / 2
+    client.set(f"{ROOT}/topics/t{topics - 1:04}", b"scribble")
+    client.delete(f"{ROOT}/topics/t0000")
+    until(lambda: read(client, f"topics/t{topics - 1:04}") and read(client, "topics/t0000"))
 
 
 FORGED_URL = "http://evil.example"
