@@ -122,8 +122,9 @@ def make_app(node: Node) -> web.Application:
     app[system.OPENAPI_KEY] = document(table, lsmq.__version__)
     for route in table:
         handler = watched(route, node, metrics, slow, _handler(route, node, metrics))
+        path = route.path.replace("}", ":[^/]+}")  # What is left out there takes no braces, which names may have.
         for method in route.methods:
-            app.router.add_route(method, route.path, handler, name=route.operation, expect_handler=go_on_or_refuse)
+            app.router.add_route(method, path, handler, name=route.operation, expect_handler=go_on_or_refuse)
     node.broker.topology.peers.answer_passed_on(answering_passed_on(app))
     return app
 
