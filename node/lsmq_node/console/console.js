@@ -22,7 +22,15 @@ export async function ask(path, { method = "GET", body, meant, signal = leaving.
   return found;
 }
 
-/** Ask again and again while the page is shown; it says so while there is no answer, and goes on when there is. */
+/** Returns once somebody can see the page, or has left it. */
+async function seen(signal) {
+  while (document.hidden && !signal.aborted) {
+    await new Promise((done) => { for (const [what, event] of [[document, "visibilitychange"], [signal, "abort"]]) what.addEventListener(event, done, { once: true }); });
+  }
+}
+
+/** Ask again and again while the page is shown, and none of it while its tab is in the background; it says so while there is
+ *  no answer, and goes on when there is. */
 export async function keep(every_ms, work, signal = leaving.signal) {
   const said = el("p", { class: "bad", role: "alert" });
   while (!signal.aborted) {
@@ -37,6 +45,7 @@ export async function keep(every_ms, work, signal = leaving.signal) {
       if (!said.isConnected) document.getElementById("page").append(said);
     }
     await new Promise((done) => { const timer = setTimeout(done, pause_ms); signal.addEventListener("abort", () => { clearTimeout(timer); done(); }, { once: true }); });
+    await seen(signal);
   }
 }
 

@@ -46,6 +46,9 @@ export function bytes(count) {
   return `${count.toFixed(at && count < 100 ? 1 : 0)} ${units[at]}`;
 }
 
+/** That a list has more than is shown of it; nothing where that is all. */
+export const cut = (all, shown) => (all > shown ? el("p", { class: "soft" }, `... and ${count(all - shown)} more`) : null);
+
 export const count = (value) => Number(value).toLocaleString("en");
 /** How many a second: one in a while is not none. */
 export const rate = (value) => Number(value).toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });

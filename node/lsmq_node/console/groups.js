@@ -1,11 +1,12 @@
 // Groups: who is in one, how far it is behind, and having it go on from somewhere else.
 import { address, ask, further, keep } from "/console/console.js";
-import { act, count, el, fields, line, moment, table, when } from "/console/drawing.js";
+import { act, count, cut, el, fields, line, moment, table, when } from "/console/drawing.js";
 import { only } from "/console/rights.js";
 
 const enc = encodeURIComponent;
 const PAGE = 100;
 const RANGES = 6;
+const LAGS = 10;
 const WHERE = { earliest: "the first message kept", latest: "the end", offset: "an offset", time: "a time (UTC), or -15m, -2h, -1d" };
 
 export async function groups(into, parts, query) {
@@ -13,6 +14,7 @@ export async function groups(into, parts, query) {
   const found = await ask(`/v1/groups?limit=${PAGE}&after=${enc(query.get("after") ?? "")}`);
   const details = new Map(found.details.map((each) => [each.group, each]));
   into.append(el("h1", {}, "Groups"), el("p", { class: "soft" }, "Of the shards at this node; members where it coordinates the group."),
+    fields(query, { after: "Names after" }, (given) => { location.hash = address("/groups", given); }),
     table("Groups", ["group", "mode", "state", "#members", "#stalled"], found.groups.map((name) => {
       const known = details.get(name);
       return [el("a", { href: address(`/groups/${enc(name)}`) }, name), known?.mode ?? "", known?.state ?? "", known?.members ?? "", known?.stalled ?? ""];
@@ -27,17 +29,19 @@ async function group(into, name, query) {
     if (found.mode === "work_queue") into.append(el("p", {}, "A work queue: workers take single messages, and are not kept as members."));
     else into.append(el("p", {}, `${found.mode}, ${found.state}, generation ${found.generation}`),
       table("Members", ["member", "client", "#queues", "owns", "#waits for", "#heard ms ago", "stalled"], found.members.slice(0, PAGE).map((each) => [
-        each.id, each.client, count(each.queues), owned(each.assigned), count(each.pending), count(each.heartbeat_age_ms), each.stalled ? "yes" : ""])));
+        each.id, each.client, count(each.queues), owned(each.assigned), count(each.pending), count(each.heartbeat_age_ms), each.stalled ? "yes" : ""])),
+      cut(found.members.length, PAGE) ?? "");
   } catch (error) {
     if (error.code !== "unknown_group") throw error;
     into.append(el("p", { class: "soft" }, "It has no members, and had none lately."));
   }
-  const wanted = query.get("topic") ? [...new Set([query.get("topic"), ...found.topics.map((each) => each.topic)])] : found.topics.map((each) => each.topic);
+  const { topics: known } = await ask(`/v1/groups/${enc(name)}/topics`);
+  const wanted = [...new Set([query.get("topic"), ...found.topics.map((each) => each.topic), ...known])].filter(Boolean);
   const behind = el("div");
-  if (wanted.length) into.append(el("h2", {}, "Behind"), behind);
+  if (wanted.length) into.append(el("h2", {}, "Behind"), behind, cut(wanted.length, LAGS) ?? "");
   if (found.mode === "work_queue") await atWork(into, name, query);
-  else into.append(el("h2", {}, "Go on from somewhere else"), where(name, query, found.topics[0]?.topic ?? ""));
-  const look = () => lags(behind, name, wanted.slice(0, 10));
+  else into.append(el("h2", {}, "Go on from somewhere else"), where(name, query, wanted[0] ?? ""));
+  const look = () => lags(behind, name, wanted.slice(0, LAGS));
   if (wanted.length) await look();
   if (query.get("to")) await preview(into, name, query, found.members.length);
   if (wanted.length) await keep(5000, look);
@@ -123,7 +127,7 @@ async function preview(into, name, query, members) {
     const difference = Math.max(move.committed ?? 0, move.earliest) - move.to;
     return [move.queue, move.committed === null ? "-" : count(move.committed), count(move.to), count(Math.max(difference, 0)), count(Math.max(-difference, 0))];
   })));
-  if (found.queues > found.moves.length) place.append(el("p", { class: "soft" }, `... and ${count(found.queues - found.moves.length)} more`));
+  place.append(cut(found.queues, found.moves.length) ?? "");
   const needs = [["alter", "group", name.split("/")[0]], ["read", "topic", body.topic]];
   place.append(el("p", {}, only(needs, () => act(members ? "Reset, though members live" : "Reset", async () => {
     const done = await steps(name, { ...body, force: members > 0 }, (sum) => { said.textContent = `offsets set: ${count(sum.queues)}`; }, "POST");

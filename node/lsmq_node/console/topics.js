@@ -11,7 +11,7 @@ export async function topics(into, parts, query, signal) {
   if (parts.length >= 2) return queue(into, parts, query, signal);
   if (parts.length === 1) return topic(into, parts[0], query);
   const known = await ask(`/v1/topics?limit=${PAGE}&after=${enc(query.get("after") ?? "")}`);
-  into.append(el("h1", {}, "Topics"), table("Topics", ["topic", "#queues", "options"], known.topics.map((each) => [
+  into.append(el("h1", {}, "Topics"), fields(query, { after: "Names after" }, (given) => { location.hash = address("/topics", given); }), table("Topics", ["topic", "#queues", "options"], known.topics.map((each) => [
     el("a", { href: address(`/topics/${enc(each.name)}`) }, each.name), each.named ? "named" : count(each.queues), JSON.stringify(each.options)])),
     further("/topics", query, known.next) ?? "");
 }
