@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import ssl
 import urllib.request
@@ -9,6 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+
+#: How an opener fails where no node answers: a port that nobody listens on may give back what it is sent.
+NO_ANSWER = (OSError, http.client.HTTPException)
 
 
 def opener(ca: Path | None = None) -> urllib.request.OpenerDirector:

@@ -6,8 +6,10 @@ import io
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
@@ -21,6 +23,7 @@ from lsmq import Unavailable
 from lsmq.cli import main
 from lsmq.sync import Client, Consumer, Producer
 from lsmq_lab.local_cluster import LocalCluster, choose_ports
+from lsmq_lab.local_cluster.status import answers, ask
 from support.waiting import eventually
 from support.zookeeper_server import asked
 
@@ -311,3 +314,20 @@ def test_a_node_that_is_added_gets_its_share_by_itself_once_moves_are_not_paused
         assert not any(found["pinned"] for found in json.loads(shard(url, "list", "--json")))
     finally:
         run("down", "--dir", directory, "--delete")
+
+
+def test_a_port_that_gives_back_what_it_is_sent_is_no_node() -> None:
+    """A connection to a port of this machine that nobody listens on is sometimes one with itself."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1/cluster"
+
+        def echo() -> None:
+            for _ in range(2):
+                with listening.accept()[0] as connection:
+                    connection.sendall(connection.recv(4096))
+
+        thread = threading.Thread(target=echo)
+        thread.start()
+        assert ask(url, 60) is None
+        assert not answers(url, 60)
+        thread.join()

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lsmq_coordinator.authority import Authority
-from lsmq_lab.believed import believing, opener
+from lsmq_lab.believed import NO_ANSWER, believing, opener
 from lsmq_lab.benchmarks.environment import disk_bytes, peak_resident_bytes
 from lsmq_lab.benchmarks.report import BenchFailed
 from lsmq_lab.benchmarks.server_processes import free_port, stop
@@ -173,7 +173,7 @@ def _answers(setup: Setup, address: str, ca: Path | None) -> bool:
         try:
             with opener(ca).open(f"{address}/readyz", timeout=1):
                 return True
-        except OSError:
+        except NO_ANSWER:
             return False
     redis = importlib.import_module("redis")
     client = redis.Redis(port=int(address))

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from lsmq import Client
-from lsmq_lab.believed import opener
+from lsmq_lab.believed import NO_ANSWER, opener
 
 from .harness import Drill, DrillRun, led_by
 
@@ -55,7 +55,7 @@ def _post(url: str, document: Mapping[str, Any]) -> bool:
     except urllib.error.HTTPError as error:
         error.close()
         return False
-    except OSError:
+    except NO_ANSWER:
         return False
 
 

@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ..believed import opener
+from ..believed import NO_ANSWER, opener
 from .plan import ClusterPlan, NodePlan
 from .process import ProcessState
 
@@ -96,7 +96,7 @@ def ask(url: str, timeout: float = ASK_TIMEOUT_S, ca: Path | None = None, token:
     except urllib.error.HTTPError as error:
         error.close()
         return None
-    except (OSError, ValueError):
+    except (*NO_ANSWER, ValueError):
         return None
 
 
@@ -106,7 +106,7 @@ def answers(url: str, timeout: float = ASK_TIMEOUT_S, ca: Path | None = None) ->
         opener(ca).open(url, timeout=timeout).close()
     except urllib.error.HTTPError as error:
         error.close()
-    except OSError:
+    except NO_ANSWER:
         return False
     return True
 
