@@ -37,7 +37,6 @@ class QueueRequests:
 
         At most ``limit``; all, when that is left out. Raises ``UnknownTopic``.
         """
-        deadline = self._deadline()
         found: list[NamedQueue] = []
         while limit is None or len(found) < limit:
             params = {"prefix": prefix} if prefix else {}
@@ -45,7 +44,7 @@ class QueueRequests:
                 params["after"] = after
             params["limit"] = str(_LISTED_A_REQUEST if limit is None else min(limit - len(found), _LISTED_A_REQUEST))
             path = f"{topic_path(topic)}/queues"
-            answer, _ = await self._router.ask_any("GET", path, params=params, deadline=deadline)
+            answer, _ = await self._router.ask_any("GET", path, params=params, deadline=self._deadline())
             page, following = answer.parsed(
                 lambda page: ([NamedQueue.from_dict(each) for each in page["queues"]], page["next"])
             )

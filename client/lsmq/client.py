@@ -268,10 +268,9 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
 
     async def topics(self) -> list[Topic]:
         """All topics, as the node that answers knows them."""
-        deadline = self._deadline()
 
         async def ask(params: dict[str, str]) -> Response:
-            return (await self._router.ask_any("GET", "/v1/topics", params=params, deadline=deadline))[0]
+            return (await self._router.ask_any("GET", "/v1/topics", params=params, deadline=self._deadline()))[0]
 
         pages = await all_pages(ask, lambda page: [Topic.from_dict(fields) for fields in page["topics"]])
         return [self._router.table.learn_leaders(topic) for page in pages for topic in page]
@@ -335,7 +334,6 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
                 f"topic {topic.name!r} has queues with names: queues() lists them; or say which, by their numbers"
             )
         path = f"{topic_path(topic.name)}/offsets"
-        deadline = self._deadline()
 
         async def ask(route: Route, owned: Sequence[int]) -> list[list[Sequence[int]]]:
             answers = []
@@ -344,7 +342,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
                 if at_time is not None:
                     params["time_ms"] = str(to_ms(at_time))
                 answer = await self._router.ask_leader(
-                    topic, route.shard, "GET", path, params=params, deadline=deadline
+                    topic, route.shard, "GET", path, params=params, deadline=self._deadline()
                 )
                 answers.append(answer.parsed(bounds_columns))
             return answers
@@ -440,7 +438,6 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
 
     async def groups(self) -> list[str]:
         """Names of the groups that have committed offsets."""
-        deadline = self._deadline()
         holders: dict[int, Topic] = {}
         for topic in await self.topics():
             for route in topic.routes:
@@ -450,7 +447,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         async def pages_of(shard: int, topic: Topic) -> list[list[str]]:
             return await all_pages(
                 lambda params: self._router.ask_leader(
-                    topic, shard, "GET", "/v1/groups", params=params, deadline=deadline
+                    topic, shard, "GET", "/v1/groups", params=params, deadline=self._deadline()
                 ),
                 lambda page: [str(group) for group in page["groups"]],
             )
@@ -467,7 +464,6 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
 
     async def _committed_offsets(self, group: str, topic: Topic) -> dict[int, int]:
         path = f"{group_path(group)}/offsets"
-        deadline = self._deadline()
         which = "slots" if topic.named else "queues"
 
         async def ask(route: Route, owned: Sequence[int]) -> dict[int, int]:
@@ -475,7 +471,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
             for chunk in chunks_of_ranges(owned):
                 params = {"topic": topic.name, which: chunk}
                 answer = await self._router.ask_leader(
-                    topic, route.shard, "GET", path, params=params, deadline=deadline
+                    topic, route.shard, "GET", path, params=params, deadline=self._deadline()
                 )
                 found.update(answer.parsed(offset_by_queue))
             return found

@@ -401,7 +401,7 @@ class WorkQueue(Iterated[Task]):
 
         Raises ``UnknownGroup`` before the first pop. Costs the nodes a look at all that are in flight.
         """
-        return await list_held(self._client, self.topic, self.group, limit, self._client._deadline())
+        return await list_held(self._client, self.topic, self.group, limit)
 
     async def end_held(self, held: HeldMessage, how: Literal["release", "dead_letter", "ack"]) -> None:
         """End a delivery in its consumer's stead, who is refused when he settles it: durable on return.

@@ -119,13 +119,14 @@ def _shard_rows(fields: Mapping[str, Any]) -> tuple[str, list[_ShardRow]]:
     return str(fields["dead_letter_topic"]), rows
 
 
-async def list_held(client: Client, topic: str, group: str, limit: int, deadline: Deadline) -> list[HeldMessage]:
+async def list_held(client: Client, topic: str, group: str, limit: int) -> list[HeldMessage]:
     """Up to so many, by shard, queue and offset. Raises ``UnknownGroup`` where it is no work queue."""
     found: list[HeldMessage] = []
     params = {"topic": topic}
     while len(found) < limit:
         params["limit"] = str(min(limit - len(found), _PAGE))
-        answer, _ = await client._router.ask_any("GET", f"{group_path(group)}/held", params=params, deadline=deadline)
+        path, deadline = f"{group_path(group)}/held", client._deadline()
+        answer, _ = await client._router.ask_any("GET", path, params=params, deadline=deadline)
         page, following = answer.parsed(
             lambda value: ([of_known(HeldMessage, each) for each in value["messages"]], value["next"])
         )
