@@ -337,6 +337,18 @@ def test_whoever_says_where_dead_letters_go_may_write_there(realm: Realm) -> Non
     eventually(lambda: tenant.get("/v1/topics/own.dead", None).status == 200, "there is a dead letter")
 
 
+def test_whoever_has_a_work_queue_delete_what_is_done_may_delete_it(realm: Realm) -> None:
+    own = (("group", "shop.*", "all"), ("topic", "t", "read"))
+    _, reader = realm.somebody(rights=own)
+    _, owner = realm.somebody(rights=(*own, ("topic", "t", "delete")))
+    path, deleting = "/v1/groups/shop.workers/work-queue", {"topic": "t", "delete_on_ack": True}
+    refused = reader.call("PUT", path, deleting, status=403)
+    assert refused.error["right"] == "delete topic t"
+    reader.call("PUT", path, {"topic": "t", "delete_on_ack": False}, status=200)
+    owner.call("PUT", path, deleting, status=200)
+    reader.call("PUT", path, {"topic": "t"}, status=200)
+
+
 def test_whoever_has_messages_moved_to_a_topic_may_write_to_it(realm: Realm) -> None:
     _, tenant = realm.somebody(("tenant", "mine."))
     over = {"queue_max_messages": 1, "overflow": "drop_oldest"}

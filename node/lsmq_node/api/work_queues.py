@@ -254,6 +254,8 @@ async def configure_work_queue(call: Call) -> web.StreamResponse:
     given = {name: value for name, value in document.items() if name in schemas.SETTINGS_FIELDS}
     if given.get("dead_letter") is not None:  # What he refuses goes there, with what he wrote into it.
         call.asker.check(ResourceKind.TOPIC, given["dead_letter"], Action.WRITE)
+    if given.get("delete_on_ack"):  # For every reader of the topic.
+        call.asker.check(ResourceKind.TOPIC, topic.name, Action.DELETE)
     works = await service.configure(group, topic, service.wanted(topic, document.get("shards")), given)
     return answer(call.request, _description(group, topic, [await work.state() for work in works]))
 
