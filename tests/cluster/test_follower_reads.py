@@ -13,7 +13,7 @@ import pytest
 import xxhash
 
 from lsmq import Client, Consumer, Producer
-from lsmq.record_batch import Message
+from lsmq.record_batch import Message, message_id
 from lsmq_lab.history import History, Verdict
 from lsmq_lab.history import Reading as Received
 from lsmq_lab.local_cluster import LocalCluster
@@ -358,6 +358,28 @@ def test_from_says_who_is_to_answer(cluster: LocalCluster) -> None:
         assert (status, document["error"]["retriable"]) == (503, True), "it may come yet"
         assert ask(f"{url}{path}?from=any&offset=latest")[2]["next_offset"] == 1
     assert ask(f"{leader}{path}?from=moon")[0] == 400
+
+
+def test_a_follower_does_not_say_that_there_is_not_what_it_may_not_have_got_yet(cluster: LocalCluster) -> None:
+    async def run() -> tuple[int, list[Any]]:
+        async with Client([node.url for node in cluster.plan.nodes]) as client:
+            in_sync(cluster)
+            topic = await client.create_topic("later", queues=1)
+            named = await client.create_topic("by-name", queues="named")
+            return topic.id, [named.routes[0].leader, *named.routes[0].followers]
+
+    topic_id, (leader, *followers) = asyncio.run(run())
+    for source in ("any", "auto", "follower"):
+        message = f"/v1/messages/{message_id(topic_id, 0, 0)}?from={source}"
+        queue = f"/v1/topics/by-name/queues/none/messages?from={source}"
+        for url in followers:
+            status, _, document = ask(f"{url}{message}")
+            assert (status, document["error"]["retriable"]) == (503, True)
+            status, _, document = ask(f"{url}{queue}")
+            assert (status, document["error"]["leader"]) == (421, leader)
+            assert ask(f"{url}{queue}", **{"Lsmq-Forward": "pass"})[0] == 404, "its leader says so"
+        assert ask(f"{leader}{queue}")[0] == 404
+    assert ask(f"{leader}/v1/messages/{message_id(topic_id, 0, 0)}?from=any")[0] == 404
 
 
 class Members:

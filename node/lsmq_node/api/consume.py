@@ -14,6 +14,7 @@ from lsmq.errors import (
     OffsetOutOfRange,
     ReadElsewhere,
     TopicReplaced,
+    Unavailable,
     UnknownMessage,
     UnknownQueue,
     UnknownTopic,
@@ -148,6 +149,8 @@ async def get_message(call: Call) -> web.StreamResponse:
             topic=topic, queue=queue, offset=offset, max_records=1, max_bytes=1, source=ReadFrom(call.query["from"])
         )
         found = await broker.read(request, call.hold)
+        if not found and not broker.topology.leadership(broker.shard_of(topic, queue)).here:
+            raise Unavailable(f"this follower has queue {queue} up to offset {offset} so far", latest=offset)
     except UnknownTopic as error:
         raise UnknownMessage(f"no message has the id {identity}: its topic was deleted", id=identity) from error
     except UnknownQueue as error:

@@ -137,6 +137,9 @@ class BrokerNames:
     async def number(self, topic: StoredTopic, name: str, source: ReadFrom = ReadFrom.LEADER, wait_ms: int = 0) -> int:
         """The number of a queue, once it is there. Raises ``UnknownQueue``, ``NotLeader``, ``Unavailable``."""
         (number,) = await self.numbers(topic, (name,), source)
+        if number < 0 and source is not ReadFrom.LEADER:  # A follower has not got it yet, or it is not there.
+            source = ReadFrom.LEADER
+            (number,) = await self.numbers(topic, (name,), source)
         if number >= 0:
             return number
         if wait_ms and not self._waiters.closed:
