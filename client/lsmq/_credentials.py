@@ -25,7 +25,8 @@ class CredentialOptions(TypedDict, total=False):
 
 
 class Credentials:
-    """A token that is in a file is read again when a node takes it no longer: it may have been rotated."""
+    """Where a node takes a token no longer, its file or function is asked again: it may have been rotated, or have
+    expired while a request was held."""
 
     def __init__(self, token: TokenSource | None = None, token_file: str | Path | None = None) -> None:
         """Raises ``InvalidRequest``."""
@@ -57,13 +58,10 @@ class Credentials:
         return {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
 
     def renewed(self, shown: Mapping[str, str]) -> bool:
-        """Whether the file has another token by now than was ``shown``, by a request that may not have been the only
-        one under way; it counts from here on. Raises ``InvalidRequest``.
-
-        What a function gave was the newest."""
-        if self._file is None:
-            return False
-        self._token = _read(self._file)
+        """Whether there is another token by now than was ``shown``, by a request that may not have been the only one
+        under way; it counts from here on. Raises ``InvalidRequest``."""
+        if self._file is not None:
+            self._token = _read(self._file)
         return self.headers() != shown
 
 

@@ -15,6 +15,7 @@ import socket
 import ssl
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -175,12 +176,13 @@ class Transport:
         also: Container[int] = (),
         trace: Mapping[str, str] | None = None,
         must_lead: Sequence[int] = (),
+        again: bool = False,
     ) -> Response:
         """Send one request. ``value`` is packed as msgpack; ``body`` goes out as it is.
 
         ``topic`` is the one in the path or in ``value``. ``stall_s`` bounds the time without any bytes.
         Answers with a status in ``also`` count as such, and not as errors. ``trace`` are headers that say of which
-        trace it is. ``must_lead``: see ``FETCH_SHARDS_HEADER``.
+        trace it is. ``must_lead``: see ``FETCH_SHARDS_HEADER``. ``again``: with a newer token than the first time.
 
         Raises the node's error, ``ConnectionFailed`` or ``TimedOut``.
         """
@@ -213,7 +215,7 @@ class Transport:
                 ssl=self._context(url),
             ) as response:
                 answered = await _body_of(response, url)
-                if response.status == 401 and self._credentials.renewed(shown):
+                if response.status == 401 and not again and self._credentials.renewed(shown):
                     return await self.request(
                         method,
                         url,
@@ -227,6 +229,7 @@ class Transport:
                         also=also,
                         trace=trace,
                         must_lead=must_lead,
+                        again=True,
                     )
                 if response.status >= 300 and response.status not in also:
                     error = error_from_answer(url, response.status, response.content_type, answered)
@@ -262,15 +265,16 @@ class Transport:
 
     async def websocket(
         self, url: str, *, params: Mapping[str, str], protocol: str, timeout_s: float, topic: Topic
-    ) -> aiohttp.ClientWebSocketResponse:
-        """A WebSocket, whose pings are the caller's to answer.
+    ) -> tuple[aiohttp.ClientWebSocketResponse, Callable[[], bool]]:
+        """A WebSocket, whose pings are the caller's to answer, and what says whether there is a newer token than it was
+        opened with.
 
         Raises ``ConnectionFailed`` or ``TimedOut``; what the node has against it, it says in a frame.
         """
         session, shown = self._open_session(), self._credentials.headers()
         try:
             async with asyncio.timeout(timeout_s):
-                return await session.ws_connect(
+                socket = await session.ws_connect(
                     url,
                     params=params,
                     protocols=(protocol,),
@@ -279,6 +283,7 @@ class Transport:
                     max_msg_size=MAX_ANSWER_BYTES,
                     ssl=self._context(url),
                 )
+                return socket, partial(self._credentials.renewed, shown)
         except aiohttp.InvalidURL as error:
             raise _no_url(url) from error
         except aiohttp.WSServerHandshakeError as error:

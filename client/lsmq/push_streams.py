@@ -24,7 +24,7 @@ from lsmq._retries import Backoff, Deadline, give_up
 from lsmq._transport import Transport
 from lsmq.background_tasks import BackgroundTasks
 from lsmq.client import Client
-from lsmq.errors import ConnectionFailed, LsmqError, NotLeader, TimedOut, from_dict
+from lsmq.errors import ConnectionFailed, LsmqError, NotLeader, TimedOut, Unauthenticated, Unavailable, from_dict
 from lsmq.group_values import Ranges, from_pairs
 from lsmq.topics import Topic
 
@@ -69,9 +69,10 @@ class PushLink:
 
     async def run(self, path: str, params: Mapping[str, str], timeout_s: float) -> None:
         """Until :meth:`close`. Raises why it ended otherwise."""
-        socket = self._socket = await self._transport.websocket(
+        socket, has_newer_token = await self._transport.websocket(
             self.url + path, params=params, protocol=PROTOCOL, timeout_s=timeout_s, topic=self._topic
         )
+        self._socket = socket
         if self._closing:  # Whoever closes it found no socket.
             await socket.close()
             return
@@ -83,6 +84,10 @@ class PushLink:
             if not self._closing:
                 reason = str(error) or type(error).__name__
                 raise ConnectionFailed(f"the stream from {self.url} broke: {reason}", url=self.url) from error
+        except Unauthenticated as error:
+            if has_newer_token():
+                raise Unavailable(f"the token of the stream from {self.url} is over, and there is another") from error
+            raise
         finally:
             self.is_open = False
             await background.end()

@@ -12,10 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from lsmq import Client, GrantedRole, InvalidRequest, Right, Rights, Unauthenticated, UnknownPrincipal, sync
+from lsmq import (
+    Client,
+    Consumer,
+    GrantedRole,
+    InvalidRequest,
+    Producer,
+    PushConsumer,
+    Right,
+    Rights,
+    Unauthenticated,
+    UnknownPrincipal,
+    sync,
+)
+from lsmq._credentials import CredentialOptions
 from support.node_process import NodeProcess
 from support.python_process import run_python
-from support.waiting import eventually
+from support.waiting import comes_true, eventually
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -181,6 +194,39 @@ async def test_all_who_showed_a_token_that_was_exchanged_in_its_file_show_the_ne
                 _write(file, (await rights.rotate_token("many", overlap_ms=0)).token)
                 found = await asyncio.gather(*(many.topic("many.topic") for _ in range(8)))
                 assert {topic.name for topic in found} == {"many.topic"}
+
+
+@pytest.mark.parametrize("kept", ["file", "function"])
+async def test_what_is_held_goes_on_with_a_newer_token_when_its_own_ends(
+    node: NodeProcess, tmp_path: Path, kept: str
+) -> None:
+    topic, file = f"held-by-{kept}", tmp_path / "token"
+    async with Client(node.url, token_file=node.data / "admin.token") as admin:
+        await admin.create_topic(topic)
+        rights, role = Rights(admin), GrantedRole("consumer", "")
+        first, second = [(await rights.create_token(f"{kept}-{n}", roles=[role])).token for n in range(2)]
+        file.touch(0o600)
+        file.write_text(first)
+        shown: CredentialOptions = {"token_file": file} if kept == "file" else {"token": file.read_text}
+        async with (
+            Producer(admin, topic) as producer,
+            Client(node.url, **shown) as own,
+            Consumer(own, topic, start="earliest") as consumer,
+            PushConsumer(own, topic, group=topic) as pushed,
+        ):
+            await producer.send_and_wait("before")
+            for each in (consumer, pushed):
+                assert [message.text() for message in await each.poll()] == ["before"]
+
+            async def holds() -> bool:
+                return bool((await admin.ask("GET", "/v1/status"))["waiters"])
+
+            await comes_true(holds, "a read is held")
+            file.write_text(second)
+            await rights.revoke_tokens(f"{kept}-0")
+            await producer.send_and_wait("after")
+            for each in (consumer, pushed):
+                assert [message.text() for message in await each.poll()][-1] == "after"
 
 
 def test_a_file_that_is_no_token_is_refused_before_anything_is_sent(tmp_path: Path) -> None:

@@ -368,9 +368,9 @@ async def test_a_stream_that_opens_as_it_is_closed_is_closed_too() -> None:
             self.closed = True
 
     class Opening:
-        async def websocket(self, *_: object, **__: object) -> Socket:
+        async def websocket(self, *_: object, **__: object) -> tuple[Socket, Callable[[], bool]]:
             await link.close()
-            return socket
+            return socket, lambda: False
 
     socket, topic = Socket(), Topic("t", 1, 1, {}, 0, ())
     link = PushLink(Opening(), "http://n1", topic, lambda *_: None, lambda: None)  # type: ignore[arg-type]
