@@ -85,7 +85,8 @@ class DelayedMessages:
         return await read(self.client, "GET", self._one(id), self._info)
 
     async def cancel(self, id: str) -> None:
-        """It never comes; durable on return. Raises ``UnknownMessage``, or ``AlreadyDelivered`` where it has come."""
+        """It never comes; durable on return. Raises ``UnknownMessage``, or ``AlreadyDelivered`` where it was due: it
+        has come then, unless it was cancelled before, as by this request where its first answer was lost."""
         await self.client._router.ask_any(
             "DELETE", self._one(id), deadline=self.client._deadline(), accept_repeated=UnknownMessage
         )
