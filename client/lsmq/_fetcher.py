@@ -31,7 +31,7 @@ from lsmq._follower_reads import (
 from lsmq._outages import Attempts
 from lsmq._paths import topic_path
 from lsmq._queue_positions import QueuePositions
-from lsmq._retries import Backoff, Deadline
+from lsmq._retries import Backoff, Deadline, was_held
 from lsmq._router import POLL_SILENCE_S, SILENCE_S
 from lsmq._transport import BATCHES, MSGPACK
 from lsmq.client import Client
@@ -259,11 +259,15 @@ class Fetcher:
                 self._go_to_followers(CHOSEN)
             if await self._follower_reads.some_near():
                 deadline = None
+            asked_s = runtime.monotonic()
             try:
                 moved = await self._fetch()
             except UnknownFetchSession:
                 continue  # All queues are named again.
             except LsmqError as error:
+                if was_held(error, runtime.monotonic() - asked_s):
+                    deadline = None
+                    self._attempts.passed(self._shards)
                 deadline = deadline or Deadline(self._options.deadline_ms)
                 if not self._router.worth_retrying(error) or deadline.passed:
                     raise

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lsmq._outages import Attempts
 from lsmq._paths import group_path
-from lsmq._retries import Backoff, Deadline, give_up
+from lsmq._retries import Backoff, Deadline, give_up, was_held
 from lsmq._router import POLL_SILENCE_S
 from lsmq._wire_values import message_from_dict
 from lsmq.errors import LsmqError, Unavailable
@@ -154,10 +154,10 @@ class PopLoop:
     async def _pop(self, topic: Topic, held: _Held) -> None:
         router, url, shards = self._client._router, held.url, held.shards
         backoff = self._backoffs.setdefault(url, Backoff())
+        asked_at = asyncio.get_running_loop().time()
         try:
             if url is None:
                 raise Unavailable(f"shard {shards[0]} of topic {topic.name!r} has no leader now", sent=False)
-            asked_at = asyncio.get_running_loop().time()
             value: dict[str, Any] = {
                 "topic": topic.name,
                 "shards": list(shards),
@@ -192,6 +192,9 @@ class PopLoop:
         except LsmqError as error:
             if not router.worth_retrying(error):
                 raise
+            if was_held(error, asyncio.get_running_loop().time() - asked_at):
+                self._failing = None
+                self._attempts.passed(shards)
             if self._failing is None:
                 self._failing = Deadline(self._deadline_ms)
             if self._failing.passed:

@@ -12,7 +12,7 @@ import asyncio
 import math
 
 from lsmq import runtime
-from lsmq.errors import LsmqError, NotEnoughReplicas, NotLeader, QuotaExceeded, StoreBusy, TooManyDelayed
+from lsmq.errors import LsmqError, NotEnoughReplicas, NotLeader, QuotaExceeded, StoreBusy, TimedOut, TooManyDelayed
 
 FIRST_PAUSE_MS = 20
 LONGEST_PAUSE_MS = 1_000
@@ -24,6 +24,9 @@ _REFUSED = (StoreBusy, NotLeader, NotEnoughReplicas, QuotaExceeded, TooManyDelay
 
 #: As a deadline: whoever has it tries for ever.
 NEVER_MS = math.inf
+
+#: A long poll that ends later than that by an error was held by a node that lived.
+_HELD_S = 5.0
 
 #: What an attempt gets that begins as the deadline passes: a busy machine answers within it, too.
 LEAST_ATTEMPT_S = 0.25
@@ -103,6 +106,11 @@ class Backoff:
 def maybe_carried_out(error: LsmqError) -> bool:
     """Whether the node may have done what was asked although this error came of it."""
     return bool(error.details.get("sent", not isinstance(error, _REFUSED)))
+
+
+def was_held(error: LsmqError, took_s: float) -> bool:
+    """Whether a long poll, which failed then, had been held: what failed before it is over, though nothing came."""
+    return took_s >= _HELD_S and not isinstance(error, TimedOut)
 
 
 def give_up(error: LsmqError, method: str, path: str, deadline: Deadline) -> LsmqError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -209,3 +210,41 @@ async def test_heartbeats_that_fail_do_not_flood_the_log(
             await comes_true(lambda: said(logging.DEBUG) >= 6, "most of it is not said")
             assert 2 <= said(logging.WARNING) < said(logging.DEBUG)
             await asyncio.to_thread(node.start)
+
+
+@pytest.mark.slow
+async def test_who_waits_where_nothing_comes_outlives_a_second_outage(tmp_path: Path) -> None:
+    """Long polls that are held for longer than the deadline, between two restarts, have not failed all that time."""
+    node = NodeProcess(tmp_path / "data").start()
+    clock, options = asyncio.get_running_loop().time, {"deadline_ms": 10_000, "wait_ms": 25_000}
+    done = list[str]()
+    try:
+        async with Client(node.url) as client:
+            await client.create_topic("idle")
+            async with (
+                WorkQueue(client, "idle", "workers", **options) as work,
+                Consumer(client, "idle", start="earliest", **options) as consumer,
+            ):
+
+                async def handle(task: Task) -> None:
+                    done.append(task.text())
+                    await task.ack()
+
+                async def held() -> bool:
+                    return bool((await client.ask("GET", "/v1/status"))["waiters"] == 2)
+
+                working, reading = asyncio.create_task(work.run(handle)), asyncio.create_task(consumer.poll())
+                for wait_s in (0, 11):
+                    await comes_true(held, "both are held")
+                    until = clock() + wait_s
+                    await comes_true(lambda until=until: clock() >= until, "the deadline has passed")  # type: ignore[misc]
+                    await asyncio.to_thread(node.kill9)
+                    await asyncio.to_thread(node.start)
+                async with Producer(client, "idle") as producer:
+                    await producer.send_and_wait("x")
+                assert [message.text() for message in await reading] == ["x"]
+                await comes_true(lambda: done == ["x"] or working.done(), "it is worked on")
+                await work.close()
+                await working
+    finally:
+        node.kill9()
