@@ -207,6 +207,28 @@ def test_receipts_of_several_leaders_are_settled_in_one_request_and_each_is_told
         assert ask(f"{group}/ack", "POST", {"topic": topic, "receipts": both}, Lsmq_Forward="refuse")[0] == 421
 
 
+def test_a_work_queue_is_configured_and_described_in_all_shards_whichever_node_is_asked(
+    urls: list[str], topic: str
+) -> None:
+    every = [{"queue": queue, "body": str(queue)} for queue in range(QUEUES)]
+    assert ask(f"{urls[0]}/v1/topics/{topic}/messages", "POST", {"messages": every})[0] == 200
+    for at, url in enumerate(urls):
+        path = f"/v1/groups/{topic}-{at}/work-queue"
+        status, put = ask(url + path, "PUT", {"topic": topic, "order": "key", "max_deliveries": 3 + at})
+        status_there, found = ask(f"{urls[at - 1]}{path}?topic={topic}")
+        assert status == status_there == 200 and put == found
+        shards = [each["shard"] for each in found["shards"]]
+        assert len(shards) > 1 and shards == sorted(set(shards))
+        assert {each["settings"]["max_deliveries"] for each in found["shards"]} == {3 + at}
+        assert sum(each["undelivered"] for each in found["shards"]) == QUEUES
+        (alone,) = ask(f"{url}{path}?topic={topic}&shard={shards[-1]}")[1]["shards"]
+        assert alone == found["shards"][-1]
+        led = ask(f"{url}{path}?topic={topic}", Lsmq_Forward="refuse")[1]["shards"]
+        assert 0 < len(led) < len(shards)
+        status, answer = ask(f"{url}/v1/groups/{topic}-{at}/pop", "POST", {"topic": topic, "shards": shards})
+        assert (status, answer["error"]["code"]) == (400, "invalid_request") and "several nodes" in str(answer)
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_a_group_is_reset_in_all_shards_whichever_node_is_asked(urls: list[str], named: bool) -> None:
     name = next(TOPICS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from operator import itemgetter
@@ -26,6 +26,7 @@ from lsmq.errors import (
     UnknownTopic,
 )
 from lsmq.record_batch import message_id
+from lsmq_node.config import Forward
 from lsmq_node.rights import Action, ResourceKind
 from lsmq_node.storage import StoredTopic
 from lsmq_node.workers import LARGE_BYTES
@@ -58,6 +59,7 @@ How = Callable[[DeliveryReceipt, int], Refusal | None]
 ROUTES = Routes("work")
 _ERRORS = (UnknownTopic, TopicReplaced, NotLeader, GroupModeMismatch, NotEnoughReplicas, DocumentsFull)
 _SETTLED = Content("What became of the receipts; durable.", schemas.SETTLED)
+_SHARD = Parameter("shard", integer(0, 1_023), "This shard alone.")
 _DESCRIBED = Content("Of the shards meant.", schemas.WORK_QUEUE)
 
 
@@ -78,10 +80,17 @@ async def pop_messages(call: Call) -> web.StreamResponse:
     group, document = call.path("group"), await call.checked_document()
     topic = await call.topic(document["topic"])
     service, request = call.node.work, call.request
+    shards = service.wanted(topic, document.get("shards"))
+    if call.forward is not Forward.REFUSE and len(service.leaders(shards)) > 1:
+        raise InvalidRequest(
+            f"shards names {', '.join(map(str, shards))}, which several nodes lead; pop from those of one node: the "
+            "topic's routes say who leads which",
+            field="shards",
+        )
     found = await service.pop(
         group,
         topic,
-        service.wanted(topic, document.get("shards")),
+        shards,
         limit=document["max"],
         max_bytes=document["max_bytes"],
         visibility_ms=document.get("visibility_ms"),
@@ -92,8 +101,8 @@ async def pop_messages(call: Call) -> web.StreamResponse:
         hold=call.hold,
     )
     try:
-        others = [] if "shards" in document else service.other_leaders(topic)
-        popped = await _popped(call, topic, group, found, {"other_leaders": others} if others else {})
+        others = set() if "shards" in document else service.leaders(service.holding(topic), others=True)
+        popped = await _popped(call, topic, group, found, {"other_leaders": sorted(others)} if others else {})
         call.asker.check_again()  # Who may not any more is not given it.
         return popped
     except BaseException:
@@ -247,7 +256,7 @@ async def extend_messages(call: Call) -> web.StreamResponse:
 async def configure_work_queue(call: Call) -> web.StreamResponse:
     """Say how a work queue behaves.
 
-    At the leaders of the topic's shards, each of which keeps it. What is left out: the default.
+    In all of the topic's shards, or those named, whichever nodes lead them. What is left out: the default.
     """
     group, document = call.path("group"), await call.checked_document(filled=False)
     topic, service = await call.topic(document["topic"]), call.node.work
@@ -256,23 +265,58 @@ async def configure_work_queue(call: Call) -> web.StreamResponse:
         call.asker.check(ResourceKind.TOPIC, given["dead_letter"], Action.WRITE)
     if given.get("delete_on_ack"):  # For every reader of the topic.
         call.asker.check(ResourceKind.TOPIC, topic.name, Action.DELETE)
-    works = await service.configure(group, topic, service.wanted(topic, document.get("shards")), given)
-    return answer(call.request, _description(group, topic, [await work.state() for work in works]))
+
+    async def put(shards: Sequence[int]) -> dict[str, Any]:
+        works = await service.configure(group, topic, shards, given)
+        return _description(group, topic, [await work.state() for work in works])
+
+    def part(shard: int) -> ShardPart:
+        return ShardPart(shard, partial(put, [shard]), partial(encode, {**document, "shards": [shard]}, Format.MSGPACK))
+
+    return answer(call.request, await _of_shards(call, topic, document.get("shards"), put, part))
 
 
-@ROUTES.get("/v1/groups/{group}/work-queue", _DESCRIBED, parameters=(TOPIC,), errors=(*_ERRORS, UnknownGroup))
+@ROUTES.get(
+    "/v1/groups/{group}/work-queue",
+    _DESCRIBED,
+    parameters=(TOPIC, _SHARD),
+    errors=(*_ERRORS, UnknownGroup),
+)
 async def describe_work_queue(call: Call) -> web.StreamResponse:
     """How a work queue behaves, and how many messages are in which state.
 
-    Of the topic's shards that the node leads; where nobody has popped yet, all messages are new. Costs what their
-    queues cost to look at.
+    Of all of the topic's shards, whichever nodes lead them; where nobody has popped yet, all messages are new. Costs
+    what their queues cost to look at.
     """
     group, topic = call.path("group"), await call.topic(call.query["topic"])
-    service = call.node.work
-    shards = service.wanted(topic, None)
+    asked = call.query["shard"]
     await _check_known(call, topic)
-    states = [await service.state(group, topic, shard) for shard in shards]
-    return answer(call.request, _description(group, topic, states))
+
+    async def read(shards: Sequence[int]) -> dict[str, Any]:
+        return _description(group, topic, [await call.node.work.state(group, topic, shard) for shard in shards])
+
+    def part(shard: int) -> ShardPart:
+        url = call.request.rel_url.update_query(shard=str(shard))
+        return ShardPart(shard, partial(read, [shard]), path=url.raw_path_qs)
+
+    return answer(call.request, await _of_shards(call, topic, None if asked is None else [asked], read, part))
+
+
+async def _of_shards(
+    call: Call,
+    topic: StoredTopic,
+    named: Sequence[int] | None,
+    here: Callable[[Sequence[int]], Awaitable[dict[str, Any]]],
+    part: Callable[[int], ShardPart],
+) -> dict[str, Any]:
+    """A description of the shards named, or all: each as its leader has it. Who asks leaders himself is told of those
+    that are led here."""
+    service = call.node.work
+    shards = service.wanted(topic, service.holding(topic) if named is None else named)
+    if call.forward is not Forward.PASS or not is_split(call, shards):
+        return await here(service.wanted(topic, named))
+    found = await each_at_leader(call, [part(shard) for shard in shards])
+    return {**found[0], "shards": [each for one in found for each in one["shards"]]}
 
 
 @ROUTES.get(
@@ -280,7 +324,7 @@ async def describe_work_queue(call: Call) -> web.StreamResponse:
     Content("Delivered, and not settled.", schemas.HELD),
     parameters=(
         TOPIC,
-        Parameter("shard", integer(0, 1_023), "This shard alone."),
+        _SHARD,
         Parameter("limit", integer(1, _MOST_HELD, default=100), "At most so many."),
         Parameter("after", text(pattern=r"[0-9]{1,4}\.[0-9]{1,10}\.[0-9]{1,19}"), "`next` of the answer before."),
     ),
@@ -293,8 +337,8 @@ async def list_held(call: Call) -> web.StreamResponse:
     those of others as well, to end what hangs. Costs what a look at all that are in flight costs.
     """
     query, topic = call.query, await call.topic(call.query["topic"])
-    holding = [part.shard for part in call.broker.ranges(topic)]
-    shards = call.node.work.wanted(topic, holding if query["shard"] is None else [query["shard"]])
+    service = call.node.work
+    shards = service.wanted(topic, service.holding(topic) if query["shard"] is None else [query["shard"]])
     behind = (-1, -1, -1) if query["after"] is None else tuple(map(int, query["after"].split(".")))
     found: dict[str, Any] = {"messages": [], "next": None}
     for shard in (each for each in shards if each >= behind[0]):

@@ -91,9 +91,7 @@ SETTINGS_FIELDS: dict[str, Schema] = {
     },
 }
 _MAX_SHARDS = 1_024
-SHARDS: Schema = list_of(
-    integer(0, _MAX_SHARDS - 1), maxItems=_MAX_SHARDS, description="Shards meant; those led here, when left out."
-)
+_SHARDS: Schema = list_of(integer(0, _MAX_SHARDS - 1), maxItems=_MAX_SHARDS)
 
 
 POP: Schema = object_of(
@@ -112,7 +110,7 @@ POP: Schema = object_of(
         "wait_ms": integer(
             0, Limit("max_wait_ms"), "How long to wait for the first message when there is none.", default=0
         ),
-        "shards": SHARDS,
+        "shards": {**_SHARDS, "description": "Shards meant, which one node leads; those led here, when left out."},
         "order": {
             "enum": [order.value for order in Order],
             "description": "What the caller relies on: refused where the work queue has another order.",
@@ -209,7 +207,10 @@ HELD: Schema = object_of(
         "next": text("To go on from as `after`; null: that was all.", null=True),
     }
 )
-CONFIGURE: Schema = object_of({"topic": TEXT, "shards": SHARDS, **SETTINGS_FIELDS}, required=("topic",))
+CONFIGURE: Schema = object_of(
+    {"topic": TEXT, "shards": {**_SHARDS, "description": "Shards meant; all, when left out."}, **SETTINGS_FIELDS},
+    required=("topic",),
+)
 WORK_QUEUE: Schema = object_of(
     {
         "group": TEXT,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -113,7 +113,7 @@ class WorkService(MachineService[ShardWork]):
         Raises ``NotLeader``, or ``InvalidRequest`` where the topic has none of the shards.
         """
         topology = self.broker.topology
-        holding = sorted({part.shard for part in self.broker.ranges(topic)})
+        holding = self.holding(topic)
         if asked is not None:
             if found := [shard for shard in holding if shard in asked]:
                 return found
@@ -133,10 +133,14 @@ class WorkService(MachineService[ShardWork]):
             )
         return led
 
-    def other_leaders(self, topic: StoredTopic) -> list[str]:
-        """URLs of those that lead shards of the topic, as far as they are known, but for this node."""
-        led = (self.broker.topology.leadership(part.shard) for part in self.broker.ranges(topic))
-        return sorted({leads.url for leads in led if leads.url is not None and not leads.here})
+    def holding(self, topic: StoredTopic) -> list[int]:
+        """The shards that hold the topic."""
+        return sorted({part.shard for part in self.broker.ranges(topic)})
+
+    def leaders(self, shards: Iterable[int], *, others: bool = False) -> set[str]:
+        """URLs of those that lead these shards, as far as they are known; of ``others`` alone, without this node."""
+        led = map(self.broker.topology.leadership, shards)
+        return {leads.url for leads in led if leads.url is not None and not (others and leads.here)}
 
     def is_work_queue(self, group: str, topic: StoredTopic) -> bool:
         """Whether a shard at this node has the group's work on the topic."""
@@ -147,7 +151,7 @@ class WorkService(MachineService[ShardWork]):
         """Whether a shard has it, whoever leads that. Raises what asking another node may raise."""
         if self.is_work_queue(group, topic):
             return True
-        for shard in sorted({part.shard for part in self.broker.ranges(topic)}):
+        for shard in self.holding(topic):
             if (await self._asked(group, topic, shard)).get("known", False):  # An earlier release does not say.
                 return True
         return False
