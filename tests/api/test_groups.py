@@ -60,7 +60,7 @@ def test_packed_integers_commit_too(api: Api, topic_name: str) -> None:
         ({"topic": None, "queues": [0], "offsets": [0]}, 400, "topic is null; it must be text"),
         ({"topic": "{topic}", "queues": [9], "offsets": [0]}, 404, "no queue 9"),
         ({"topic": "{topic}", "queues": [0], "offsets": [-1]}, 400, "offsets[0] is -1"),
-        ({"topic": "{topic}", "queues": [0], "offsets": [1]}, 416, "ends at 0"),
+        ({"topic": "{topic}", "queues": [0], "offsets": [1]}, 416, "beyond the end of queue 0"),
         ({"topic": "{topic}", "queues": [0], "offsets": [0], "reset": 1}, 400, "reset is an integer"),
     ],
 )
