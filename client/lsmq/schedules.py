@@ -14,8 +14,9 @@ from typing import Any, Unpack
 
 from lsmq._message_parts import Body
 from lsmq._paths import quoted, topic_path
-from lsmq._reading import each_of_pages, read
+from lsmq._reading import all_pages, each_of_pages, read
 from lsmq._transaction import message_fields
+from lsmq._transport import Response
 from lsmq._wire_values import (
     content_fields,
     message_from_dict,
@@ -133,3 +134,17 @@ class Schedules:
 
     def _one(self, name: str) -> str:
         return f"{self._path}/{quoted(name)}"
+
+
+async def list_schedules(client: Client) -> tuple[list[ScheduleInfo], list[str]]:
+    """Those of all topics, by topic and name, as far as the caller may read these; and the others with schedules."""
+
+    def parsed(page: Mapping[str, Any]) -> tuple[list[ScheduleInfo], list[str]]:
+        return [ScheduleInfo.from_dict(each, each["topic"]) for each in page["schedules"]], page["not_readable"]
+
+    async def ask(params: dict[str, str]) -> Response:
+        return (await client._router.ask_any("GET", "/v1/schedules", params=params, deadline=client._deadline()))[0]
+
+    pages = await all_pages(ask, parsed)
+    found = {(each.message.topic, each.name): each for some, _ in pages for each in some}
+    return [found[which] for which in sorted(found)], sorted({name for _, hidden in pages for name in hidden})

@@ -166,6 +166,7 @@ def test_every_answer_fits_the_document(
     fits("putSchedule", "PUT", f"{topic}/schedules/s", plan, 201)
     fits("putSchedule", "PUT", f"{topic}/schedules/s", plan, 200)
     fits("listSchedules", "GET", f"{topic}/schedules")
+    fits("listAllSchedules", "GET", "/v1/schedules")
     fits("getSchedule", "GET", f"{topic}/schedules/s")
     fits("deleteSchedule", "DELETE", f"{topic}/schedules/s", None, 204)
     fits("cancelDelayed", "DELETE", f"{topic}/delayed/{moved['id']}")

@@ -69,6 +69,26 @@ def test_schedules_are_listed_by_name_in_pages(api: Api, topic_name: str) -> Non
     assert names == [f"s{number}" for number in range(7)]
 
 
+def test_schedules_of_all_topics_are_listed_in_pages(api: Api, topic_name: str) -> None:
+    topics = [f"{topic_name}-{number}" for number in range(3)]
+    for topic in topics:
+        api.create(topic, 4)
+        for number in range(3):
+            api.call("PUT", path(topic, f"s{number}"), DAILY, status=201)
+    found, after = [], ""
+    while True:
+        page = api.get(f"/v1/schedules?limit=2{after}").json()
+        assert len(page["schedules"]) <= 2 and page["not_readable"] == []
+        found += [(each.pop("topic"), each) for each in page["schedules"]]
+        if page["next"] is None:
+            break
+        after = f"&after={page['next']}"
+    mine = sorted((topic, each["name"]) for topic, each in found if topic in topics)
+    assert mine == [(topic, f"s{number}") for topic in topics for number in range(3)]
+    assert api.get(path(topics[0], "s0")).json() in [each for topic, each in found if topic == topics[0]]
+    assert api.get("/v1/schedules?after=x", 400).code == "invalid_request"
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [

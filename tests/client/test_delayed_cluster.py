@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from lsmq import Client, Consumer, DelayedMessages, Message, Producer, Schedules, Sent
+from lsmq.schedules import list_schedules
 from lsmq_lab.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.slow
@@ -137,4 +138,6 @@ async def test_any_node_keeps_lists_and_deletes_schedules(cluster: LocalCluster)
             names = [each.name async for each in schedules.read()]
             assert names == ["moves", *(f"s{each}" for each in range(number, QUEUES))]
             assert (await schedules.get("moves")).message.text() == str(QUEUES - 1)
+            listed, _ = await list_schedules(client)
+            assert [each.name for each in listed if each.message.topic == "t"] == names
             await schedules.delete(f"s{number}")

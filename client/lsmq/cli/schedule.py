@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from lsmq import Client, ScheduleInfo, Schedules
+from lsmq import Client, Schedules
 from lsmq.cli._queues import queue_of
 from lsmq.cli.options import DURATION, TOPIC, asks_a_node, json_option
 from lsmq.cli.render import counted, print_json, print_table, zone_text
-from lsmq.errors import Forbidden, UnknownTopic
+from lsmq.schedules import list_schedules
 
 _SHOWN_BODY = 60
 
@@ -66,18 +66,12 @@ async def put(
 @asks_a_node
 async def list_command(client: Client, topic: str | None, as_json: bool) -> None:
     """List schedules, with their next times."""
-    topics = [topic] if topic is not None else [each.name for each in await client.topics()]
-    found: list[ScheduleInfo] = []
-    left = 0
-    for name in topics:
-        try:
-            found += [each async for each in Schedules(client, name).read()]
-        except (Forbidden, UnknownTopic) as error:  # Of all topics those are left that are gone by now, or not to read.
-            if topic is not None:
-                raise
-            left += isinstance(error, Forbidden)
-    if left:
-        click.echo(f"{counted(left, 'topic')} left out, which you may not read", err=True)
+    if topic is not None:
+        found = [each async for each in Schedules(client, topic).read()]
+    else:
+        found, not_readable = await list_schedules(client)
+        if not_readable:
+            click.echo(f"{counted(len(not_readable), 'topic')} left out, which you may not read", err=True)
     if as_json:
         for each in found:
             print_json(each.to_dict())

@@ -117,6 +117,7 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "rescheduleDelayed": _needs(topic=_W),
         "putSchedule": _needs(topic=_W),
         "listSchedules": _needs(topic=_R),
+        "listAllSchedules": Access(lists=ResourceKind.TOPIC),
         "getSchedule": _needs(topic=_R),
         "deleteSchedule": _needs(topic=_W),
         # groups of consumers

@@ -86,9 +86,9 @@ class Asker:
             self._rights.check(self.holder, *asked)
             self._checked.add(asked)
 
-    def sees(self, kind: ResourceKind, name: str) -> bool:
-        """Whether a list shows him this resource."""
-        return self.holder is None or self.holder.may(kind, name, Action.DESCRIBE)
+    def sees(self, kind: ResourceKind, name: str, action: Action = Action.DESCRIBE) -> bool:
+        """Whether a list shows him this resource: what takes another right than to know of it names that."""
+        return self.holder is None or self.holder.may(kind, name, action)
 
     def check_again(self) -> None:
         """Whether all that was checked would be allowed now. Raises ``Unauthenticated``, ``Forbidden``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .schema import Limit, Schema, integer, list_of, object_of, text
-from .schemas import COUNT, MESSAGE, MESSAGE_TO_SEND, QUEUE, TIME_MS
+from .schemas import COUNT, MESSAGE, MESSAGE_TO_SEND, NEXT, QUEUE, TEXT, TIME_MS
 
 NAME: Schema = text(
     "A schedule's name has 1 to 200 letters, digits, dots, underscores and hyphens, and is neither '.' nor '..'",
@@ -46,6 +46,13 @@ SCHEDULE: Schema = object_of(
             },
             "required": [name for name in MESSAGE["required"] if name not in _HIDDEN],
         },
+    }
+)
+ALL_SCHEDULES: Schema = object_of(
+    {
+        "schedules": list_of(object_of({"topic": TEXT, **SCHEDULE["properties"]})),
+        "not_readable": list_of(TEXT, description="Topics with schedules that are left out."),
+        "next": NEXT,
     }
 )
 SCHEDULES: Schema = object_of(

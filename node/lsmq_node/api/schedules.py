@@ -22,20 +22,25 @@ from lsmq.errors import (
 )
 from lsmq.messages import priority_value
 from lsmq.record_batch import Flag, RecordBatch, encode_header
+from lsmq_node.rights import Action, ResourceKind
 from lsmq_node.schedules import Schedule
 from lsmq_node.schedules.cron import Cron, zone_to_keep
 from lsmq_node.storage.later_names import with_names
 
 from . import schedule_schemas as schemas
 from .codec import Format, answer, answer_format
+from .pages import LIMIT
 from .produce import Packer
 from .rendering import RENDERED_TIMES, render_message
 from .routing import Call, Content, Parameter, Routes
+from .schema import text
 
 ROUTES = Routes("schedules")
 _ERRORS = (UnknownTopic, TopicReplaced)
 #: What a message is called by who packs several.
 _FIRST = "messages[0]"
+#: Of so many shards a page of all topics' is made at most, one after another.
+_SHARDS_A_PAGE = 64
 _NAME = Parameter("name", schemas.NAME, "Name of the schedule.")
 
 
@@ -110,6 +115,45 @@ async def list_schedules(call: Call) -> web.StreamResponse:
         "next": found[-1].name if len(found) == limit else None,
     }
     return answer(call.request, document)
+
+
+@ROUTES.get(
+    "/v1/schedules",
+    Content(
+        "By shard. A page may be short, or empty, where `next` says that there may be more.", schemas.ALL_SCHEDULES
+    ),
+    parameters=(
+        Parameter(
+            "after", text(pattern="([0-9]{1,4}/.{0,300})?", default=""), "Go on behind: `next` of the page before."
+        ),
+        LIMIT,
+    ),
+)
+async def list_all_schedules(call: Call) -> web.StreamResponse:
+    """List the schedules of all topics.
+
+    Of those topics alone that the caller may read; others with schedules that he may know of are named.
+    """
+    topics = {topic.id: topic.name for topic in await call.broker.topics()}
+    sees, shards, limit = call.asker.sees, call.broker.topology.shard_count, call.query["limit"]
+    first, _, after = call.query["after"].partition("/")
+    found: list[Schedule] = []
+    following: str | None = None
+    for shard in range(int(first or 0), min(int(first or 0) + _SHARDS_A_PAGE, shards)):
+        some = await call.node.schedules.of_all_topics(shard, after, limit - len(found))
+        found, after = found + some, ""
+        following = f"{shard + 1}/" if shard + 1 < shards else None
+        if len(found) >= limit:
+            following = f"{shard}/{found[-1].key}"
+            break
+    known = [(topics[each.topic_id], each) for each in found if each.topic_id in topics]
+    readable = {name for name, _ in known if sees(ResourceKind.TOPIC, name, Action.READ)}
+    hidden = {name for name, _ in known if name not in readable and sees(ResourceKind.TOPIC, name)}
+    shown = [(name, each) for name, each in known if name in readable]
+    call.hold.resize_made(RENDERED_TIMES * sum(len(each.batch) for each in found))
+    form = answer_format(call.request)
+    listed = [{"topic": name, **_described(each, form)} for name, each in shown]
+    return answer(call.request, {"schedules": listed, "not_readable": sorted(hidden), "next": following})
 
 
 @ROUTES.get(

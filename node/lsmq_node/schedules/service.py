@@ -88,6 +88,11 @@ class ScheduleService(MachineService[ShardSchedules]):
             found += [Schedule(*each) for each in (await self._leaders.ask(shard, asked))["schedules"]]
         return sorted(found, key=lambda each: each.name)[:limit]
 
+    async def of_all_topics(self, shard: int, after: str, limit: int) -> list[Schedule]:
+        """Schedules of a shard by their keys, from behind ``after``."""
+        asked = {"do": "list_all", "after": after, "limit": limit}
+        return [Schedule(*each) for each in (await self._leaders.ask(shard, asked))["schedules"]]
+
     # Between nodes
 
     async def _do(self, number: int, body: dict[str, Any]) -> dict[str, Any]:
@@ -105,6 +110,8 @@ class ScheduleService(MachineService[ShardSchedules]):
             case "list":
                 found = shard.schedules(body["topic"], body["after"], body["limit"])
                 return {"schedules": [astuple(each) for each in found]}
+            case "list_all":
+                return {"schedules": [astuple(each) for each in shard.all_schedules(body["after"], body["limit"])]}
             case unknown:
                 raise InvalidRequest(f"schedules know no {unknown!r}; this node may be older than who asks")
 

@@ -237,3 +237,8 @@ class ShardSchedules(ShardMachine):
         self.check()
         mine = (each for each in self.known.values() if each.topic_id == topic_id and each.name > after)
         return nsmallest(limit, mine, key=lambda each: each.name)
+
+    def all_schedules(self, after: str, limit: int) -> list[Schedule]:
+        """Some of all topics', by their keys, from behind ``after``."""
+        self.check()
+        return [self.known[key] for key in nsmallest(limit, (key for key in self.known if key > after))]
