@@ -20,6 +20,7 @@ from lsmq_node.storage import TopicOptions
 from support.waiting import comes_true, eventually
 
 from .calls import Api
+from .test_groups import commit
 
 
 async def send(node: Node, name: str, queue: int, count: int = 1) -> None:
@@ -64,6 +65,16 @@ def test_what_is_over_is_refused_with_words_and_seen(api: Api, topic_name: str) 
         assert "overflow" in answer.error["message"] and "drop_oldest" in answer.error["message"]
     api.call("PATCH", path, {"max_messages": None, "queue_max_messages": None, "overflow": None})
     api.send(topic_name, *[{"queue": 0, "body": "c"}] * 5)
+
+
+def test_of_the_groups_of_a_topic_as_many_are_listed_as_are_asked_for(api: Api, topic_name: str) -> None:
+    api.create(topic_name, 2)
+    groups = [f"{topic_name}.{number}" for number in range(5)]
+    for group in reversed(groups):
+        commit(api, group, topic_name, {0: 0})
+    for query, listed in (("", groups), ("?groups=2", groups[:2]), ("?groups=0", [])):
+        usage = api.get(f"/v1/topics/{topic_name}/usage{query}").json()
+        assert (usage["groups"], usage["group_count"]) == (listed, 5)
 
 
 def test_a_queue_holds_no_more_bytes_than_it_may_by_number_and_by_name(api: Api, topic_name: str) -> None:

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 
 from .routing import Call, Parameter
 from .schema import integer, text
-from .schemas import MAX_LISTED
+from .schemas import LISTED, MAX_LISTED
 
-LIMIT = Parameter("limit", integer(1, MAX_LISTED, default=MAX_LISTED), "At most so many.")
+LIMIT = Parameter("limit", integer(1, MAX_LISTED, default=LISTED), "At most so many.")
 PAGE = (
     LIMIT,
     Parameter("after", text(default=""), "Those after this name: `next` of the page before."),

@@ -21,7 +21,7 @@ from lsmq.errors import (
     UnknownTopic,
 )
 from lsmq_node.broker import DeleteRequest
-from lsmq_node.broker.queue_lists import MAX_LISTED, need_names
+from lsmq_node.broker.queue_lists import need_names
 from lsmq_node.broker.top_queues import MAX_READ, RankedBy
 from lsmq_node.storage import StoredTopic
 
@@ -65,7 +65,7 @@ _BY = Parameter(
     "`depth`: those with the most messages; `rate`: those that most messages came to in the last second, for which the "
     "answer waits; `age`: those whose first message is the oldest.",
 )
-_TOP_LIMIT = Parameter("limit", integer(1, MAX_LISTED, default=100), "At most so many.")
+_TOP_LIMIT = Parameter("limit", integer(1, schemas.LISTED, default=100), "At most so many.")
 _WRITE_ERRORS = (UnknownTopic, InvalidQueueName, NotLeader, NotEnoughReplicas, TopicReplaced, DiskFull)
 
 
@@ -86,7 +86,6 @@ async def list_queues(call: Call) -> web.StreamResponse:
     """List the queues of a topic with named queues, over all shards."""
     topic, query = await call.topic(), call.query
     need_names(topic)
-    assert query["limit"] <= MAX_LISTED, "both are the API's own limit"
     rows = await call.broker.queue_lists.page(topic, query["prefix"], query["after"], query["limit"] + 1)
     some = rows[: query["limit"]]
     following = some[-1][0] if len(rows) > len(some) else None

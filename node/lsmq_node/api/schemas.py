@@ -158,8 +158,9 @@ TOPIC: Schema = object_of(
         "routes",
     ),
 )
-#: Members of one page of a list.
-MAX_LISTED = 1_000
+#: Members of one page of a list: where nothing is said, and at most.
+LISTED = 1_000
+MAX_LISTED = 10_000
 NEXT: Schema = text("`after` of the next page; null: there is none.", null=True)
 TOPICS: Schema = object_of({"topics": list_of(TOPIC), "next": NEXT})
 
@@ -567,7 +568,8 @@ USAGE: Schema = object_of(
             description="Messages that went by themselves, ever.",
         ),
         "refused": integer(0, description="Requests refused at a limit, since the leaders of now lead."),
-        "groups": list_of(TEXT, description="With committed offsets."),
+        "groups": list_of(TEXT, description="With committed offsets, by name."),
+        "group_count": integer(0, description="How many there are, be they all listed or not."),
     }
 )
 TRIMMED: Schema = object_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from heapq import nsmallest
 from operator import attrgetter
 from typing import Any
 
@@ -40,7 +41,9 @@ from .schema import check, text
 
 #: Each is looked up in its queue's blocks.
 MAX_QUEUES_AT_TIME = 100_000
-#: On a page of topics, about: they are made and encoded while nobody else has a turn.
+#: On a page of topics: they are made and encoded while nobody else has a turn.
+_MOST_TOPICS = 1_000
+#: And about so many routes.
 _MOST_ROUTES = 10_000
 _WILDCARD_HOSTS = ("0.0.0.0", "::", "")
 
@@ -173,7 +176,7 @@ async def alter_topic(call: Call) -> web.StreamResponse:
 async def list_topics(call: Call) -> web.StreamResponse:
     """All topics, or some by name.
 
-    With many shards a page has fewer than `limit`. Those asked for by name are shown as this node knows them.
+    A page has up to 1,000, and with many shards fewer. Those asked for by name are shown as this node knows them.
     """
     sees, names = call.asker.sees, call.query["names"]
     if names:
@@ -181,7 +184,7 @@ async def list_topics(call: Call) -> web.StreamResponse:
         known: Iterable[StoredTopic] = [topic for topic in found if topic is not None]
     else:
         known = await call.broker.topics()
-    most = max(1, _MOST_ROUTES // call.broker.topology.shard_count)
+    most = min(_MOST_TOPICS, max(1, _MOST_ROUTES // call.broker.topology.shard_count))
     topics, following = page(call, known, attrgetter("name"), lambda topic: sees(ResourceKind.TOPIC, topic.name), most)
     return answer(call.request, {"topics": [topic_object(call, topic) for topic in topics], "next": following})
 
@@ -195,14 +198,17 @@ async def get_topic(call: Call) -> web.StreamResponse:
 @ROUTES.get(
     "/v1/topics/{topic}/usage",
     Content("Over all shards.", schemas.USAGE),
+    parameters=(Parameter("groups", schemas.COUNT, "List at most so many groups. Left out: all of them."),),
     errors=(UnknownTopic, NotLeader, Unavailable),
 )
 async def get_topic_usage(call: Call) -> web.StreamResponse:
     """How much a topic holds, and what has gone of it by itself."""
     found = await call.node.limits.usage(await call.topic())
-    groups = sorted(group for group in found.groups if call.asker.sees(ResourceKind.GROUP, group))
+    groups = [group for group in found.groups if call.asker.sees(ResourceKind.GROUP, group)]
+    most = call.query["groups"]
     usage = {"messages": found.messages, "bytes": found.size_bytes, "dropped": found.gone, "refused": found.refused}
-    return answer(call.request, {**usage, "groups": groups})
+    listed = sorted(groups) if most is None else nsmallest(most, groups)
+    return answer(call.request, {**usage, "groups": listed, "group_count": len(groups)})
 
 
 @ROUTES.delete("/v1/topics/{topic}", Content("Deleted, durably.", status=204), errors=(UnknownTopic, TopicReplaced))

@@ -22,8 +22,8 @@ from .topology import Ack, ShardPort, Topology
 
 OPERATION = "list-queues"
 _ASK_TIMEOUT_S = 10.0
-#: Queues of one page.
-MAX_LISTED = 1_000
+#: Queues that a leader is asked for at a time.
+_AT_A_TIME = 1_001
 
 QueueRow = tuple[str, int, int, int]
 """A queue's name, the first offset kept, the next to be written, and its number."""
@@ -57,16 +57,23 @@ class QueueLists:
         return sorted((row for rows in pages for row in rows), key=lambda row: row[0])[:limit]
 
     async def _page_of(self, shard: int, topic: StoredTopic, prefix: str, after: str, limit: int) -> Sequence[QueueRow]:
-        asked = {"topic": topic.id, "prefix": prefix, "after": after, "limit": limit}
-        try:
-            found = await self._leaders.ask(shard, asked)
-        except (NotLeader, ConnectionFailed) as error:
-            raise Unavailable(f"the leader of shard {shard} cannot be asked: {error.message}", shard=shard) from error
-        return [(name, earliest, latest, number) for name, earliest, latest, number in found["queues"]]
+        rows: list[QueueRow] = []
+        while len(rows) < limit:
+            some = min(limit - len(rows), _AT_A_TIME)
+            asked = {"topic": topic.id, "prefix": prefix, "after": rows[-1][0] if rows else after, "limit": some}
+            try:
+                found = (await self._leaders.ask(shard, asked))["queues"]
+            except (NotLeader, ConnectionFailed) as error:
+                message = f"the leader of shard {shard} cannot be asked: {error.message}"
+                raise Unavailable(message, shard=shard) from error
+            rows += [(name, earliest, latest, number) for name, earliest, latest, number in found]
+            if len(found) < some:
+                break
+        return rows
 
     async def _own_page(self, shard: int, asked: dict[str, Any]) -> dict[str, Any]:
         topic = await self._topology.topics.by_id(asked["topic"])
-        limit = min(int(asked["limit"]), MAX_LISTED + 1)
+        limit = min(int(asked["limit"]), _AT_A_TIME)
         (port,) = await self._names.ports(topic, [shard], ReadFrom.LEADER)
         begins, behind = str(asked["prefix"]).encode(), str(asked["after"]).encode()
         listing = port.store.named.listing(topic.id)

@@ -4,7 +4,7 @@ import { bytes, count, el, fields, rate, table, when } from "/console/drawing.js
 import { found, queue } from "/console/messages.js";
 
 const enc = encodeURIComponent;
-const PAGE = 100;
+const PAGE = 100, SHOWN_GROUPS = 20;
 const ORDERS = { "": "by name", depth: "deepest first", rate: "busiest first", age: "oldest first" };
 
 export async function topics(into, parts, query, signal) {
@@ -18,9 +18,9 @@ export async function topics(into, parts, query, signal) {
 
 async function topic(into, name, query) {
   const path = `/topics/${enc(name)}`, own = `/v1/topics/${enc(name)}`;
-  const [known, usage] = await Promise.all([ask(own), ask(`${own}/usage`)]);
+  const [known, usage] = await Promise.all([ask(own), ask(`${own}/usage?groups=${SHOWN_GROUPS}`)]);
   into.append(el("h1", {}, name), el("p", {}, `${count(usage.messages)} messages, ${bytes(usage.bytes)}. Groups: `,
-    usage.groups.length ? usage.groups.slice(0, 20).flatMap((group, at) => [at ? ", " : "", el("a", { href: address(`/groups/${enc(group)}`, { topic: name }) }, group)]) : "none", usage.groups.length > 20 ? ", ..." : ""),
+    usage.groups.length ? usage.groups.flatMap((group, at) => [at ? ", " : "", el("a", { href: address(`/groups/${enc(group)}`, { topic: name }) }, group)]) : "none", usage.group_count > usage.groups.length ? `, ... (${count(usage.group_count)})` : ""),
     el("p", {}, el("a", { href: address(`/later/${enc(name)}`) }, "What comes later")));
   into.append(fields(query, { key: "Key", tag: "Tag", filter: "Expression", from: "From (UTC)", to: "Until" }, (given) => { location.hash = address(path, given); }));
   if (["key", "tag", "filter", "from", "to"].some((each) => query.get(each))) return found(into, name, path, query);
