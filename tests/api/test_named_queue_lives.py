@@ -120,6 +120,25 @@ def test_empty_queues_are_forgotten_and_others_are_not(tmp_path: Path, monkeypat
     with_node(tmp_path, test)
 
 
+def test_names_of_very_many_topics_are_looked_at_in_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_cleaner, "_LOOK_S", 0.02)
+    monkeypatch.setattr(name_cleaner, "_LOOKED_AT_IN_A_ROW", 2)
+
+    async def test(client: Session, broker: Broker) -> None:
+        topics = [f"/v1/topics/f{number}" for number in range(5)]
+        for topic in topics:
+            await client.put(topic, json={"queues": "named", "forget_empty_ms": 100})
+            await client.put(f"{topic}/queues/declared")
+
+        async def none_is_left() -> bool:
+            found = [await (await client.get(f"{topic}/queues")).json() for topic in topics]
+            return not any(each["queues"] for each in found)
+
+        await comes_true(none_is_left, "the names of empty queues of all topics are forgotten")
+
+    with_node(tmp_path, test)
+
+
 def test_however_long_a_machine_is_up_no_empty_queue_is_forgotten_early(tmp_path: Path) -> None:
     """The loop's time counts from the machine's start, or from long before."""
 
@@ -303,7 +322,9 @@ def test_a_named_topic_is_purged_and_trimmed_as_a_whole(make_node: Callable[...,
     purged = api.call("POST", "/v1/topics/n/purge", {}, status=200).json()
     assert (purged["messages"], purged["next"]) == (5_000, None)
     assert fetch(api, "n", pattern="**", start="earliest").messages == {}
-    assert len(listed(api, "n", "?limit=1000")) == 1_000
+    assert len(listed(api, "n")) == 1_000
+    assert listed(api, "n", "?limit=4900") == sorted(names)[:4_900]
+    assert listed(api, "n", "?limit=10000") == sorted(names)
 
 
 @pytest.mark.parametrize("shards", [1, 3])

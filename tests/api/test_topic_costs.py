@@ -10,6 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from lsmq.errors import DiskFull
+from lsmq.queue_names import SLOTS
 from lsmq_node.broker import Broker
 from lsmq_node.broker.catalog import NodeCatalog
 from lsmq_node.storage import ShardStore, StoredTopic, TopicOptions
@@ -52,6 +53,31 @@ def test_a_topic_costs_the_same_beside_many_others(tmp_path: Path) -> None:
         topics.complete()
         assert cost() < few + MANY
         assert [len(names(store)) for store in stores.values()] == [MANY + 1] * SHARDS
+
+
+def test_whether_there_may_be_another_topic_costs_the_same_beside_many_others(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        topics = broker.topology.topics
+
+        def counted() -> int:
+            return sum(topic.queues for topic in topics.all() if not topic.named)
+
+        def cost() -> int:
+            with counted_lines() as lines:
+                broker.admission.create_topic(1, TopicOptions(), is_new=True)
+            return lines.count
+
+        few = cost()
+        for number in range(20):
+            await broker.create_topic(f"t{number}", 1 + number, TopicOptions())
+        await broker.create_topic("named", SLOTS, TopicOptions(named=True))
+        assert topics.queue_count() == counted() and cost() == few
+        await broker.grow_topic("t3", 70)
+        await broker.alter_topic("t4", {"retention_ms": 5})
+        await broker.delete_topic("t5")
+        assert topics.queue_count() == counted()
+
+    with_node(tmp_path, test, shards=SHARDS)
 
 
 def test_what_was_cut_short_in_one_shard_is_completed_with_the_next_change(tmp_path: Path) -> None:

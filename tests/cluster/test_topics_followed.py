@@ -39,8 +39,13 @@ def test_whoever_is_told_of_a_state_is_told_which_topics_went_with_it() -> None:
         control._take(replace(agreed(1, one, two), version=2))
         control._take(agreed(3, one, record(3, "two")))
         assert topics.find("one") is kept, "it is made once"
-        control._take(agreed(4, record(1, "one", retention_ms=5, revision=1)))
-        assert told == [set(), set(), {2}, {3}]
+        assert topics.queue_count() == 2 * QUEUES
+        grown = replace(record(1, "one", retention_ms=5, revision=1), queues=QUEUES + 3)
+        control._take(agreed(4, grown, record(4, "named", named=True)))
+        assert topics.queue_count() == QUEUES + 3
+        control._take(agreed(5, grown))
+        assert told == [set(), set(), {2}, {3}, {4}]
+        assert topics.queue_count() == QUEUES + 3
         found = topics.find("one")
         assert found is not None and found.options.retention_ms == 5
 

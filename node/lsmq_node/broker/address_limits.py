@@ -7,7 +7,7 @@ nothing is not kept, so memory is for what there is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -110,23 +110,23 @@ class TopicShares:
         self._queues: dict[str, dict[int, int]] = {}  # by address: by topic
         self._count = 0  # of what both have
 
-    def check(self, address: str | None, queues: int, known: Sequence[StoredTopic]) -> None:
+    def check(self, address: str | None, queues: int, known: Callable[[], Sequence[StoredTopic]]) -> None:
         """Whether it may make one more, of so many queues with numbers, beside those that are ``known``.
 
         Raises ``TooManyTopics``, ``TooManyQueues``.
         """
         if address is not None and len(self._made.get(address, ())) >= self._topic_share.limit:
-            self._forget_gone(known)
+            self._forget_gone(known())
             if (count := len(self._made.get(address, ()))) >= self._topic_share.limit:
                 raise self._topic_share.refusal(count)
         self.check_growth(address, queues, known)
 
-    def check_growth(self, address: str | None, queues: int, known: Sequence[StoredTopic]) -> None:
+    def check_growth(self, address: str | None, queues: int, known: Callable[[], Sequence[StoredTopic]]) -> None:
         """Whether it may give a topic so many more. Raises ``TooManyQueues``."""
         if self._count > 2 * self._most:
-            self._forget_gone(known)
+            self._forget_gone(known())
         if address is not None and self._has(address) + queues > self._queue_share.limit:
-            self._forget_gone(known)
+            self._forget_gone(known())
             if (count := self._has(address)) + queues > self._queue_share.limit:
                 raise self._queue_share.refusal(count)
 

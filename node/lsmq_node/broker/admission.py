@@ -7,7 +7,7 @@ a shard cannot do now is the shard's to say. Rights, one day, are asked for here
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
@@ -79,7 +79,7 @@ class Admission:
 
     # Topics and queues
 
-    def create_topic(self, queues: int, options: TopicOptions, known: Sequence[StoredTopic], *, is_new: bool) -> None:
+    def create_topic(self, queues: int, options: TopicOptions, *, is_new: bool) -> None:
         """Raises ``TooManyTopics``, ``TooManyQueues``, ``InvalidRequest``, ``ShuttingDown``."""
         self.write()
         self.topic_options(queues, options)
@@ -90,18 +90,18 @@ class Admission:
                 field="queues",
                 limit=MAX_RANGES,
             )
-        if is_new and len(known) >= self._config.max_topics:
+        if is_new and (there := self._topology.topics.count()) >= self._config.max_topics:
             raise TooManyTopics(
-                f"there are {len(known)} topics, the limit is {self._config.max_topics} (max_topics); delete some, or "
+                f"there are {there} topics, the limit is {self._config.max_topics} (max_topics); delete some, or "
                 "give a topic more queues",
                 limit=self._config.max_topics,
             )
         if is_new and not options.named:
-            self.more_queues(queues, known)
+            self.more_queues(queues)
 
-    def more_queues(self, queues: int, known: Sequence[StoredTopic]) -> None:
+    def more_queues(self, queues: int) -> None:
         """Whether there may be so many more beside those of all topics. Raises ``TooManyQueues``."""
-        there, limit = sum(topic.queues for topic in known if not topic.named), self._config.max_queues
+        there, limit = self._topology.topics.queue_count(), self._config.max_queues
         if there + queues > limit:
             raise TooManyQueues(
                 f"all topics together have {there} queues, and {queues} more are over the limit of {limit} "

@@ -8,7 +8,7 @@ nothing is not kept, so memory is for what there is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import StrEnum
@@ -151,17 +151,18 @@ class Allowances:
         """Whether it is to be known which topics he makes."""
         return any(self.limit(each, principal) for each in (Limited.TOPICS, Limited.QUEUES))
 
-    def make_topic(self, principal: str, queues: int, known: Sequence[StoredTopic]) -> str | None:
+    def make_topic(self, principal: str, queues: int, known: Callable[[], Sequence[StoredTopic]]) -> str | None:
         """He makes a topic with so many numbered queues: who is to be known as its maker.
 
         ``known``: all topics there are. Raises ``TooManyTopics``, ``TooManyQueues``.
         """
         if not self.limits_topics(principal):
             return None
-        count, limit = sum(topic.options.made_by == principal for topic in known), self.limit(Limited.TOPICS, principal)
+        own = [topic for topic in known() if topic.options.made_by == principal]
+        count, limit = len(own), self.limit(Limited.TOPICS, principal)
         if limit and count >= limit:
             raise self.refusal(Limited.TOPICS, principal, count, limit)
-        self.grow_topic(principal, queues, known)
+        self.grow_topic(principal, queues, own)
         return principal
 
     def grow_topic(self, principal: str, queues: int, others: Sequence[StoredTopic]) -> None:

@@ -165,16 +165,17 @@ class Broker:
         Raises ``TopicExists``, ``InvalidTopicName``, ``TooManyQueues``, and what admission raises.
         """
 
-        def admit(known: Sequence[StoredTopic]) -> TopicOptions:
-            there = self.topology.topics.find(name)
-            self.admission.create_topic(queues, options, known, is_new=there is None)
+        def admit() -> TopicOptions:
+            topics = self.topology.topics
+            there = topics.find(name)
+            self.admission.create_topic(queues, options, is_new=there is None)
             check_moving(self, name, options)
             made_by = by.principal if there is None else there.options.made_by
             if there is None:
                 check_limits(options, None)
-                self.topic_shares.check(by.address, 0 if options.named else queues, known)
+                self.topic_shares.check(by.address, 0 if options.named else queues, topics.all)
             if there is None and by.principal is not None:
-                made_by = self.allowances.make_topic(by.principal, 0 if options.named else queues, known)
+                made_by = self.allowances.make_topic(by.principal, 0 if options.named else queues, topics.all)
             return replace(options, made_by=made_by)
 
         exact = by.principal is not None and self.allowances.limits_topics(by.principal)
@@ -189,22 +190,22 @@ class Broker:
         self.admission.write()
         before = await self.topology.topics.by_name(name)
 
-        def check(topic: StoredTopic, known: Sequence[StoredTopic]) -> None:
+        def check(topic: StoredTopic) -> None:
             check_keys_stay(topic, queues)
-            self._check_growth(topic, queues, known)
+            self._check_growth(topic, queues)
 
         topic = await self.topology.topics.grow(name, queues, check)
         self.topic_shares.grew(asked_from.get(), before, topic)
         return topic
 
-    def _check_growth(self, topic: StoredTopic, queues: int, known: Sequence[StoredTopic]) -> None:
-        """Whether a topic may have so many queues, beside all that are ``known``. Raises ``TooManyQueues``."""
+    def _check_growth(self, topic: StoredTopic, queues: int) -> None:
+        """Whether a topic may have so many queues, beside all there are. Raises ``TooManyQueues``."""
         if topic.named or (more := queues - topic.queues) <= 0:
             return
-        self.admission.more_queues(more, known)
-        self.topic_shares.check_growth(asked_from.get(), more, known)
+        self.admission.more_queues(more)
+        self.topic_shares.check_growth(asked_from.get(), more, self.topology.topics.all)
         if topic.options.made_by is not None:
-            others = [each for each in known if each.id != topic.id]
+            others = [each for each in self.topology.topics.all() if each.id != topic.id]
             self.allowances.grow_topic(topic.options.made_by, queues, others)
 
     @to_its_end
@@ -212,13 +213,13 @@ class Broker:
         """Give the topic queues on shards that came after it, durably. Raises as :meth:`grow_topic`."""
         self.admission.write()
 
-        def check(topic: StoredTopic, queues: int, known: Sequence[StoredTopic]) -> None:
+        def check(topic: StoredTopic, queues: int) -> None:
             if topic.named:
                 raise stays_on_shards(topic)
             if keys is KeysAtSpread.MOVE:
                 check_keys_stay(topic, queues)
             self.admission.queues_of_topic(topic, queues)
-            self._check_growth(topic, queues, known)
+            self._check_growth(topic, queues)
 
         before = await self.topology.topics.by_name(name)
         topic = await self.topology.topics.spread(name, keys, check)

@@ -49,6 +49,9 @@ class NodeCatalog:
     def count(self) -> int:
         return self._first.topic_count()
 
+    def queue_count(self) -> int:
+        return self._first.queue_count()
+
     def topic(self, name: str) -> StoredTopic:
         """Raises ``UnknownTopic``."""
         return self._placed(self._first.topic(name))

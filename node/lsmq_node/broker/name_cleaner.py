@@ -34,6 +34,8 @@ _LOOKS = 4
 _SELDOM_S = 60.0
 #: Topics that are looked at before others on the loop have their turn.
 _LOOKED_AT_ONCE = 100
+#: Shards of topics that are looked at in ``_LOOK_S``: where there are more, each is looked at more seldom.
+_LOOKED_AT_IN_A_ROW = 2_000
 #: Names that are forgotten, or written anew, at once.
 _AT_ONCE = 4_096
 #: Queues that are read at once, to see whether all there is has expired; of a topic up to ``_AT_ONCE`` in a look.
@@ -72,22 +74,33 @@ class NameCleaner:
         await self._background.stop()
 
     async def _run(self) -> None:
+        topics = self._broker.topology.topics
         while True:
             await asyncio.sleep(_LOOK_S)
-            topics = [topic for topic in self._broker.topology.topics.all() if topic.named]
-            live = {topic.id for topic in topics}
-            self._seen = {key: seen for key, seen in self._seen.items() if key[1] in live}
+            named = {topic.id: topic.name for topic in topics.all() if topic.named}
+            self._seen = {key: seen for key, seen in self._seen.items() if key[1] in named}
             for port in self._broker.topology.ports():
                 port.store.named.settle()
-            for number, topic in enumerate(topics, 1):
-                if number % _LOOKED_AT_ONCE == 0:
+            looked_at = 0
+            for number, name in enumerate(named.values(), 1):
+                if looked_at >= _LOOKED_AT_IN_A_ROW:
+                    looked_at = 0
+                    await asyncio.sleep(_LOOK_S)
+                elif number % _LOOKED_AT_ONCE == 0:
                     await asyncio.sleep(0)
-                for part in self._broker.ranges(topic):
-                    if self._broker.topology.leadership(part.shard).here:
-                        try:
-                            await self._keep(part.shard, topic)
-                        except LsmqError as error:  # it is tried again with the next look
-                            _log.info("names_not_kept", shard=part.shard, topic=topic.name, code=error.code)
+                topic = topics.find(name)  # As it is by now.
+                if topic is not None and topic.named:
+                    looked_at += await self._look_at(topic)
+
+    async def _look_at(self, topic: StoredTopic) -> int:
+        """At its names on each shard that is led here; how many these are."""
+        led = [part.shard for part in self._broker.ranges(topic) if self._broker.topology.leadership(part.shard).here]
+        for shard in led:
+            try:
+                await self._keep(shard, topic)
+            except LsmqError as error:  # it is tried again with the next look
+                _log.info("names_not_kept", shard=shard, topic=topic.name, code=error.code)
+        return len(led)
 
     async def _keep(self, shard: int, topic: StoredTopic) -> None:
         """Look after the names of one topic on one shard. Raises what writing raises."""

@@ -92,13 +92,13 @@ class ShardPort(Protocol):
 CheckOptions = Callable[[StoredTopic, TopicOptions], None]
 """Raises where a topic must not have these options."""
 
-AdmitTopic = Callable[[Sequence[StoredTopic]], TopicOptions]
-"""Given all topics there are, says with which options another one may be made. Raises where it may not."""
+AdmitTopic = Callable[[], TopicOptions]
+"""Says with which options another topic may be made beside all there are. Raises where it may not."""
 
-CheckGrowth = Callable[[StoredTopic, Sequence[StoredTopic]], None]
+CheckGrowth = Callable[[StoredTopic], None]
 """Raises where a topic must not grow beside all there are."""
 
-CheckSpread = Callable[[StoredTopic, int, Sequence[StoredTopic]], None]
+CheckSpread = Callable[[StoredTopic, int], None]
 """Raises where a topic must not have so many queues beside all there are."""
 
 
@@ -118,6 +118,9 @@ class Topics(Protocol):
     def count(self) -> int:
         """How many are known here. Costs nothing."""
 
+    def queue_count(self) -> int:
+        """How many queues those have whose queues have no names. Costs nothing."""
+
     def find(self, name: str) -> StoredTopic | None:
         """As it is known here; None where there is none."""
 
@@ -135,7 +138,7 @@ class Topics(Protocol):
     ) -> tuple[StoredTopic, bool]:
         """The topic, durable, and whether this call made it.
 
-        ``exact``: what ``admit`` was given was all there was when the topic was made, whoever makes others at the same
+        ``exact``: what ``admit`` saw here was all there was when the topic was made, whoever makes others at the same
         time; without it, what was known here. Raises ``TopicExists``, ``InvalidTopicName``, and what ``admit`` raises.
         """
 

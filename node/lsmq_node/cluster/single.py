@@ -119,6 +119,9 @@ class LocalTopics:
     def count(self) -> int:
         return self._catalog.count()
 
+    def queue_count(self) -> int:
+        return self._catalog.queue_count()
+
     def find(self, name: str) -> StoredTopic | None:
         return self._catalog.find(name)
 
@@ -142,13 +145,13 @@ class LocalTopics:
             return self._catalog.create(name, queues, options), is_new
 
         async with self._exact if exact else nullcontext():
-            options = admit(self.all())
+            options = admit()
             return await self._change(lambda: create(options))
 
     async def grow(self, name: str, queues: int, check: CheckGrowth | None = None) -> StoredTopic:
         async with self._exact if check else nullcontext():
             if check is not None:
-                check(await self.by_name(name), self.all())
+                check(await self.by_name(name))
             return await self._change(lambda: self._catalog.grow(name, queues))
 
     async def alter(self, name: str, changes: Mapping[str, Any], check: CheckOptions) -> StoredTopic:
@@ -160,7 +163,7 @@ class LocalTopics:
     async def spread(self, name: str, keys: KeysAtSpread, check: CheckSpread) -> StoredTopic:
         async with self._exact:
             topic = await self.by_name(name)
-            check(topic, self._catalog.spread_queues(topic), self.all())
+            check(topic, self._catalog.spread_queues(topic))
             return await self._change(lambda: self._catalog.spread(name, pins_keys=keys is KeysAtSpread.STAY))
 
     async def add_shards(self, stores: Sequence[ShardStore]) -> None:

@@ -35,6 +35,7 @@ class ClusterTopics:
         self._version = 0
         self._by_name: dict[str, tuple[TopicRecord, StoredTopic]] = {}
         self._names: dict[int, str] = {}
+        self._queues = 0  # of those whose queues have no names
         self._deleted: set[int] = set()  # until they are taken
 
     def _current(self) -> dict[str, tuple[TopicRecord, StoredTopic]]:
@@ -42,13 +43,14 @@ class ClusterTopics:
         topics = state.topics
         if topics is not self._agreed:
             for name, former in topics.gone_since(self._agreed).items():
-                del self._by_name[name]
+                self._queues -= _numbered(self._by_name.pop(name)[1])
                 self._forget(former)
             for name, agreed in topics.changed_since(self._agreed).items():
                 known = self._by_name.get(name)
                 if known is not None and known[0].id != agreed.id:
                     self._forget(known[0])
-                self._by_name[name] = _kept(known, agreed)
+                found = self._by_name[name] = _kept(known, agreed)
+                self._queues += _numbered(found[1]) - (0 if known is None else _numbered(known[1]))
                 self._names[agreed.id] = name
             self._agreed, self._version = topics, state.topics_version
         return self._by_name
@@ -68,6 +70,10 @@ class ClusterTopics:
 
     def count(self) -> int:
         return len(self._current())
+
+    def queue_count(self) -> int:
+        self._current()
+        return self._queues
 
     def find(self, name: str) -> StoredTopic | None:
         found = self._current().get(name)
@@ -123,7 +129,7 @@ class ClusterTopics:
                 "op": "create_topic",
                 "name": name,
                 "queues": queues,
-                "options": admit(self.all()).to_dict(),
+                "options": admit().to_dict(),
                 "created_ms": runtime.wall_ms(),
                 **({"expected_topics_version": self._version} if exact else {}),
             }
@@ -143,7 +149,7 @@ class ClusterTopics:
         while topic.queues < queues:
             command = {"op": "grow_topic", "name": name, "topic_id": topic.id, "expected_queues": topic.queues}
             if check is not None:
-                check(topic, self.all())
+                check(topic)
                 command["expected_topics_version"] = self._version
             with suppress(_Stale):
                 await self._submit({**command, "queues": queues})
@@ -159,7 +165,7 @@ class ClusterTopics:
             await self._catch_up()
             topic, shards = await self.by_name(name), len(self._control.state.shards)
             ranges = leveled_ranges(tuple(QueueRange(*found) for found in topic.ranges), shards)
-            check(topic, ranges[-1].end, self.all())
+            check(topic, ranges[-1].end)
             if ranges[-1].end == topic.queues:
                 return topic
             with suppress(_Stale):
@@ -209,6 +215,10 @@ class ClusterTopics:
             "stale": _Stale,
         }.get(result["code"], InvalidRequest)
         raise kind(result["message"], topic=command["name"])
+
+
+def _numbered(topic: StoredTopic) -> int:
+    return 0 if topic.named else topic.queues
 
 
 def _kept(known: tuple[TopicRecord, StoredTopic] | None, agreed: TopicRecord) -> tuple[TopicRecord, StoredTopic]:

@@ -98,6 +98,10 @@ class ShardCatalog:
         """Topics that clients know of."""
         return self._state.topic_count
 
+    def queue_count(self) -> int:
+        """Queues of all topics whose queues have no names, be they in this shard or in others."""
+        return self._state.numbered_queues_in_all
+
     def state_of(self, name: str) -> TopicState:
         """Raises ``UnknownTopic``."""
         state = self._state.by_name.get(name)

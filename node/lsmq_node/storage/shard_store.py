@@ -150,7 +150,7 @@ class ShardStore:
         self._writer.on_stop = self._maintenance.progressed
         self._catalog = catalog = ShardCatalog(self._state, self._line, clock, self.wait)
         self.names, self.topic_count, self.numbers = self.named.names, catalog.count, queries.numbers
-        self.are_empty = queries.are_empty
+        self.are_empty, self.queue_count = queries.are_empty, catalog.queue_count
         self.scrub, self.starts_after = Scrub(self._tables), partial(starts_after, queries)
         self._closed = False
         self._lock_file.on_fork.append(self._let_go)

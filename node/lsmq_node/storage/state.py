@@ -367,7 +367,8 @@ class ShardState:
         self.by_name: dict[str, TopicState] = {}
         #: Those whose queues have names; beside each there is the internal one of these.
         self.named: dict[int, TopicState] = {}
-        self.numbered_queues = 0  # of all topics whose queues have no names
+        self.numbered_queues = 0  # of all topics whose queues have no names, those of this shard
+        self.numbered_queues_in_all = 0  # and of other shards
         #: Topics of which messages may go by themselves.
         self.letting_go: dict[int, TopicState] = {}
         #: Those for which it matters what other shards hold of them.
@@ -401,6 +402,7 @@ class ShardState:
             state.grow(topic, end)
         if not (topic.named or topic.is_internal):
             self.numbered_queues += state.end - state.first
+            self.numbered_queues_in_all += topic.queues
         options = topic.options
         roles = (self.named, topic.named), (self.letting_go, options.lets_go), (self.sharing, options.needs_rest)
         for special, is_one in roles:
@@ -452,6 +454,7 @@ class ShardState:
     def _uncount(self, state: TopicState) -> None:
         if not (state.named or state.topic.is_internal):
             self.numbered_queues -= state.end - state.first
+            self.numbered_queues_in_all -= state.topic.queues
 
     def known_topics(self) -> list[StoredTopic]:
         """Those that clients know of. In any thread."""

@@ -197,11 +197,13 @@ class TopicOptions:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        values = asdict(self)
-        for item in fields(self):
-            if item.name not in _ALWAYS_WRITTEN and values[item.name] == item.default:
-                del values[item.name]  # As topics of earlier releases are written down.
-        return values
+        """But what is as it is where nobody has said it: as topics of earlier releases are written down."""
+        found = {}
+        for name, default in _DEFAULTS.items():
+            value = getattr(self, name)
+            if value != default or name in _ALWAYS_WRITTEN:
+                found[name] = value
+        return found
 
     def set(self) -> dict[str, Any]:
         """:meth:`to_dict` of what a user sets."""
@@ -212,8 +214,7 @@ class TopicOptions:
 
         The revision is the next one, unless nothing changes.
         """
-        defaults = {item.name: item.default for item in fields(self)}
-        wanted = {name: defaults.get(name) if value is None else value for name, value in changes.items()}
+        wanted = {name: _DEFAULTS.get(name) if value is None else value for name, value in changes.items()}
         found = self.from_dict({**asdict(self), **wanted})
         return found if found == self else replace(found, revision=self.revision + 1)
 
@@ -252,5 +253,6 @@ _CHOICES = {
     "on_disk_full": ("refuse", "drop_oldest"),
     "cleanup": ("delete", "compact"),
 }
+_DEFAULTS: dict[str, Any] = {item.name: item.default for item in fields(TopicOptions)}
 #: Options that stand in what is written down even where nobody has set them.
 _ALWAYS_WRITTEN = frozenset({"retention_ms", "retention_bytes", "ack", "max_message_bytes"})
