@@ -225,6 +225,15 @@ def test_a_replica_whose_start_is_not_confirmed_promises_follows_and_answers_not
     assert not core.may_show(0.0, found=True)
 
 
+def test_a_replica_that_was_moved_elsewhere_meanwhile_asks_for_nothing_until_it_is_taken_away() -> None:
+    core = opened()
+    gone = replace(VIEW, replicas=frozenset("ac"), starts=frozenset({start("a", A), start("c", C)}))
+    assert core.handle(ev.ControlViewed(gone), 0.0) == []
+    assert ticked(core, 1, 40) == []
+    back = replace(gone, version=gone.version + 1, replicas=VIEW.replicas)
+    assert [type(action) for action in core.handle(ev.ControlViewed(back), 3.0)] == [act.RegisterStart]
+
+
 def test_a_start_is_confirmed_when_the_disk_remembers_that_it_was_registered() -> None:
     core = opened()
     known = frozenset({start("a", A), start("b", B, confirmed=False), start("c", C)})

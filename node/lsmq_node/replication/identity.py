@@ -87,7 +87,8 @@ class Registration:
                 return
         elif known is None or not self._is_former(known, record):
             self.complete = False
-        self._register(state)
+        if state.node in view.replicas:  # Else it was moved elsewhere, and goes when there is time for that.
+            self._register(state)
 
     def _is_former(self, known: RegisteredStart, record: ReplicaRecord) -> bool:
         return known.incarnation == record.incarnation and recognises(record.starts, record.registered, known)
