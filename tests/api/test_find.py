@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from lsmq_node.api import search
+from lsmq_node.broker import Broker
 from support.node_process import NodeProcess
 from support.waiting import clock_passes, eventually
 
 from .calls import Api
+from .in_process import Session, with_node
 
 QUEUES = 4
 
@@ -196,6 +200,29 @@ def test_all_that_a_filter_picks_is_found_queue_after_queue(api: Api, topic: str
     assert searched(api, topic, tag="odd", limit=2) == [*odd[:2], *odd[3:6], odd[11]]
     explained = find(api, topic, None, tag="odd", explain=1)["explain"]
     assert sum(work["looked_at"] for work in explained) == 19, "a deleted one is passed over"
+
+
+def test_a_search_of_many_shards_is_bounded_as_that_of_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "SIEVED_RECORDS", 3)
+
+    async def test(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/s", json={"queues": 6})
+        sent = [
+            {"queue": number // 2, "body": str(number), "tag": "odd" if number % 2 else None} for number in range(12)
+        ]
+        assert (await client.post("/v1/topics/s/messages", json={"messages": sent})).status == 200
+        found, looked_at, after = [], [], ""
+        while True:
+            page = await (await client.get(f"/v1/topics/s/messages?tag=odd&explain=1{after}")).json()
+            found += [message["body"] for message in page["messages"]]
+            looked_at.append(sum(work["looked_at"] for work in page["explain"]))
+            if page["next"] is None:
+                break
+            after = f"&after={page['next']}"
+        assert found == [str(number) for number in range(1, 12, 2)]
+        assert looked_at == [4, 4, 4], "of six shards two with each request"
+
+    with_node(tmp_path, test, shards=6)
 
 
 @pytest.mark.part(2)

@@ -355,6 +355,14 @@ def test_who_looks_through_dead_letters_sees_how_far_it_is(shared_node: NodeProc
     assert f"no dead letters in {topic}.dlq".encode() in shown and not printed
 
 
+@pytest.mark.part(3)
+def test_who_looks_for_messages_sees_how_far_that_is(shared_node: NodeProcess, topic: str) -> None:
+    with sync.Client(shared_node.url) as client, sync.Producer(client, topic) as producer:
+        producer.send_many((f"message {number}" for number in range(140_000)), queue=0).wait()
+    shown, printed = at_a_terminal(shared_node.url, "message", "find", topic, "--filter", "priority = 7")
+    assert b"messages looked at" in shown and b"131072/?" in shown and b"shard" not in shown and not printed
+
+
 def at_a_terminal(url: str, *arguments: str | Path) -> tuple[bytes, bytes]:
     """What ``lsmq`` shows on a terminal, which is its standard error alone, and what it prints."""
     terminal, end = pty.openpty()

@@ -11,7 +11,7 @@ from lsmq import Client, UnknownMessage
 from lsmq.cli._formats import formatter
 from lsmq.cli._queues import queue_of
 from lsmq.cli.options import TIME, TOPIC, asks_a_node, json_option
-from lsmq.cli.render import print_fields, time_text
+from lsmq.cli.render import print_fields, progress, time_text
 
 #: Messages that are asked for at a time.
 _PAGE = 1_000
@@ -134,24 +134,27 @@ async def find(
         form = formatter("json" if as_json else format_text or "%S  %i  %q/%o  %b\\n")
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--format") from error
-    after, left = None, limit
+    after, left, looked_at = None, limit, 0
     while left:
-        found = await client.find_messages(
-            topic,
-            key,
-            from_time=from_time,
-            to_time=to_time,
-            limit=min(left, _PAGE),
-            after=after,
-            queue=None if queue is None else await queue_of(client, topic, queue),
-            tag=tags or None,
-            type=types or None,
-            filter=condition,
-            explain=explain,
-        )
+        with progress("messages looked at", None, beside=key is not None) as shown:  # It is gone when some are printed.
+            shown.advance(looked_at)
+            found = await client.find_messages(
+                topic,
+                key,
+                from_time=from_time,
+                to_time=to_time,
+                limit=min(left, _PAGE),
+                after=after,
+                queue=None if queue is None else await queue_of(client, topic, queue),
+                tag=tags or None,
+                type=types or None,
+                filter=condition,
+                explain=explain or key is None,
+            )
+            looked_at += sum(work.get("looked_at", 0) for work in found.explain)
         sys.stdout.buffer.write(b"".join(map(form, found.messages)))
         sys.stdout.buffer.flush()
-        for work in found.explain:
+        for work in found.explain if explain else ():
             click.echo(", ".join(f"{name} {count}" for name, count in work.items()), err=True)
         left, after = left - len(found.messages), found.next
         if after is None:

@@ -15,7 +15,7 @@ from lsmq.filter_expressions import Expression
 from lsmq.filters import MessageFilter
 from lsmq_node.broker import Fetched
 from lsmq_node.storage import SearchFound, SearchQuery, StoredTopic
-from lsmq_node.storage.sieve import Picked
+from lsmq_node.storage.sieve import SIEVED_RECORDS, Picked
 
 from .codec import Format, answer_format
 from .filters import filter_of_query
@@ -33,7 +33,8 @@ SearchPlace = tuple[int, int, int]
 async def search_messages(call: Call, topic: StoredTopic, shards: Sequence[int]) -> dict[str, Any]:
     """A page of what the query's ``tag``, ``type`` and ``filter`` pick: by shard, queue and offset.
 
-    It ends with the first shard that has not been looked through, so that a page costs no more than a read of one.
+    It ends with the first shard that has not been looked through, or where as much was looked at as in one there may
+    be: a page costs no more than a read of two, however many shards there are.
     """
     query, broker = call.query, call.broker
     begin, left = _place(query["after"]), query["limit"]
@@ -48,7 +49,8 @@ async def search_messages(call: Call, topic: StoredTopic, shards: Sequence[int])
         at = (shard, 0, 0) if begin is None or shard > begin[0] else begin
         if shard < at[0]:
             continue
-        if left <= 0 or most_bytes <= 0:
+        looked_at = sum(work.get("looked_at", 0) for work in found["explain"])
+        if left <= 0 or most_bytes <= 0 or looked_at >= SIEVED_RECORDS:
             found["next"] = _cursor(at)
             break
         part = await _in_shard(call, topic, at, left, most_bytes)
