@@ -151,12 +151,12 @@ class Allowances:
         """Whether it is to be known which topics he makes."""
         return any(self.limit(each, principal) for each in (Limited.TOPICS, Limited.QUEUES))
 
-    def make_topic(self, principal: str, queues: int, known: Callable[[], Sequence[StoredTopic]]) -> str | None:
+    def make_topic(self, principal: str | None, queues: int, known: Callable[[], Sequence[StoredTopic]]) -> str | None:
         """He makes a topic with so many numbered queues: who is to be known as its maker.
 
         ``known``: all topics there are. Raises ``TooManyTopics``, ``TooManyQueues``.
         """
-        if not self.limits_topics(principal):
+        if principal is None or not self.limits_topics(principal):
             return None
         own = [topic for topic in known() if topic.options.made_by == principal]
         count, limit = len(own), self.limit(Limited.TOPICS, principal)

@@ -164,22 +164,21 @@ class Broker:
 
         Raises ``TopicExists``, ``InvalidTopicName``, ``TooManyQueues``, and what admission raises.
         """
+        topics = self.topology.topics
 
         def admit() -> TopicOptions:
-            topics = self.topology.topics
             there = topics.find(name)
             self.admission.create_topic(queues, options, is_new=there is None)
             check_moving(self, name, options)
-            made_by = by.principal if there is None else there.options.made_by
-            if there is None:
-                check_limits(options, None)
-                self.topic_shares.check(by.address, 0 if options.named else queues, topics.all)
-            if there is None and by.principal is not None:
-                made_by = self.allowances.make_topic(by.principal, 0 if options.named else queues, topics.all)
-            return replace(options, made_by=made_by)
+            if there is not None:
+                return replace(options, made_by=there.options.made_by)
+            check_limits(options, None)
+            numbered = 0 if options.named else queues
+            self.topic_shares.check(by.address, numbered, topics.all)
+            return replace(options, made_by=self.allowances.make_topic(by.principal, numbered, topics.all))
 
         exact = by.principal is not None and self.allowances.limits_topics(by.principal)
-        topic, is_new = await self.topology.topics.create(name, queues, admit, exact=exact)
+        topic, is_new = await topics.create(name, queues, admit, exact=exact)
         if is_new:
             self.topic_shares.made(by.address, topic)
         return topic, is_new
