@@ -16,6 +16,7 @@ from lsmq_node.workqueue.ledger import WorkLedger
 from lsmq_node.workqueue.receipts import DeliveryReceipt
 from lsmq_node.workqueue.settings import WorkSettings
 from lsmq_node.workqueue.tasks import DeliveryState, OpenMessage, Refusal
+from support.counted_lines import counted_lines
 from support.extent import part_in_number
 
 QUEUES = 3
@@ -327,3 +328,20 @@ def test_many_that_are_dead_cost_a_batch_of_dead_letters_no_comparison_with_each
     assert ledger.dead_at([(task.queue, task.offset) for task in tasks]) == tasks
     assert compared < count
     assert len(ledger.take_dead(count)) == count - len(tasks), "each is taken once"
+
+
+def test_a_page_of_what_is_in_flight_costs_what_its_own_queues_have() -> None:
+    """Counted in lines of the interpreter."""
+    ledger, queues, each = WorkLedger(SETTINGS, 1, lambda queue: 0, lambda queue: 100), 50, 100
+    for queue in range(queues):
+        ledger.deliver_fresh(queue, range(each), each, 0, 60_000)
+    pages, after = [], (-1, -1)
+    while True:
+        with counted_lines() as lines:
+            page = ledger.in_flight(after, 30)
+        assert lines.count < queues * each
+        if not page:
+            break
+        pages += page
+        after = page[-1].queue, page[-1].offset
+    assert [(found.queue, found.offset) for found in pages] == [(q, o) for q in range(queues) for o in range(each)]

@@ -334,7 +334,7 @@ async def list_held(call: Call) -> web.StreamResponse:
     """List messages of a work queue that somebody has, and has not settled yet.
 
     Of all shards, whichever nodes lead them. Each has the receipt of its delivery: whoever may take messages may settle
-    those of others as well, to end what hangs. Costs what a look at all that are in flight costs.
+    those of others as well, to end what hangs. Costs what a look at all that its queues have in flight costs.
     """
     query, topic = call.query, await call.topic(call.query["topic"])
     service = call.node.work

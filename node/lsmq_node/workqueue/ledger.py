@@ -26,6 +26,7 @@ import heapq
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 
 from .chunks import FailedMessage, SettledChunk
 from .open_messages import OpenMessages
@@ -98,13 +99,15 @@ class WorkLedger(OpenMessages):
 
     def in_flight(self, after: tuple[int, int], limit: int) -> list[DeliveryReceipt]:
         """Up to so many deliveries that nobody has settled and whose visibility has not ended, of messages behind this
-        queue and offset, in that order. Looks at all that are open."""
-        held = {
-            (task.queue, task.offset): task
-            for at_ms, _, task in self._timers
-            if task.state is DeliveryState.IN_FLIGHT and task.at_ms == at_ms and (task.queue, task.offset) > after
-        }
-        tasks = [held[place] for place in heapq.nsmallest(limit, held)]
+        queue and offset, in that order. Looks at all that are open of the queues that these are of."""
+        tasks: list[OpenMessage] = []
+        for queue in sorted(queue for queue in self._windows if queue >= after[0]):
+            begin = after[1] + 1 if queue == after[0] else 0
+            held = (task for task in self._windows[queue].open.values() if task.state is DeliveryState.IN_FLIGHT)
+            behind = (task for task in held if task.offset >= begin)
+            tasks += heapq.nsmallest(limit - len(tasks), behind, key=attrgetter("offset"))
+            if len(tasks) >= limit:
+                break
         return [DeliveryReceipt(task.queue, task.offset, task.count, task.at_ms, task.token) for task in tasks]
 
     def carry_over(self, deliveries: Iterable[DeliveryReceipt], now: int) -> None:
