@@ -298,6 +298,59 @@ def test_backups_of_a_node_fit_the_document(
         check(api.call(method, f"/v1/backups{path}", status=status).json(), schema, name)
 
 
+def schemas_in(found: Any) -> Iterator[dict[str, Any]]:
+    """All the objects below: schemas, and what they lie in."""
+    if isinstance(found, list):
+        for item in found:
+            yield from schemas_in(item)
+    if isinstance(found, dict):
+        yield found
+        for item in found.values():
+            yield from schemas_in(item)
+
+
+def test_a_schema_has_one_type_or_says_what_may_be_in_its_place(document: dict[str, Any]) -> None:
+    """Generators of clients make a union of ``anyOf``; at several types other than null they fail. Nor do they take a
+    value twice."""
+    for schema in schemas_in(document):
+        values = schema.get("enum", [])
+        assert not isinstance(values, list) or len(values) == len(set(values))
+        types = schema.get("type")
+        assert not isinstance(types, list) or len(set(types) - {"null"}) == 1
+
+
+def test_the_document_says_how_a_token_is_shown(document: dict[str, Any]) -> None:
+    scheme = document["components"]["securitySchemes"]["token"]
+    assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
+    assert document["security"] == [{"token": []}, {}]  # Or none, at a node that asks nobody.
+
+
+def test_an_answer_says_every_field_that_it_may_have(document: dict[str, Any]) -> None:
+    """A client that is generated drops what is not said. Errors, and what a cluster agreed to, say more."""
+    for _, _, operation in operations(document):
+        answers = [answer for status, answer in operation["responses"].items() if status < "300"]
+        for schema in schemas_in(answers):
+            if schema.get("type") == "object" and schema.get("properties", {}).keys() - {"code", "version"}:
+                is_error = "code" in schema["properties"]
+                assert is_error or schema.get("additionalProperties") is False, operation["operationId"]
+
+
+def test_a_popped_message_has_whatever_one_that_is_read_has(
+    api: Api, document: dict[str, Any], topic_name: str
+) -> None:
+    topic = f"/v1/topics/{topic_name}"
+    api.call("PUT", topic, {"queues": 1}, status=201)
+    headers = [{"name": "trace", "value_b64": "/w=="}]
+    sent = [{"key_b64": "/w==", "body_b64": "/w==", "headers": headers}, {"key": "k", "delete": True}]
+    api.call("POST", f"{topic}/messages", {"messages": sent}, status=200)
+    answer = api.call("POST", f"/v1/groups/{topic_name}/pop", {"topic": topic_name}, status=200).json()
+    pop = document["paths"]["/v1/groups/{group}/pop"]["post"]["responses"]["200"]["content"]["application/json"]
+    first, second = answer["messages"]
+    assert first.keys() | second.keys() <= pop["schema"]["properties"]["messages"]["items"]["properties"].keys()
+    assert (first["key_b64"], first["body_b64"], first["headers"]) == ("/w==", "/w==", headers)
+    assert second["delete"]
+
+
 def test_errors_fit_the_document(api: Api, document: dict[str, Any]) -> None:
     schema = document["components"]["schemas"]["Error"]
     for path in ("/v1/topics/nowhere", "/v1/nothing", "/v1/messages/0", "/v1/topics?x=1"):

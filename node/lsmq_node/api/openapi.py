@@ -30,6 +30,8 @@ A durable message queue. Bodies are JSON, or msgpack with `Content-Type: applica
 status; `retriable` errors come with `Retry-After` when waiting helps. What answers GET
 answers HEAD, except for streams."""
 
+_TOKEN = "Where the node asks who its clients are: see docs/security.md. Elsewhere there are no tokens."
+
 
 def document(routes: Iterable[ApiOperation], version: str) -> dict[str, Any]:
     """The whole document."""
@@ -47,7 +49,11 @@ def document(routes: Iterable[ApiOperation], version: str) -> dict[str, Any]:
         },
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
         "paths": paths,
-        "components": {"schemas": {"Error": schemas.ERROR}},
+        "components": {
+            "schemas": {"Error": schemas.ERROR},
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": _TOKEN}},
+        },
+        "security": [{"token": []}, {}],
     }
 
 

@@ -43,7 +43,7 @@ _ROW = object_of(
 )
 _TOP_ROW = object_of(
     {
-        "queue": {"type": ["integer", "string"], "description": "Its name, or its number where it has none."},
+        "queue": {**schemas.QUEUE_OR_NAME, "description": "Its name, or its number where it has none."},
         "number": schemas.NUMBER,
         "earliest": schemas.OFFSET,
         "latest": schemas.OFFSET,

@@ -17,7 +17,7 @@ COUNT: Schema = integer(0)
 OFFSET: Schema = integer(0, 2**63 - 1)
 QUEUE: Schema = integer(0, 2**32 - 1)
 #: Of a message, a path or an answer: the number of a queue, or its name in a topic with named queues.
-QUEUE_OR_NAME: Schema = {"type": ["integer", "string"], "minimum": 0, "maximum": 2**32 - 1}
+QUEUE_OR_NAME: Schema = {"anyOf": [QUEUE, TEXT]}
 ACK: Schema = {
     "enum": ["quorum", "leader"],
     "description": "When to answer: once the in-sync set has the message, or once the leader has it. "
@@ -137,7 +137,7 @@ TOPIC: Schema = object_of(
         "id": COUNT,
         "queues": {"anyOf": [integer(1), {"enum": [NAMED]}]},
         "named": flag("Queues have names; the ranges of the routes are of the slots that names lie in."),
-        "options": {"type": "object", "properties": TOPIC_OPTIONS},
+        "options": object_of(TOPIC_OPTIONS, required=()),
         "revision": integer(0, description="How often its options were altered."),
         "created_ms": TIME_MS,
         "made_by": text("The principal who made it, where he may make only so many."),
@@ -280,11 +280,9 @@ BOUNDS: Schema = object_of(
         "count": {**COUNT, "description": "Where queues are named: what lies between the two."},
         "number": NUMBER,
         "offset": OFFSET,
-        "options": {
-            "type": "object",
-            "properties": QUEUE_OPTIONS,
-            "description": "What the queue has of its own. Left out where it has nothing.",
-        },
+        "options": object_of(
+            QUEUE_OPTIONS, required=(), description="What the queue has of its own. Left out where it has nothing."
+        ),
     },
     required=("queue", "earliest", "latest"),
 )
@@ -357,7 +355,9 @@ UNALTERABLE = {
 }
 ALTER_TOPIC: Schema = object_of(
     {
-        name: {**schema, "type": ["string", "null"], "enum": [*schema["enum"], None]} if "enum" in schema else schema
+        name: {**schema, "type": ["string", "null"], "enum": list(dict.fromkeys((*schema["enum"], None)))}
+        if "enum" in schema
+        else schema
         for name, schema in TOPIC_OPTIONS.items()
         if name not in UNALTERABLE
     },
@@ -381,8 +381,7 @@ SPREAD_TOPIC: Schema = object_of(
 MESSAGE_TO_SEND: Schema = object_of(
     {
         "queue": {
-            **QUEUE_OR_NAME,
-            "type": ["integer", "string", "null"],
+            "anyOf": [QUEUE, TEXT, {"type": "null"}],
             "description": "Without it the key's hash decides. Its name where queues are named: then it must be given.",
         },
         **_KEY,

@@ -20,7 +20,7 @@ from lsmq_node.workqueue.settings import (
 
 from .filters import FILTER_FIELDS
 from .schema import Limit, Schema, flag, integer, list_of, object_of, text
-from .schemas import COUNT, QUEUE_OR_NAME, TEXT, TIME_MS
+from .schemas import COUNT, MESSAGE, QUEUE_OR_NAME, TEXT, TIME_MS
 
 _DEFAULTS = WorkSettings()
 _MAX_REASON = 500
@@ -120,32 +120,19 @@ POP: Schema = object_of(
     required=("topic",),
 )
 
+_DELIVERY: dict[str, Schema] = {
+    "shard": {**COUNT, "description": "At whose leader it is to be settled."},
+    "receipt": TEXT,
+    "deliveries": {**COUNT, "description": "Which delivery it is, from 1, as far as is known."},
+    "visibility_ms": {**COUNT, "description": "How long it is hidden from others, from now on."},
+}
 POPPED: Schema = object_of(
     {
         "messages": list_of(
-            {
-                "type": "object",
-                "properties": {
-                    "queue": QUEUE_OR_NAME,
-                    "offset": COUNT,
-                    "id": TEXT,
-                    "key": text(null=True),
-                    "tag": text(null=True),
-                    "type": TEXT,
-                    "expires_ms": TIME_MS,
-                    "properties": {"type": "object"},
-                    "priority": COUNT,
-                    "subpriority": COUNT,
-                    "stored_ms": TIME_MS,
-                    "body": TEXT,
-                    "shard": {**COUNT, "description": "At whose leader it is to be settled."},
-                    "receipt": TEXT,
-                    "deliveries": {**COUNT, "description": "Which delivery it is, from 1, as far as is known."},
-                    "visibility_ms": {**COUNT, "description": "How long it is hidden from others, from now on."},
-                },
-                "required": ["queue", "offset", "id", "shard", "receipt", "deliveries", "visibility_ms"],
-                "additionalProperties": True,
-            },
+            object_of(
+                {**MESSAGE["properties"], **_DELIVERY},
+                required=(*MESSAGE["required"], *_DELIVERY),
+            ),
             description="As in reading messages, with what it takes to settle them.",
         ),
         "other_leaders": list_of(
