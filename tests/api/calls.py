@@ -14,6 +14,8 @@ import msgpack
 from lsmq.record_batch import BatchBuilder
 from support.clusters import believed
 
+from .declared_errors import assert_declared
+
 TIMEOUT_S = 30.0
 
 
@@ -85,6 +87,7 @@ class Api:
             connection.close()
         if status is not None:
             assert answer.status == status, answer.body[:1000]
+        assert_declared(method, path, answer.status, answer.headers.get("Content-Type", ""), answer.body)
         return answer
 
     def get(self, path: str, status: int | None = 200, **rest: Any) -> Answer:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lsmq.messages import key_hash
+from lsmq_coordinator.http_status import _CODES
 from lsmq_node.api.app import route_table
 from lsmq_node.cluster_config import ClusterConfig
 from lsmq_node.config import NodeConfig
@@ -15,6 +16,18 @@ from lsmq_node.config_file import reference_table
 
 from .calls import Api
 
+#: Errors that nodes tell one another, or the command line; and what nobody expected.
+BETWEEN_NODES = {
+    "connection_failed",
+    "control_stopped",
+    "deliveries_ahead",
+    "internal",
+    "invalid_config",
+    "log_trimmed",
+    "node_runs",
+    "not_authenticated",
+    "not_control_leader",
+}
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -33,6 +46,18 @@ def test_every_route_and_its_error_codes_stand_in_the_page_on_http() -> None:
         assert f"`{route.method} {route.path}`" in page
         for error in route.errors:
             assert f"`{error.code}`" in page
+
+
+def test_every_error_that_a_client_may_be_told_stands_in_the_page_on_http_by_its_status() -> None:
+    rows = re.findall(r"^\| ([0-9, ]+) \| ([^|]+) \|", (DOCS / "http.md").read_text(), re.MULTILINE)
+    said = {
+        (int(status), code)
+        for statuses, codes in rows
+        for status in statuses.split(",")
+        for code in re.findall(r"`(\w+)`", codes)
+    }
+    told = {(status, code) for status, codes in _CODES.items() for code in codes if code not in BETWEEN_NODES}
+    assert told - said == set()
 
 
 @pytest.mark.parametrize(("kind", "prefix"), [(NodeConfig, ""), (ClusterConfig, "cluster.")])

@@ -410,7 +410,7 @@ def test_a_group_goes_on_where_it_has_committed(api: Api, topic: str) -> None:
         ({"names": ["a"]}, "start is missing"),
         ({"pattern": "a*", "start": "earliest"}, "'*' that is not a whole part"),
         ({"pattern": "**.a", "start": "earliest"}, "'*' that is not a whole part"),
-        ({"pattern": "", "start": "earliest"}, "has 0 bytes"),
+        ({"pattern": "", "start": "earliest"}, "the pattern is ''"),
         ({"slots": [[5, 5]], "start": "latest"}, "slots has [5, 5]"),
         ({"names": ["a"], "pattern": "a", "start": "latest"}, "pattern is given beside names"),
         ({"pattern": "a", "queues": [1], "offsets": [0]}, "queues is given beside pattern"),

@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from lsmq.errors import (
     DiskFull,
     InvalidBatch,
+    InvalidFilter,
+    InvalidQueueName,
     InvalidRequest,
     LsmqError,
     MessageTooLarge,
@@ -26,6 +28,7 @@ from lsmq.errors import (
     NotLeader,
     OutOfOrderSequence,
     ProducerFenced,
+    QuotaExceeded,
     ReadElsewhere,
     SequenceReused,
     StaleSequence,
@@ -109,6 +112,7 @@ _FLUSH = Parameter("flush", schemas.FLUSH, "As in sending messages.")
         TopicReplaced,
         StoreBusy,
         DiskFull,
+        QuotaExceeded,
     ),
 )
 async def send_batch(call: Call) -> web.StreamResponse:
@@ -298,7 +302,16 @@ def positions_batch(found: Fetched) -> bytes:
     ),
     parameters=(FROM,),
     request=Content("Queues, and the offset wanted of each.", _FETCH),
-    errors=(UnknownTopic, UnknownQueue, UnknownFetchSession, NotLeader, ReadElsewhere, TopicReplaced),
+    errors=(
+        UnknownTopic,
+        UnknownQueue,
+        UnknownFetchSession,
+        InvalidFilter,
+        InvalidQueueName,
+        NotLeader,
+        ReadElsewhere,
+        TopicReplaced,
+    ),
 )
 async def fetch_batches(call: Call) -> web.StreamResponse:
     """Read messages of many queues, long polling if asked to.

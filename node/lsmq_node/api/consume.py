@@ -10,6 +10,8 @@ from aiohttp import web
 
 from lsmq.errors import (
     Forbidden,
+    InvalidFilter,
+    InvalidQueueName,
     NotLeader,
     OffsetOutOfRange,
     ReadElsewhere,
@@ -56,7 +58,16 @@ _WITH_TOPIC = {
         Parameter("wait_ms", schemas.WAIT_MS, "How long to wait for the first message when there is none yet."),
         *FILTER_PARAMETERS,
     ),
-    errors=(UnknownTopic, UnknownQueue, OffsetOutOfRange, NotLeader, ReadElsewhere, TopicReplaced),
+    errors=(
+        UnknownTopic,
+        UnknownQueue,
+        InvalidQueueName,
+        InvalidFilter,
+        OffsetOutOfRange,
+        NotLeader,
+        ReadElsewhere,
+        TopicReplaced,
+    ),
 )
 async def read_messages(call: Call) -> web.StreamResponse:
     """Read messages of one queue, long polling if asked to.

@@ -10,7 +10,9 @@ from lsmq.errors import (
     GroupHasMembers,
     GroupModeMismatch,
     InvalidRequest,
+    NotLeader,
     StaleGeneration,
+    TooManyGroups,
     TooManyMembers,
     UnknownGroup,
     UnknownMember,
@@ -82,7 +84,7 @@ async def get_coordinator(call: Call) -> web.StreamResponse:
     "/v1/groups/{group}/heartbeat",
     Content("What is the member's now. Durable before it is answered.", schemas.ASSIGNMENT),
     request=Content("Who the member is, what it has read and what it owns.", schemas.HEARTBEAT),
-    errors=(UnknownMember, UnknownTopic, StaleGeneration, GroupModeMismatch, TooManyMembers),
+    errors=(UnknownMember, UnknownTopic, StaleGeneration, GroupModeMismatch, TooManyMembers, TooManyGroups, NotLeader),
 )
 async def heartbeat(call: Call) -> web.StreamResponse:
     """Join a group, stay in it, leave it.
@@ -141,7 +143,7 @@ def _assignment(found: BeatAnswer) -> dict[str, Any]:
     }
 
 
-@ROUTES.get("/v1/groups/{group}", _DESCRIBED, errors=(UnknownGroup,))
+@ROUTES.get("/v1/groups/{group}", _DESCRIBED, errors=(UnknownGroup, NotLeader))
 async def describe_group(call: Call) -> web.StreamResponse:
     """Members of a group and what they own.
 
@@ -193,7 +195,7 @@ def _member(group: CoordinatedGroup, id: str, now: float) -> dict[str, Any]:
     "/v1/groups/{group}",
     _DESCRIBED,
     request=Content("How its members share messages.", schemas.DECLARE),
-    errors=(GroupModeMismatch,),
+    errors=(GroupModeMismatch, TooManyGroups, NotLeader),
 )
 async def declare_group(call: Call) -> web.StreamResponse:
     """Make a group that shares messages in a certain way.
@@ -209,7 +211,7 @@ async def declare_group(call: Call) -> web.StreamResponse:
     "/v1/groups/{group}",
     Content("Forgotten, durably.", status=204),
     parameters=(_FORCE,),
-    errors=(UnknownGroup, GroupHasMembers),
+    errors=(UnknownGroup, GroupHasMembers, NotLeader),
 )
 async def delete_group(call: Call) -> web.StreamResponse:
     """Forget a group's members and generation.

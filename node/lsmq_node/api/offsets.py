@@ -16,7 +16,10 @@ from lsmq.errors import (
     GroupHasMembers,
     GroupModeMismatch,
     InvalidRequest,
+    NotLeader,
+    OffsetOutOfRange,
     StaleGeneration,
+    TooManyGroups,
     Unavailable,
     UnknownMember,
     UnknownQueue,
@@ -70,6 +73,9 @@ _SHARD = Parameter("shard", integer(0, 1_023), "Number of the shard.", required=
         FencedMember,
         GroupHasMembers,
         GroupModeMismatch,
+        OffsetOutOfRange,
+        TooManyGroups,
+        NotLeader,
     ),
 )
 async def commit_offsets(call: Call) -> web.StreamResponse:
@@ -209,7 +215,7 @@ async def drop_offsets(call: Call, group: str, shard: int) -> None:
     Content("Where to go on, once no earlier commit can come any more.", group_schemas.COMMITTED),
     parameters=(GROUP,),
     request=Content("The queues and the generation they were assigned in.", group_schemas.FENCE),
-    errors=(UnknownTopic, UnknownQueue, StaleGeneration, UnknownMember, FencedMember),
+    errors=(UnknownTopic, UnknownQueue, StaleGeneration, UnknownMember, FencedMember, NotLeader),
 )
 async def fence_group(call: Call) -> web.StreamResponse:
     """Take over queues: refuse commits of earlier generations.

@@ -5,7 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lsmq.errors import InvalidRequest, LsmqError
+from lsmq.errors import (
+    AntiForgeryFailed,
+    CorruptFile,
+    DiskFull,
+    DocumentsFull,
+    Forbidden,
+    HostNotAllowed,
+    InvalidRequest,
+    LsmqError,
+    NotEnoughReplicas,
+    NotLeader,
+    OriginNotAllowed,
+    RequestTimeout,
+    RequestTooLarge,
+    ShardStopped,
+    ShuttingDown,
+    StoreBusy,
+    TimedOut,
+    TooManyConnections,
+    TooManyItems,
+    TooManyRequests,
+    Unauthenticated,
+    Unavailable,
+    UnsupportedMediaType,
+    WrongPort,
+)
 from lsmq_coordinator.http_status import status_of
 
 from . import schemas
@@ -31,6 +56,33 @@ status; `retriable` errors come with `Retry-After` when waiting helps. What answ
 answers HEAD, except for streams."""
 
 _TOKEN = "Where the node asks who its clients are: see docs/security.md. Elsewhere there are no tokens."
+
+#: What any operation may be refused with: for who asks, and how, and for the state of the node, of a leader or a disk.
+ANYWHERE: tuple[type[LsmqError], ...] = (
+    InvalidRequest,
+    Unauthenticated,
+    Forbidden,
+    AntiForgeryFailed,
+    OriginNotAllowed,
+    HostNotAllowed,
+    WrongPort,
+    RequestTimeout,
+    RequestTooLarge,
+    TooManyItems,
+    UnsupportedMediaType,
+    NotLeader,
+    TooManyRequests,
+    TooManyConnections,
+    Unavailable,
+    ShuttingDown,
+    NotEnoughReplicas,
+    StoreBusy,
+    ShardStopped,
+    CorruptFile,
+    DiskFull,
+    DocumentsFull,
+    TimedOut,
+)
 
 
 def document(routes: Iterable[ApiOperation], version: str) -> dict[str, Any]:
@@ -118,10 +170,11 @@ def _errors(route: ApiOperation) -> dict[str, Any]:
         }
         for status, codes in sorted(by_status.items())
     }
-    answers["default"] = {"description": "Any other error.", "content": _ERROR_CONTENT}
+    answers["default"] = {"description": _ANY_ERROR, "content": _ERROR_CONTENT}
     return answers
 
 
+_ANY_ERROR = "Any other error. Every operation may answer " + ", ".join(f"`{kind.code}`" for kind in ANYWHERE)
 _ERROR_CONTENT: Mapping[str, Any] = {
     media_type: {"schema": {"$ref": "#/components/schemas/Error"}} for media_type in (JSON_TYPE, MSGPACK_TYPE)
 }

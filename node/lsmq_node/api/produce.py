@@ -22,6 +22,7 @@ from lsmq.errors import (
     MessageTooLarge,
     NotEnoughReplicas,
     NotLeader,
+    QuotaExceeded,
     StoreBusy,
     TooManyDelayed,
     TooManyMessages,
@@ -330,6 +331,7 @@ def messages_of(document: Any, schema: Schema, admission: Admission) -> list[Any
         *PRODUCER_ERRORS,
         StoreBusy,
         DiskFull,
+        QuotaExceeded,
     ),
 )
 async def send_messages(call: Call) -> web.StreamResponse:

@@ -12,6 +12,7 @@ from aiohttp import web
 from numpy.typing import NDArray
 
 from lsmq.errors import (
+    InvalidQueueName,
     InvalidRequest,
     InvalidTopicName,
     NotLeader,
@@ -155,7 +156,7 @@ async def spread_topic(call: Call) -> web.StreamResponse:
     "/v1/topics/{topic}",
     Content("Changed, durably; leaders obey it within a moment.", schemas.TOPIC),
     request=Content("The options to change.", schemas.ALTER_TOPIC),
-    errors=(UnknownTopic, TopicReplaced),
+    errors=(UnknownTopic, TopicReplaced, InvalidTopicName),
 )
 async def alter_topic(call: Call) -> web.StreamResponse:
     """Change options of a topic.
@@ -223,7 +224,7 @@ async def delete_topic(call: Call) -> web.StreamResponse:
     "/v1/topics/{topic}/queues/{queue}",
     Content("`earliest` is the first offset kept, `latest` the next to be written.", schemas.BOUNDS),
     parameters=(_TIME_MS,),
-    errors=(UnknownTopic, UnknownQueue, NotLeader, TopicReplaced),
+    errors=(UnknownTopic, UnknownQueue, InvalidQueueName, NotLeader, TopicReplaced),
 )
 async def get_queue(call: Call) -> web.StreamResponse:
     """Bounds of one queue."""

@@ -11,7 +11,9 @@ from lsmq.errors import (
     DocumentsFull,
     InvalidRequest,
     MessageTooLarge,
+    NotLeader,
     SequenceTakenOver,
+    TooManyGroups,
     TooManyMembers,
     TooManyQueues,
     TooManyTransactions,
@@ -60,7 +62,15 @@ _PAGE = (
 _DECIDED = Content("Decided, durably; `delivered` says whether consumers see all of it.", schemas.TRANSACTION)
 _STORED = Content("Stored, durably, and not to be seen.", schemas.TRANSACTION)
 _KNOWN = Content("As its coordinator knows it.", schemas.TRANSACTION)
-_MESSAGE_ERRORS = (UnknownTopic, UnknownQueue, TooManyQueues, MessageTooLarge, TransactionTooLarge, DocumentsFull)
+_MESSAGE_ERRORS = (
+    UnknownTopic,
+    UnknownQueue,
+    TooManyQueues,
+    MessageTooLarge,
+    TransactionTooLarge,
+    DocumentsFull,
+    NotLeader,
+)
 
 
 async def _coordinator(call: Call) -> tuple[ShardTransactions, str]:
@@ -102,7 +112,7 @@ def describe(transaction: TransactionRecord) -> dict[str, Any]:
     "/v1/producer-groups/{group}/heartbeat",
     Content("Transactions that the member is asked about.", schemas.CHECKS),
     request=Content("Who the member is.", schemas.HEARTBEAT),
-    errors=(UnknownProducerMember, TooManyMembers),
+    errors=(UnknownProducerMember, TooManyMembers, TooManyGroups, NotLeader),
 )
 async def producer_heartbeat(call: Call) -> web.StreamResponse:
     """Join a producer group, stay in it, be asked about transactions, leave it.
@@ -253,7 +263,7 @@ async def _decide(call: Call, state: TransactionState) -> web.StreamResponse:
     _DECIDED,
     parameters=(_TRANSACTION,),
     request=Content("Who commits.", schemas.DECIDE),
-    errors=(UnknownTransaction, TransactionDecided),
+    errors=(UnknownTransaction, TransactionDecided, NotLeader),
 )
 async def commit_transaction(call: Call) -> web.StreamResponse:
     """Commit a transaction.
@@ -269,7 +279,7 @@ async def commit_transaction(call: Call) -> web.StreamResponse:
     _DECIDED,
     parameters=(_TRANSACTION,),
     request=Content("Who rolls back.", schemas.DECIDE),
-    errors=(UnknownTransaction, TransactionDecided),
+    errors=(UnknownTransaction, TransactionDecided, NotLeader),
 )
 async def roll_back_transaction(call: Call) -> web.StreamResponse:
     """Roll a transaction back.
@@ -284,7 +294,7 @@ async def roll_back_transaction(call: Call) -> web.StreamResponse:
     "/v1/producer-groups/{group}/transactions/{transaction}",
     _KNOWN,
     parameters=(_TRANSACTION,),
-    errors=(UnknownTransaction,),
+    errors=(UnknownTransaction, NotLeader),
 )
 async def get_transaction(call: Call) -> web.StreamResponse:
     """One transaction.
@@ -381,7 +391,7 @@ async def describe_producer_group(call: Call) -> web.StreamResponse:
     Content("Where it stands. Whoever had it before can begin no more of it.", schemas.SEQUENCE),
     parameters=(_SEQUENCE,),
     request=Content("Who goes on.", schemas.TAKE),
-    errors=(UnknownProducerMember, TooManyTransactions, SequenceTakenOver),
+    errors=(UnknownProducerMember, TooManyTransactions, SequenceTakenOver, NotLeader),
 )
 async def take_sequence(call: Call) -> web.StreamResponse:
     """Go on with a sequence of transactions.

@@ -21,6 +21,7 @@ from lsmq.errors import (
     NotEnoughReplicas,
     NotLeader,
     TooManyFilters,
+    TooManyGroups,
     TopicReplaced,
     UnknownGroup,
     UnknownTopic,
@@ -67,7 +68,7 @@ _DESCRIBED = Content("Of the shards meant.", schemas.WORK_QUEUE)
     "/v1/groups/{group}/pop",
     Content("Hidden from others until they are settled, or their visibility ends.", schemas.POPPED),
     request=Content("How many, and how long to wait for them.", schemas.POP),
-    errors=(*_ERRORS, InvalidFilter, TooManyFilters),
+    errors=(*_ERRORS, InvalidFilter, TooManyFilters, TooManyGroups),
 )
 async def pop_messages(call: Call) -> web.StreamResponse:
     """Take messages to work on.
