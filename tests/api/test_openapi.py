@@ -317,6 +317,7 @@ def test_a_schema_has_one_type_or_says_what_may_be_in_its_place(document: dict[s
         assert not isinstance(values, list) or len(values) == len(set(values))
         types = schema.get("type")
         assert not isinstance(types, list) or len(set(types) - {"null"}) == 1
+        assert types is not None or not isinstance(schema.get("enum"), list), values
 
 
 def test_the_document_says_how_a_token_is_shown(document: dict[str, Any]) -> None:

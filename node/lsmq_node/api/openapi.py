@@ -125,7 +125,7 @@ def _operation(route: ApiOperation) -> dict[str, Any]:
                 "in": "path" if route.is_in_path(parameter) else "query",
                 "required": parameter.required or route.is_in_path(parameter),
                 "description": parameter.description,
-                "schema": parameter.schema,
+                "schema": _typed(parameter.schema),
             }
             for parameter in route.parameters
         ]
@@ -150,7 +150,19 @@ def _response(content: Content) -> dict[str, Any]:
 
 
 def _content(media_types: Iterable[str], schema: Schema | None) -> dict[str, Any]:
-    return {media_type: {} if schema is None else {"schema": schema} for media_type in media_types}
+    return {media_type: {} if schema is None else {"schema": _typed(schema)} for media_type in media_types}
+
+
+def _typed(schema: Any) -> Any:
+    """With the type of words that are enumerated, without which generators of clients take anything for them."""
+    if isinstance(schema, list):
+        return [_typed(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {name: _typed(each) for name, each in schema.items()}
+    if isinstance(words := found.get("enum"), list) and "type" not in found:
+        found["type"] = ["string", "null"] if None in words else "string"
+    return found
 
 
 def _errors(route: ApiOperation) -> dict[str, Any]:
