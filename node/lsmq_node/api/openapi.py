@@ -7,6 +7,7 @@ from typing import Any
 
 from lsmq.errors import (
     AntiForgeryFailed,
+    ConnectionFailed,
     CorruptFile,
     DiskFull,
     DocumentsFull,
@@ -31,6 +32,7 @@ from lsmq.errors import (
     UnsupportedMediaType,
     WrongPort,
 )
+from lsmq_coordinator.errors import NoControlLeader
 from lsmq_coordinator.http_status import status_of
 
 from . import schemas
@@ -75,6 +77,8 @@ ANYWHERE: tuple[type[LsmqError], ...] = (
     TooManyConnections,
     Unavailable,
     ShuttingDown,
+    ConnectionFailed,
+    NoControlLeader,
     NotEnoughReplicas,
     StoreBusy,
     ShardStopped,
