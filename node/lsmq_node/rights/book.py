@@ -16,6 +16,7 @@ protect nothing more.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -23,6 +24,7 @@ from typing import Any, Final
 
 import msgpack
 
+from lsmq_coordinator.state import MAX_RIGHTS_BYTES
 from lsmq_node.broker import Limited
 
 from .browser_sessions import BrowserSession
@@ -33,6 +35,8 @@ ROLE: Final = "role/"
 TOKEN: Final = "token/"
 LIMIT: Final = "limit/"
 SESSION: Final = "session/"
+#: What tokens and sessions take that are over; there is less where others need the room: some thousand.
+MAX_OVER_BYTES: Final = 512 * 1024
 _VERSION: Final = 1
 _REMEMBERED: Final = 1_000
 _HOLDERS: Final = 10_000
@@ -163,9 +167,16 @@ class RightsBook:
 
     def is_live(self, session: BrowserSession, now_ms: int) -> bool:
         """Whether it goes on: it has not expired, and nor has the token that it stands for, or been revoked."""
-        token = None if session.token is None else self.tokens.get(session.token)
-        shown = session.token is None or (token is not None and token.is_good(now_ms))
-        return now_ms < session.expires_ms and shown
+        return now_ms < self.end_ms(session)
+
+    def end_ms(self, session: BrowserSession) -> int:
+        """When it is over, or its token; 0 where that was revoked."""
+        if session.token is None:
+            return session.expires_ms
+        token = self.tokens.get(session.token)
+        if token is None:
+            return 0
+        return session.expires_ms if token.expires_ms is None else min(session.expires_ms, token.expires_ms)
 
     def sessions_of(self, principal: str) -> list[BrowserSession]:
         """Oldest first."""
@@ -238,11 +249,19 @@ def session_document(session: BrowserSession) -> bytes:
     return _pack(**session.fields())
 
 
-def over(book: RightsBook, now_ms: int) -> Changes:
-    """Tokens and sessions that are over go with the next change."""
-    tokens = {each.key: None for each in book.tokens.values() if not each.is_good(now_ms)}
-    sessions = {session_key(each): None for each in book.sessions.values() if not book.is_live(each, now_ms)}
-    return {**tokens, **sessions}
+def surplus(book: RightsBook, documents: Mapping[str, bytes], changes: Changes, now_ms: int) -> Changes:
+    """Which tokens and sessions that are over go with a change: those over longest, where their room is needed.
+
+    The others are kept: a wall clock that is ahead says of good ones that they are over, until it is set right.
+    """
+    ends = {each.key: each.expires_ms or 0 for each in book.tokens.values() if not each.is_good(now_ms)}
+    ends |= {session_key(each): book.end_ms(each) for each in book.sessions.values() if not book.is_live(each, now_ms)}
+    sizes = {key: len(key) + len(body) for key, body in {**documents, **changes}.items() if body is not None}
+    latest_first = sorted((key for key in ends if key in sizes and key not in changes), key=ends.__getitem__)[::-1]
+    of_others = sum(sizes.values()) - sum(sizes[key] for key in latest_first)
+    room = min(MAX_OVER_BYTES, MAX_RIGHTS_BYTES - of_others)
+    taken = itertools.accumulate(sizes[key] for key in latest_first)
+    return {key: None for key, bytes_so_far in zip(latest_first, taken, strict=True) if bytes_so_far > room}
 
 
 def role_document(rights: tuple[CheckedRight, ...]) -> bytes:

@@ -40,8 +40,8 @@ from .book import (
     RightsHolder,
     Token,
     digest_of,
-    over,
     role_document,
+    surplus,
 )
 from .browser_sessions import BrowserSession, SessionCookie
 from .evidence import (
@@ -75,7 +75,7 @@ from .sessions import Sessions, session_ended
 
 _log = structlog.get_logger("lsmq.rights")
 
-#: Of a principal so many are good at a time: the one in use, and the one that comes in its place.
+#: A principal has so many: the one in use, and the one that comes in its place.
 TOKENS_EACH: Final = 2
 _TRIES: Final = 10
 _NO_LIMITS: Final = LimitOverrides({})
@@ -252,7 +252,8 @@ class RightsService:
             if any(each.is_good(now_ms) for each in book.tokens_of(name)):
                 raise InvalidRequest(f"{name} has a token; 'lsmq token rotate {name}' makes another", field="name")
             granted = _granted(book, name, bindings, ()) if bindings else {}
-            return {**over(book, now_ms), token.key: token.pack(), **granted}
+            former = {each.key: None for each in book.tokens_of(name)[: 1 - TOKENS_EACH]}
+            return {**former, token.key: token.pack(), **granted}
 
         await self._change(changes)
         return token, secret
@@ -267,13 +268,14 @@ class RightsService:
 
         def changes(book: RightsBook) -> Changes:
             nonlocal token
-            former = [each for each in book.tokens_of(name) if each.is_good(now_ms)]
-            if not former:
+            former = book.tokens_of(name)
+            good = [each for each in former if each.is_good(now_ms)]
+            if not good:
                 raise UnknownPrincipal(f"{name} has no token; 'lsmq token create {name}' makes one", principal=name)
-            last = former[-1]
+            last = good[-1]
             # By the clock of another node that one may be of a later time: it is not the newest for that.
             token = replace(token, created_ms=max(now_ms, last.created_ms + 1))
-            found = {**over(book, now_ms), **{each.key: None for each in former}, token.key: token.pack()}
+            found: dict[str, bytes | None] = {**{each.key: None for each in former}, token.key: token.pack()}
             if overlap_ms:
                 until_ms = min(now_ms + overlap_ms, last.expires_ms or now_ms + overlap_ms)
                 kept_on = Token(name, last.id, last.digest, last.created_ms, until_ms, last.by)
@@ -291,7 +293,7 @@ class RightsService:
             if not gone:
                 what = "no token" if id is None else f"no token {id!r}"
                 raise UnknownPrincipal(f"{name} has {what}; 'lsmq token list' shows all", principal=name)
-            return {**over(book, runtime.wall_ms()), **{each.key: None for each in gone}}
+            return {each.key: None for each in gone}
 
         await self._change(changes)
 
@@ -358,8 +360,10 @@ class RightsService:
             raise AuthenticationOff("this node does not ask who its clients are; start it with auth = 'token'")
         for _ in range(_TRIES):
             self._look()
-            version = self.version
-            if await self._documents.change(changes(self._book), version):
+            version, documents = self._documents.known()
+            wanted = changes(self._book)
+            gone = surplus(self._book, documents, wanted, runtime.wall_ms())
+            if await self._documents.change({**gone, **wanted}, version):
                 self._look()
                 return
         raise Unavailable("others changed rights at the same time, again and again; try again")

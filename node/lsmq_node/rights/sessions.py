@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from typing import Final
 
 from lsmq import runtime
@@ -12,7 +12,7 @@ from lsmq.errors import InvalidRequest, TooManyRequests, TooManyRights, Unauthen
 from lsmq_node.broker.topology import RightsDocuments
 from lsmq_node.config import NodeConfig
 
-from .book import SESSION, Changes, RightsBook, digest_of, over, session_document, session_key
+from .book import SESSION, Changes, RightsBook, digest_of, session_document, session_key
 from .browser_sessions import SESSION_PREFIX, BrowserSession, SessionCookie
 from .evidence import SECRET_BYTES, By, Proven
 
@@ -66,9 +66,9 @@ class Sessions:
         def changes(book: RightsBook) -> Changes:
             live = [each for each in book.sessions_of(session.principal) if book.is_live(each, now_ms)]
             ended = {session_key(each): None for each in live[: max(0, len(live) + 1 - SESSIONS_EACH)]}
-            gone = {**over(book, now_ms), **ended}
-            self._check_room(len(document), gone)
-            return {**gone, session_key(session): document}
+            over = {session_key(each) for each in book.sessions.values() if not book.is_live(each, now_ms)}
+            self._check_room(len(document), over | ended.keys())
+            return {**ended, session_key(session): document}
 
         await self._change(changes)
         return session, self.renewed(session, secret)
@@ -88,7 +88,7 @@ class Sessions:
             )
         self._sign_ins.append((now, principal))
 
-    def _check_room(self, size: int, gone: Changes) -> None:
+    def _check_room(self, size: int, gone: Set[str]) -> None:
         """Raises ``TooManyRights`` where another session would take the room of tokens and grants."""
         _, documents = self._documents.known()
         others = sum(len(body) for key, body in documents.items() if key.startswith(SESSION) and key not in gone)
@@ -106,7 +106,7 @@ class Sessions:
 
     async def sign_out(self, session: BrowserSession) -> None:
         """End it, on all nodes. Raises ``Unavailable``."""
-        await self._change(lambda book: {**over(book, runtime.wall_ms()), session_key(session): None})
+        await self._change(lambda book: {session_key(session): None})
 
 
 def session_ended() -> Unauthenticated:
