@@ -35,7 +35,12 @@ class Asking:
         return await self._begin_requests().request(topic, body, timeout_ms, reply_topic, options)
 
     async def reply(self, message: Message, body: Body, **options: Unpack[MessageOptions]) -> Sent:
-        """Answer a request; stored on return. Raises ``InvalidRequest`` for one that asks for no reply."""
+        """Answer a request; stored on return.
+
+        Whoever may send requests can send some that cannot be answered, so go on with the next one after
+        ``InvalidRequest``, for one that asks for no reply, or (``MessageTooLarge``) where its topic takes no such
+        large one; ``UnknownTopic`` and ``UnknownQueue``, where there is no such place; and ``Forbidden``.
+        """
         return await self._begin_requests().reply(message, body, options)
 
     def _begin_requests(self) -> Requests:

@@ -119,7 +119,7 @@ def encode_column(column: int, values: Sequence[int] | int) -> tuple[bytes, byte
 
 def encode_batch(
     record_count: int,
-    columns: Mapping[int, Sequence[int] | int],
+    columns: Mapping[Column, Sequence[int] | int],
     payload: bytes,
     *,
     producer_id: int = 0,
@@ -351,7 +351,7 @@ class BatchBuilder:
 
         ``position``: how far the producer's application is once the batch is stored.
         """
-        columns: dict[int, Sequence[int]] = {Column.QUEUE: self._queues, Column.LENGTH: self._lengths}
+        columns: dict[Column, Sequence[int]] = {Column.QUEUE: self._queues, Column.LENGTH: self._lengths}
         optional: Iterable[tuple[Column, list[int]]] = (
             (Column.HEADER_LENGTH, self._header_lengths),
             (Column.KEY_HASH, self._key_hashes),

@@ -13,7 +13,7 @@ EVENTS = ["boarding", "taxiing", "took off", "landed"]
 AIRCRAFT = [f"N{number}" for number in range(100, 150)]
 
 
-async def read(client: Client, queues: range, count: int, seen: dict[str, list[str]]) -> None:
+async def read(client: Client, queues: range, count: int, seen: dict[str | bytes, list[str]]) -> None:
     async with Consumer(client, "aircraft", queues=queues, start="earliest") as consumer:
         while count > 0:
             for message in await consumer.poll():
@@ -32,7 +32,7 @@ async def main() -> None:
             sent = await receipts
 
         halves = [range(topic.queues // 2), range(topic.queues // 2, topic.queues)]
-        seen: dict[str, list[str]] = defaultdict(list)
+        seen: dict[str | bytes, list[str]] = defaultdict(list)
         async with asyncio.TaskGroup() as group:
             for queues in halves:
                 mine = sum(place.queue in queues for place in sent)

@@ -20,7 +20,7 @@ async def main() -> None:
                 for account in range(ACCOUNTS):
                     await producer.send(f"{step}", key=f"account {account}")
 
-        seen: dict[str | None, list[int]] = defaultdict(list)
+        seen: dict[str | bytes | None, list[int]] = defaultdict(list)
         others_are_done = asyncio.Event()
 
         async def handle(message: Message) -> None:

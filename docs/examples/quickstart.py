@@ -18,7 +18,7 @@ async def main() -> None:
 
         async with Consumer(client, "quickstart", start={sent.queue: sent.offset}) as consumer:
             async for message in consumer:
-                print(f"{message.key} ordered: {message.text()}")
+                print(f"{message.text()} for {message.key!r}")
                 if message.id == sent.id:
                     break
 

@@ -6,7 +6,7 @@ Run a node first (`lsmq serve --data ./data`), then `python docs/examples/reques
 import asyncio
 import uuid
 
-from lsmq import Client, Consumer
+from lsmq import Client, Consumer, Forbidden, InvalidRequest, UnknownQueue, UnknownTopic
 
 TOPIC = f"prices-{uuid.uuid4().hex[:8]}"
 
@@ -16,8 +16,11 @@ async def answer(ready: asyncio.Event) -> None:
     async with Client() as client, Consumer(client, TOPIC, group="till") as consumer:
         ready.set()
         async for message in consumer:
-            if "lsmq.reply-topic" in message.properties:
-                await client.reply(message, f"{message.text()}: {7 * len(message.text())} euros")
+            price = f"{message.text()}: {7 * len(message.text())} euros"
+            try:
+                await client.reply(message, price)
+            except (UnknownTopic, UnknownQueue, Forbidden, InvalidRequest) as error:
+                print(f"nobody is told {price!r}: {error}")  # The same would come of it again.
             await consumer.commit()
 
 

@@ -16,7 +16,7 @@ async def main() -> None:
     async with Client() as client:
         await client.delete_topic("bookings", missing_ok=True)
         await client.create_topic("bookings", queues=4, order="strict")
-        seen: dict[str | None, list[int]] = defaultdict(list)
+        seen: dict[str | bytes | None, list[int]] = defaultdict(list)
 
         async def handle(message: Message) -> None:
             seen[message.key].append(int(message.text()))

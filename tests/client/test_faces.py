@@ -250,16 +250,26 @@ def blocking(client: sync.Client) -> None:
     print(letters)
 """
 
+COLUMNS = """
+from lsmq.batch_builder import encode_batch
+from lsmq.record_batch import Column
+
+columns = {Column.LENGTH: [1, 1], Column.QUEUE: [7, 8]}
+encode_batch(2, columns, b"ab")
+"""
+
 
 @pytest.mark.part(3)
-def test_both_faces_are_typed(tmp_path: Path) -> None:
+def test_both_faces_are_typed_and_so_are_the_examples(tmp_path: Path) -> None:
     """An ``ignore`` that is not needed is an error, too."""
     program = tmp_path / "program.py"
-    program.write_text(TYPED)
+    program.write_text(TYPED + COLUMNS)
     top = Path(lsmq.__file__).parents[2]
+    examples = sorted((top / "docs" / "examples").glob("*.py"))
     checked = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--config-file", "", "--cache-dir", tmp_path / "cache", program],
-        env={"MYPYPATH": str(top / "client"), "PATH": ""},
+        [sys.executable, "-m", "mypy", "--cache-dir", tmp_path / "cache", program, *examples],
+        env={"PATH": ""},
+        cwd=top,
         capture_output=True,
         text=True,
         timeout=250,

@@ -14,6 +14,7 @@ from lsmq import (
     Client,
     ClientClosed,
     Consumer,
+    Forbidden,
     InvalidRequest,
     LsmqError,
     Message,
@@ -23,6 +24,8 @@ from lsmq import (
     TimedOut,
     Topic,
     Unavailable,
+    UnknownQueue,
+    UnknownTopic,
     WorkQueue,
     sync,
 )
@@ -182,6 +185,42 @@ async def test_who_was_to_be_sent_a_reply_that_is_too_large_can_still_be_sent_an
             await client.reply(message, b"x" * 2_000)
         await client.reply(message, b"too large")
         assert (await asking).body == b"too large"
+
+
+async def test_requests_that_cannot_be_answered_raise_what_whoever_answers_is_told_to_catch(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    names = {name: f"{topic_name}-{name}" for name in ("missing", "named", "small", "replies")}
+    expected = [
+        (names["missing"], "0", UnknownTopic),
+        ("no name", "0", UnknownTopic),
+        ("..", "0", InvalidRequest),
+        (names["replies"], "7", UnknownQueue),
+        (names["named"], "0", InvalidRequest),
+        (names["small"], "0", MessageTooLarge),
+        (names["replies"], "seven", InvalidRequest),
+        (names["replies"], "0", None),
+    ]
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        await client.create_topic(names["named"], queues="named")
+        await client.create_topic(names["small"], max_message_bytes=10)
+        await client.create_topic(names["replies"])
+        async with Producer(client, topic_name) as producer:
+            for topic, queue, _ in expected:
+                asked = {REPLY_TOPIC: topic, REPLY_QUEUE: queue, CORRELATION: "1"}
+                await producer.send_and_wait(b"x", properties=asked)
+        raised: list[type[LsmqError] | None] = []
+        async with Consumer(client, topic_name, start="earliest") as consumer:
+            while len(raised) < len(expected):
+                (message,) = await consumer.poll(1)
+                try:
+                    await client.reply(message, b"x" * 50)
+                    raised.append(None)
+                except (UnknownTopic, UnknownQueue, Forbidden, InvalidRequest) as error:
+                    raised.append(type(error))
+    for error, (topic, queue, wanted) in zip(raised, expected, strict=True):
+        assert error is wanted if wanted is None or error is None else issubclass(error, wanted), (topic, queue)
 
 
 async def test_a_request_that_a_full_topic_drops_is_not_waited_for(shared_node: NodeProcess, topic_name: str) -> None:

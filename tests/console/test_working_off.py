@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from api.calls import Api
+from lsmq.topics import dead_letter_topic
 from push.browser import browser, find_browser
 from support.node_process import NodeProcess
 from support.waiting import comes_true
@@ -131,6 +132,26 @@ async def test_dead_letters_are_edited_sent_back_and_deleted_one_by_one_and_all_
 
 
 @pytest.mark.part(2)
+async def test_dead_letters_of_a_topic_with_a_long_name_are_sent_back_as_others_are(
+    make_node: Callable[..., NodeProcess],
+) -> None:
+    assert EXECUTABLE is not None
+    node = make_node().start()
+    api = Api(node.url)
+    for topic in ("o" * 200, "p" * 196 + ".dlq"):
+        name = dead_letter_topic(topic)
+        api.create(topic, 1)
+        api.create(name, 1)
+        origin = {"lsmq-dlq-topic": topic, "lsmq-dlq-queue": "0", "lsmq-dlq-reason": "late"}
+        api.send(name, {"queue": 0, "body": "x", "tag": str(len(name)), "properties": origin})
+        async with browser(EXECUTABLE) as tabs:
+            page = await tabs.open(f"{node.url}/console#/topics/{name}?tag={len(name)}")
+            await shows(page, f"{TEXT}.includes('Send back')", "the letter is found")
+            await page.evaluate(pressed("Send back"))
+            await shows(page, f"{TEXT}.includes('at offset 0')", "it is where it was")
+            assert api.all_bodies(topic, 0) == ["x"]
+
+
 async def test_how_far_a_group_is_behind_is_drawn_while_somebody_looks(make_node: Callable[..., NodeProcess]) -> None:
     assert EXECUTABLE is not None
     node = make_node().start()

@@ -10,6 +10,12 @@ const FOUND = 50;
 const REFUSED = /^negative acknowledgement: (.*)$/s;
 const COPIED = ["key", "key_b64", "tag", "type", "headers"];
 
+/** Where dead letters of a topic go unless somebody says otherwise, as `dead_letter_topic` of lsmq.topics has it. */
+function lettersOf(topic) {
+  const named = topic.slice(0, 196) + ".dlq";
+  return named === topic ? topic.slice(0, 195) + ".dlq" : named;
+}
+
 /** How bodies are shown stands in the address as well. */
 function views(path, query) {
   const chosen = query.get("view") ?? "";
@@ -32,7 +38,7 @@ function about(message) {
 const shown = (topic, messages, view) => table("Messages", ["#offset", "queue", "stored (UTC)", "key", "tag", "body", "properties", "to do"], messages.map((each) => {
   const origin = each.properties?.["lsmq-dlq-topic"], place = el("span"), sends = [["write", "topic", origin ?? topic]];
   return [count(each.offset), each.queue, when(each.stored_ms), each.key ?? (each.key_b64 ? `base64 ${each.key_b64}` : ""), each.tag ?? "", body(each, view), about(each),
-    el("span", { class: "acts" }, only(sends, () => act(origin ? (topic === `${origin}.dlq` ? "Send back" : `Send back to ${origin}`) : "Send again", () => sendAgain(topic, each))),
+    el("span", { class: "acts" }, only(sends, () => act(origin ? (topic === lettersOf(origin) ? "Send back" : `Send back to ${origin}`) : "Send again", () => sendAgain(topic, each))),
       each.body === undefined ? null : only(sends, () => el("button", { type: "button", click: (event) => { event.target.disabled = true; place.append(edit(topic, each)); } }, "Edit")),
       only([["delete", "topic", topic]], () => act("Delete", () => remove(topic, [each]).then(() => "deleted"))), place)];
 }));
@@ -58,7 +64,7 @@ function edit(topic, message) {
   const text = el("textarea", { "aria-label": "Body to be sent" });
   text.value = message.body;
   const where = message.properties?.["lsmq-dlq-topic"] ?? topic;
-  return el("div", { class: "edit" }, text, act(where === topic || topic === `${where}.dlq` ? "Send as it is now" : `Send as it is now to ${where}`, () => sendAgain(topic, { ...message, delete: false, body: text.value })));
+  return el("div", { class: "edit" }, text, act(where === topic || topic === lettersOf(where) ? "Send as it is now" : `Send as it is now to ${where}`, () => sendAgain(topic, { ...message, delete: false, body: text.value })));
 }
 
 /** By their ids, which have the numbers of topic and queue: another one may have the name since they were shown. */
