@@ -60,12 +60,14 @@ class NamedOffsets:
     """A place in each shard of a topic. ``topic_id`` tells the topic from one made anew under its name.
 
     ``start`` is where the batch of a stream that ends here reads from; None when that is where the one before ended.
+    ``gone``: when a stream's batch ended here the topic was not there any more.
     """
 
     name: str
     topic_id: int
     places: Mapping[int, ShardPlace]
     start: Mapping[int, ShardPlace] | None = None
+    gone: bool = False
 
     @property
     def is_unread(self) -> bool:
@@ -74,14 +76,16 @@ class NamedOffsets:
 
     def to_dict(self) -> dict[str, Any]:
         fields = {"id": self.topic_id, "shards": _packed(self.places)}
-        return fields if self.start is None else {**fields, "start": _packed(self.start)}
+        start = {} if self.start is None else {"start": _packed(self.start)}
+        return {**fields, **start, **({"gone": True} if self.gone else {})}
 
     @classmethod
     def from_dict(cls, name: str, fields: Mapping[str, Any]) -> NamedOffsets:
         """The reverse of :meth:`to_dict`. Raises ``KeyError``, ``TypeError``, ``ValueError``."""
         start = fields.get("start")
         places = _unpacked(fields["shards"])
-        return cls(name, int(fields["id"]), places, None if start is None else _unpacked(start))
+        begun = None if start is None else _unpacked(start)
+        return cls(name, int(fields["id"]), places, begun, gone=bool(fields.get("gone")))
 
 
 StreamPlaces = TopicOffsets | NamedOffsets

@@ -10,9 +10,10 @@ A column of offsets, one a queue, is written in one of two forms, whichever the 
 A million queues that all stand at 0 are 11 characters; a million that stand at random offsets below 1000 are about
 1.7 MB, which is what they hold. Equal offsets always give equal text, since Spark compares the text.
 
-A document is ``{"version": 1, "topics": {name: {"id", "queues", "offsets", "start"?}}}``. ``start``, a column as well,
-stands in the end of a stream's batch that begins with a topic or with queues of it: no batch before says from where.
-Topics whose queues have names have ``shards`` in it, and no queues: see :mod:`.named_offsets`.
+A document is ``{"version": 1, "topics": {name: {"id", "queues", "offsets", "start"?, "gone"?}}}``. ``start``, a
+column as well, stands in the end of a stream's batch that begins with a topic or with queues of it: no batch before
+says from where. ``gone`` is true of a topic that was not there any more when a stream's batch ended. Topics whose
+queues have names have ``shards`` in it, and no queues: see :mod:`.named_offsets`.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ class TopicOffsets:
     """An offset for each queue of a topic. ``topic_id`` tells the topic from one made anew under its name.
 
     ``start`` is where the batch of a stream that ends here reads from; None when that is where the one before ended.
+    ``gone``: when a stream's batch ended here the topic was not there any more.
     """
 
     name: str
     topic_id: int
     offsets: I64
     start: I64 | None = None
+    gone: bool = False
 
     @property
     def is_unread(self) -> bool:
@@ -54,14 +57,16 @@ class TopicOffsets:
 
     def to_dict(self) -> dict[str, Any]:
         fields = {"id": self.topic_id, "queues": len(self.offsets), "offsets": pack(self.offsets)}
-        return fields if self.start is None else {**fields, "start": pack(self.start)}
+        start = {} if self.start is None else {"start": pack(self.start)}
+        return {**fields, **start, **({"gone": True} if self.gone else {})}
 
     @classmethod
     def from_dict(cls, name: str, fields: Mapping[str, Any]) -> TopicOffsets:
         """The reverse of :meth:`to_dict`. Raises ``KeyError``, ``ValueError``."""
         queues, start = int(fields["queues"]), fields.get("start")
         offsets = unpack(str(fields["offsets"]), queues)
-        return cls(name, int(fields["id"]), offsets, None if start is None else unpack(str(start), queues))
+        begun = None if start is None else unpack(str(start), queues)
+        return cls(name, int(fields["id"]), offsets, begun, gone=bool(fields.get("gone")))
 
 
 class Documented(Protocol):

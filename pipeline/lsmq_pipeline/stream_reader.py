@@ -125,10 +125,9 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._check_there(known, seen)
         ends = {name: self._end(known.get(name), each) for name, each in seen.items()}
         self._report(known, seen)
-        # What is not there any more stays in the offsets, so that it is noticed when it comes again.
-        ends |= {name: replace(known[name], start=None) for name in known.keys() - ends.keys()}
         if not _differ(known, ends):
             return start
+        ends |= self._gone(known, seen)
         topics = {name: each.topic for name, each in seen.items()}
         may_wait = self._last is None and not isinstance(limit, ReadAllAvailable)
         if may_wait and not self._gate.lets(self._waiting(topics, known, ends)):
@@ -223,6 +222,21 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._told_gone.add(name)
         for name in sorted(set(self.options.topics) - known.keys() - seen.keys()):
             raise UnknownTopic(f"there is no topic {name!r}", topic=name)
+
+    def _gone(self, known: Mapping[str, StreamPlaces], seen: Mapping[str, _Seen]) -> dict[str, StreamPlaces]:
+        """Ends of topics that are not there any more, so that it is noticed when they come again.
+
+        One of a pattern is forgotten with the second batch in a row without it, so that offsets do not grow with all
+        the topics that once were. One listing may lack a topic that is there; forgotten, it would be read again.
+        """
+        gone = known.keys() - seen.keys()
+        forgotten = {name for name in gone if known[name].gone and name not in self.options.topics}
+        if forgotten and self._last is not None:  # All batches of that trigger rest on one look.
+            forgotten -= {topic.name for topic in self._existing()}
+        for name in forgotten:
+            self._told_gone.discard(name)
+            self._reported.pop(name, None)
+        return {name: replace(known[name], start=None, gone=True) for name in gone - forgotten}
 
     def _report(self, done: Mapping[str, StreamPlaces], seen: Mapping[str, _Seen]) -> None:
         """With option ``group``, tell the broker how far the query is.
@@ -430,7 +444,8 @@ def _latest(seen: _Seen) -> StreamPlaces:
 
 
 def _differ(known: Mapping[str, StreamPlaces], ends: Mapping[str, StreamPlaces]) -> bool:
-    return known.keys() != ends.keys() or any(not _same(known[name], end) for name, end in ends.items())
+    """Whether there is more than what is known, in what is there."""
+    return any(name not in known or not _same(known[name], end) for name, end in ends.items())
 
 
 def _same(known: StreamPlaces, end: StreamPlaces) -> bool:

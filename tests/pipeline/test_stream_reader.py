@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -278,6 +278,76 @@ def test_each_time_a_topic_is_deleted_is_told(
             assert [record.message for record in caplog.records if "was deleted" in record.message] == [
                 f"topic {topic_name!r} was deleted: what was not read of it is gone; going on without"
             ]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_topic_of_a_pattern_that_is_gone_is_forgotten_with_the_second_batch_and_noticed_when_it_comes_again(
+    shared_node: NodeProcess, client: Client, topic_name: str, restarted: bool
+) -> None:
+    stays, goes = (f"{topic_name}-{name}" for name in ("stays", "goes"))
+    asked = {"topicPattern": f"{topic_name}-.*", "startingOffsets": "earliest", "failOnDataLoss": "false"}
+    with ExitStack() as opened:
+        send(client, stays, 1)
+        send(client, goes, 2)
+        found = opened.enter_context(reader(shared_node, **asked))
+        at = found.initialOffset()
+
+        def batch() -> list[int]:
+            """How many messages of the topics: one has come to the one that stays."""
+            nonlocal at, found
+            begun = at
+            if restarted:  # As a query that is run again and again for what is there.
+                found = opened.enter_context(reader(shared_node, **asked))
+                found.prepareForTriggerAvailableNow()
+            at = found.latestOffset(begun, ReadAllAvailable())
+            counts = sorted(count for _, count in taken(found, begun, at))
+            send(client, stays, 1)
+            return counts
+
+        assert batch() == [1, 2]
+        client.delete_topic(goes)
+        assert batch() == [1] and at["topics"].keys() == {stays, goes}, "it may come again at once"
+        assert batch() == [1] and at["topics"].keys() == {stays}
+        send(client, goes, 3)
+        assert batch() == [1, 3], "it is another one, which is read from its beginning"
+        for _ in range(2):
+            client.delete_topic(goes)
+            assert batch() == [1] and at["topics"].keys() == {stays, goes}
+            send(client, goes, 3)
+            assert batch() == [1, 3], "it was gone in one batch only, each time"
+
+
+def test_that_a_topic_is_gone_makes_no_batch(shared_node: NodeProcess, client: Client, topic_name: str) -> None:
+    send(client, topic_name, 2)
+    with reader(shared_node, topicPattern=topic_name, startingOffsets="earliest", failOnDataLoss="false") as found:
+        at = found.latestOffset(found.initialOffset(), ReadAllAvailable())
+        client.delete_topic(topic_name)
+        for _ in range(3):
+            assert found.latestOffset(at, ReadAllAvailable()) is at
+
+
+def test_a_trigger_of_several_batches_looks_again_before_it_forgets_a_topic(
+    shared_node: NodeProcess, client: Client, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its batches rest on one listing, which may have lacked one that is there."""
+    stays, missed = (f"{topic_name}-{name}" for name in ("stays", "missed"))
+    send(client, stays, 4)
+    send(client, missed, 3)
+    asked = {"topicPattern": f"{topic_name}-.*", "startingOffsets": "earliest", "failOnDataLoss": "false"}
+    with reader(shared_node, **asked) as found:
+        at = found.latestOffset(found.initialOffset(), ReadAllAvailable())
+        send(client, stays, 4)
+        with monkeypatch.context() as lacking:
+            existing = found._existing
+            lacking.setattr(found, "_existing", lambda: [each for each in existing() if each.name != missed])
+            found.prepareForTriggerAvailableNow()
+        for _ in range(3):
+            at = found.latestOffset(at, ReadMaxRows(1))
+            assert at["topics"].keys() == {stays, missed}
+        send(client, missed, 1)
+        found.prepareForTriggerAvailableNow()
+        begun, at = at, found.latestOffset(at, ReadAllAvailable())
+        assert sorted(taken(found, begun, at)) == [(0, 1), (0, 1)], "none of it is read twice"
 
 
 def test_tasks_find_the_cluster_by_nodes_that_the_driver_knows(
