@@ -26,6 +26,7 @@ from lsmq_node.broker.layout import own_disks
 from lsmq_node.broker.limit_sharing import LimitSharing
 from lsmq_node.broker.name_cleaner import NameCleaner
 from lsmq_node.broker.scrubber import Scrubber
+from lsmq_node.broker.time_watch import TimeWatch
 from lsmq_node.cluster.single import SingleNode
 from lsmq_node.config import NodeConfig
 from lsmq_node.delayed import DelayedService
@@ -129,6 +130,7 @@ class Node:
             self.backups,
             self.scrubber,
             DiskWatch(broker),
+            TimeWatch(broker),
             NameCleaner(broker),
             self.history,
             self.monitoring,

@@ -112,6 +112,7 @@ class ShardDelayed(ShardMachine):
 
     async def load(self, left: Any) -> None:
         await self.barrier()
+        self.store.delayed.let_a_moment_pass()  # Something may have been put at now, by whoever led before.
         self.hand = self.store.delayed.hand
         if self.hand.at != self.hand.to:
             await self._carry_out_again()
@@ -153,9 +154,8 @@ class ShardDelayed(ShardMachine):
 
     async def _deliver_all(self) -> None:
         while self.is_current and not self.service.held.closed:
-            wait_ms = self._next_ms - self.store.delayed.now_ms()
-            if wait_ms > 0:
-                await self._sleep(wait_ms / 1000)
+            if self._next_ms > self.store.delayed.now_ms():
+                await self._sleep(self.store.delayed.wait_ms(self._next_ms) / 1000)
                 continue
             try:
                 await self._deliver_due()
@@ -409,6 +409,8 @@ class ShardDelayed(ShardMachine):
         _check_expiry(records, due_ms)
         self.port.check_writable(Ack.QUORUM)
         appended = self.store.append(topic_id, moved(records, due_ms, *place))
+        if due_ms <= 1 or MAX_DELAY_MS < due_ms <= appended.stored_ms + 1:  # At once, which is a millisecond later.
+            self.store.delayed.let_a_moment_pass()
         future = self.port.wait(appended, Ack.QUORUM)
         self._goes(place, future)
         await self.durable(future)

@@ -10,10 +10,10 @@ from lsmq.record_batch import Column
 
 from .columns import encode_columns
 from .delayed import HAND, STORED, DuePlace, Hand, delayed_count, split_due
-from .disk import Clock
 from .due_reads import DueRead
 from .line import Appended, Line
 from .queries import Queries
+from .shard_time import ShardTime
 from .state import ShardState
 from .wal import EntryKind
 
@@ -21,15 +21,29 @@ from .wal import EntryKind
 class DelayedRecords:
     """Thread-safe."""
 
-    def __init__(self, state: ShardState, queries: Queries, line: Line, clock: Clock) -> None:
+    def __init__(self, state: ShardState, queries: Queries, line: Line, time: ShardTime) -> None:
         self._state = state
         self._queries = queries
         self._line = line
-        self._clock = clock
+        self._time = time
 
     def now_ms(self) -> int:
         """The time that an entry is stamped with: whatever comes from now on is due after it, or at once."""
-        return self._clock.now_ms()
+        return self._time.now_ms()
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far that is ahead of the clock: above 0 it stands still."""
+        return self._time.ahead_ms
+
+    def wait_ms(self, due_ms: int) -> int:
+        """How long it is until then: while stamps stand still, until the clock is where they are, and on to then."""
+        return due_ms - self.now_ms() + self.ahead_ms
+
+    def let_a_moment_pass(self) -> None:
+        """What is stamped from now on is later than all there is: so what was put at now is due, though stamps stand
+        still."""
+        self._time.saw(self._time.last_ms + 1)
 
     @property
     def hand(self) -> Hand:
