@@ -159,7 +159,8 @@ def test_what_is_over_a_topics_messages_is_refused_until_there_is_room(bench: Be
     with pytest.raises(QuotaExceeded, match="max_messages is 10") as refused:
         append(bench.store, topic.id, (0, b"x"), (1, b"x"))
     assert refused.value.retriable
-    assert refused.value.details == {"topic": "t", "limit": 10, "option": "max_messages", "held": 9}
+    limit = {"topic": "t", "limit": 10, "option": "max_messages", "field": "max_messages", "held": 9}
+    assert refused.value.details == limit
     put(bench.store, topic.id, (0, b"the tenth"))
     with pytest.raises(QuotaExceeded):
         put(bench.store, topic.id, (0, b"x"))

@@ -49,7 +49,12 @@ def test_a_queue_takes_no_more_bytes_than_it_may_and_others_go_on(bench: Bench) 
     with pytest.raises(QuotaExceeded, match=r"queue 1 of topic 't' holds 3200 bytes.*queue_max_bytes is 3200") as full:
         put(bench.store, topic_id, (0, b"x"), (1, b"x"))
     assert full.value.details == {
-        "topic": "t", "limit": LIMIT, "option": "queue_max_bytes", "held": LIMIT, "queue": 1
+        "topic": "t",
+        "limit": LIMIT,
+        "option": "queue_max_bytes",
+        "field": "queue_max_bytes",
+        "held": LIMIT,
+        "queue": 1,
     }  # fmt: skip
     send(bench, topic_id, 0, 32)
     bench.store.wait(bench.store.trim(topic_id, 1, 3))
