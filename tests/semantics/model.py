@@ -37,7 +37,7 @@ WEIGHTS: Mapping[str, int] = {"b": 2}
 
 @dataclass
 class Row:
-    """A message. ``may_be_gone``: nobody can say by now; when all has settled it is gone."""
+    """A message. ``may_be_gone``: nobody can say by now. ``expires``: it has some moments to live."""
 
     number: int
     key: str | None = None
@@ -45,6 +45,7 @@ class Row:
     priority: tuple[int, int] = (0, 0)  # and subpriority
     deletes_key: bool = False
     may_be_gone: bool = False
+    expires: bool = False
     size_bytes: int = 0  # header and body, where that counts
 
 
@@ -76,7 +77,9 @@ class Queue:
         return sum(row.size_bytes for row in self.rows.values())
 
     def settle(self) -> None:
-        self.remove([offset for offset, row in self.rows.items() if row.may_be_gone])
+        """What was beyond a limit that has been raised since may have gone before, or stays."""
+        kept_from = 0 if self.keeps is None else self.end - self.keeps
+        self.remove([offset for offset, row in self.rows.items() if row.expires or offset < kept_from])
 
 
 @dataclass

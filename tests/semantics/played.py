@@ -77,7 +77,7 @@ class Player:
         dedupe_id = f"{how % 3}" if topic == "once" else None
         if topic == "log":
             lives_ms = (None, None, _LONG_MS, _SHORT_MS)[how // 2 % 4]
-            row.may_be_gone = lives_ms == _SHORT_MS
+            row.expires = row.may_be_gone = lives_ms == _SHORT_MS
             if lives_ms is not None and where % 7:
                 fields["ttl_ms"] = lives_ms
             elif lives_ms is not None:
