@@ -177,6 +177,8 @@ def test_a_rescheduled_message_comes_at_its_new_time_with_all_it_has(api: Api, t
         name: message[name] for name in ("body", "key", "tag", "properties", "priority")
     }
     assert now["queue"] == 0
+    (by_key,) = api.get(f"/v1/topics/{topic_name}/messages?key=k&tag=t").json()["messages"]
+    assert by_key["offset"] == found["offset"]
     assert delayed(api, topic_name).json() == {"messages": [], "next": None}
 
 

@@ -178,6 +178,14 @@ def test_a_stretch_is_looked_at_again_for_each_message_that_expires_in_it(shard:
     assert len(shard.moved()) == 3
 
 
+def test_a_stretch_of_which_a_part_was_moved_is_looked_at_again(shard: Moving) -> None:
+    shard.put(*((0, b"%d" % number, 1_000) for number in range(10)))
+    shard.move()
+    shard.after(1_001)
+    shard.move(3)
+    assert [int(body) for body in shard.moved()] == list(range(10))
+
+
 def test_what_was_found_and_not_moved_is_found_again(shard: Moving) -> None:
     shard.put(*((queue, b"%d" % queue, 1_000) for queue in range(3)))
     shard.after(1_001)
