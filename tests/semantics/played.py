@@ -16,6 +16,8 @@ from lsmq_lab.world.simulated_cluster import SimulatedCluster, SimulatedNode
 from lsmq_lab.world.uses.use import all_of, read_to
 from lsmq_node.workqueue.receipts import decode_receipt, group_hash
 
+from .leaving import TOPICS as LEAVING_TOPICS
+from .leaving import Leaving
 from .model import BYTE_QUEUES, MOST_BYTES, PIECE_BYTES, TOPICS, WEIGHTS, Later, Model, Row
 
 #: A step of a plan: what is done, and three numbers that say how.
@@ -44,11 +46,12 @@ class Player:
         self.serial = 0
         self.producers: dict[str, Producer] = {}
         self.delayed = DelayedMessages(client, "later")
+        self.leaving = Leaving(client, self.producers, self._all_of, self._ask_crew)
         #: Of each queue that holds so many bytes, the leaders that had counted it.
         self.counted_by: dict[tuple[str, int], Leaders] = {}
 
     async def play(self, steps: Sequence[Step]) -> None:
-        for topic, options in TOPICS.items():
+        for topic, options in {**TOPICS, **LEAVING_TOPICS}.items():
             await self.client.create_topic(topic, **options)
             self.producers[topic] = Producer(self.client, topic, linger_ms=0)
             await self.producers[topic].start()
@@ -58,6 +61,7 @@ class Player:
         await WorkQueue(self.client, "jobs", "crew").configure(order="priority", max_deliveries=1_000)
         shared = WorkQueue(self.client, "shared", "crew")
         await shared.configure(fair_by="key", weights=WEIGHTS, max_deliveries=1_000)
+        await self.leaving.start()
         for name, *numbers in steps:
             await getattr(self, f"_{name}")(*numbers)
         await self._settle(0, 0, 0)
@@ -113,6 +117,9 @@ class Player:
             self.model.read(topic, queue, came, wanted)
             if counted:
                 self.model.within_bytes(topic, queue, [offset for offset, _ in came])
+
+    async def _all_of(self, topic: str, queue: int) -> list[Message]:
+        return await self._read_queue(topic, queue, {})
 
     async def _read_queue(self, topic: str, queue: int, picks: Mapping[str, Any]) -> list[Message]:
         """To where it ends now."""
@@ -326,6 +333,27 @@ class Player:
         self.model.committed[queue] = offset if how % 2 == 0 else max(before, offset)
         assert await self.client.committed_offsets("readers", "log") == self.model.committed
 
+    # How messages leave
+
+    async def _move(self, where: int, how: int, what: int) -> None:
+        self.serial += 1
+        await self.leaving.move(self.serial, how, what)
+
+    async def _eat(self, where: int, how: int, what: int) -> None:
+        self.serial += 1
+        await self.leaving.eat(self.serial, where, how, what)
+
+    async def _doom(self, where: int, how: int, what: int) -> None:
+        self.serial += 1
+        await self.leaving.doom(self.serial, where, how)
+
+    async def _empty(self, where: int, how: int, what: int) -> None:
+        self.serial += 1
+        await self.leaving.empty(self.serial, where, how)
+
+    async def _see_who_left(self, where: int, how: int, what: int) -> None:
+        await self.leaving.look(settled=False)
+
     # What befalls the cluster
 
     async def _kill(self, where: int, how: int, what: int) -> None:
@@ -351,8 +379,10 @@ class Player:
     async def _settle(self, where: int, how: int, what: int) -> None:
         for node in self.cluster.nodes:
             self._set_clock(node, 0.0)
+        await self.leaving.wake()
         await asyncio.sleep(_SETTLE_S)
         self.model.settle()
+        await self.leaving.look(settled=True)
         await self._count()
 
     def _do(self, what: Any, after_s: float = 0.0) -> None:
