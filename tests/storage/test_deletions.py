@@ -57,6 +57,15 @@ class Queue:
         return None
 
 
+def test_what_was_deleted_ahead_is_not_counted_once_a_trim_has_reached_it(tmp_path: Path) -> None:
+    queue = Queue(tmp_path)
+    queue.delete(3, 4)
+    queue.store.wait(queue.store.trim(queue.topic, 0, 3))
+    for _ in range(2):
+        assert queue.store.retention.usage(queue.topic).holding.messages == COUNT - 5
+        queue.reopen()
+
+
 def tombstones_looked_at(offsets: list[int]) -> mock._patch[mock.Mock]:
     """Notes how many offsets each look for tombstones returns."""
     real = reader._deleted_offsets
