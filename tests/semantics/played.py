@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from lsmq import Client, Consumer, DelayedMessages, Message, Producer, WorkQueue, runtime
@@ -16,6 +17,7 @@ from lsmq_lab.world.simulated_cluster import SimulatedCluster, SimulatedNode
 from lsmq_lab.world.uses.use import all_of, read_to
 from lsmq_node.workqueue.receipts import decode_receipt, group_hash
 
+from .asking import Asking
 from .leaving import TOPICS as LEAVING_TOPICS
 from .leaving import Leaving
 from .model import BYTE_QUEUES, MOST_BYTES, PIECE_BYTES, TOPICS, WEIGHTS, Later, Model, Row
@@ -47,6 +49,7 @@ class Player:
         self.producers: dict[str, Producer] = {}
         self.delayed = DelayedMessages(client, "later")
         self.leaving = Leaving(client, self.producers, self._all_of, self._ask_crew)
+        self.asking = Asking(client, self.model, self._all_of)
         #: Of each queue that holds so many bytes, the leaders that had counted it.
         self.counted_by: dict[tuple[str, int], Leaders] = {}
 
@@ -118,8 +121,8 @@ class Player:
             if counted:
                 self.model.within_bytes(topic, queue, [offset for offset, _ in came])
 
-    async def _all_of(self, topic: str, queue: int) -> list[Message]:
-        return await self._read_queue(topic, queue, {})
+    async def _all_of(self, topic: str, queue: int, **options: Any) -> list[Message]:
+        return await self._read_queue(topic, queue, options)
 
     async def _read_queue(self, topic: str, queue: int, picks: Mapping[str, Any]) -> list[Message]:
         """To where it ends now."""
@@ -212,6 +215,18 @@ class Player:
         self.model.found(key, found)
         latest = await self.client.latest("table", key)
         self.model.latest(key, None if latest is None else int(latest.properties["number"]))
+
+    async def _ask(self, where: int, how: int, what: int) -> None:
+        """In one of the other ways in which messages are asked for."""
+        ways = (
+            lambda: self.asking.by_id(how, what),
+            lambda: self.asking.by_filter(how, what),
+            lambda: self.asking.by_time(how, what),
+            lambda: self.asking.by_pattern(how),
+            self.asking.as_changes,
+            lambda: self.asking.of_followers(how, what),
+        )
+        await ways[where % len(ways)]()
 
     async def _delete(self, where: int, how: int, what: int) -> None:
         queue = where % 2
@@ -407,6 +422,8 @@ class Player:
             await self._read(where, 0, 0)
         for where in range(3):
             await self._find(where, 4, 0)
+        for where, how in product(range(6), (0, 5)):
+            await self._ask(where, how, 0)
         await self._list(0, 0, 0)
         await self._look_at_later(settled=settled)
         while self.model.open:

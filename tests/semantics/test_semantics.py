@@ -6,14 +6,21 @@ it prints as a seed and steps, for :func:`.played.play`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from lsmq_node.broker import selection
+from lsmq_node.storage import search as searching
+from lsmq_node.storage import shard_store
+from lsmq_node.storage.queries import Queries
 from lsmq_node.storage.retention import Gone, Retention
+from lsmq_node.storage.search import SearchFound, SearchQuery
 from lsmq_node.workqueue.burial import DeadLetterMover
 from lsmq_node.workqueue.turns import TenantTurns, Turn
 from simulation import test_uses
@@ -27,6 +34,8 @@ DEEDS = (
     "send",
     "read",
     "find",
+    "ask",
+    "ask",
     "delete",
     "keep",
     "name",
@@ -101,6 +110,19 @@ def the_dead_are_not_put_away(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DeadLetterMover, "wake", lambda self: None)
 
 
+def pages_leave_one_out(patch: pytest.MonkeyPatch) -> None:
+    def search(queries: Queries, query: SearchQuery) -> SearchFound:
+        queue, offset = query.begin
+        return searching.search(queries, replace(query, begin=(queue, offset + (offset > 0))))
+
+    patch.setattr(shard_store, "search", search)
+
+
+def parts_of_names_are_any_rest(patch: pytest.MonkeyPatch) -> None:
+    expression = selection._expression
+    patch.setattr(selection, "_expression", lambda pattern: expression(re.sub(r"(?<!\*)\*$", "**", pattern)))
+
+
 BROKEN: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     test_uses.ids_are_forgotten,
     test_uses.due_too_early,
@@ -114,6 +136,8 @@ BROKEN: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     a_turn_never_ends,
     what_all_have_read_stays,
     the_dead_are_not_put_away,
+    pages_leave_one_out,
+    parts_of_names_are_any_rest,
 )
 
 
