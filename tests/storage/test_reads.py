@@ -289,7 +289,7 @@ def test_what_is_committed_while_a_read_is_under_way_is_left_to_the_next(
     for _ in range(3):
         with monkeypatch.context() as patch:
             latest = int(replica.latest_offsets(1)[0])
-            for owner, name in ((RangeReader, "read"), (Queries, "read_records"), (Queries, "_point")):
+            for owner, name in ((RangeReader, "read"), (Queries, "read_records"), (Queries, "_rows")):
                 patch.setattr(owner, name, commit_one_more(getattr(owner, name)))
             both, zeros = np.array([0, 1], np.uint32), np.zeros(2, np.int64)
             assert replica.read_many(1, both, zeros).next_offsets.tolist() == [latest] * 2
