@@ -34,8 +34,6 @@ DEEDS = (
     "send",
     "read",
     "find",
-    "ask",
-    "ask",
     "delete",
     "keep",
     "name",
@@ -57,7 +55,7 @@ DEEDS = (
     "doom",
     "empty",
 )
-RARE = ("see_who_left", "commit", "wait_for_later", "kill", "jump", "blackout", "settle")
+RARE = ("ask", "ask", "see_who_left", "commit", "wait_for_later", "kill", "jump", "blackout", "settle")
 
 numbers = st.integers(0, 59)
 steps: st.SearchStrategy[Step] = st.tuples(st.sampled_from(DEEDS + DEEDS + RARE), numbers, numbers, numbers)
