@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq import runtime
-from lsmq_coordinator.parts import kept
-from lsmq_node.broker import Background, Broker
+from lsmq_node.broker import Broker, KeptService
 from lsmq_node.metrics import BUCKETS_S, HttpMetrics
 from lsmq_node.storage import StoreStats
 
@@ -40,12 +39,11 @@ COLUMNS: Final = (
 _SENDING = ("sendMessages", "sendBatch", "sendBatches")
 
 
-class NodeHistory:
+class NodeHistory(KeptService):
     """One for each node. Loop thread only."""
 
     def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._background = Background("history")
+        super().__init__(broker, "history")
         self._ring: NDArray[np.float64] = np.zeros((SAMPLES, len(COLUMNS)))
         self._count = 0
         self._http: HttpMetrics | None = None
@@ -56,17 +54,7 @@ class NodeHistory:
         """Take times of requests from there."""
         self._http = http
 
-    def start(self) -> None:
-        part = self._broker.parts.part("history", essential=False)
-        self._background.start(kept(part, self._sample_on))
-
-    def begin_stop(self) -> None:
-        """Nobody waits for it."""
-
-    async def stop(self) -> None:
-        await self._background.stop()
-
-    async def _sample_on(self) -> None:
+    async def _run(self) -> None:
         self._before = _counts(self._stats())
         while True:
             await asyncio.sleep(EVERY_S)

@@ -6,6 +6,7 @@ import asyncio
 import struct
 import time
 import zoneinfo
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -55,17 +56,20 @@ def test_a_schedule_is_kept_as_it_was_given(api: Api, topic_name: str) -> None:
     assert api.call("DELETE", path(topic_name, "report"), status=404).code == "unknown_schedule"
 
 
+def pages(api: Api, url: str) -> Iterator[dict[str, Any]]:
+    """One after another, to the last."""
+    page = api.get(url).json()
+    yield page
+    while page["next"] is not None:
+        page = api.get(f"{url}&after={page['next']}").json()
+        yield page
+
+
 def test_schedules_are_listed_by_name_in_pages(api: Api, topic_name: str) -> None:
     api.create(topic_name, 4)
     for number in range(7):
         api.call("PUT", path(topic_name, f"s{number}"), DAILY, status=201)
-    names, after = [], ""
-    while True:
-        page = api.get(f"{path(topic_name)}?max=3{after}").json()
-        names += [each["name"] for each in page["schedules"]]
-        if page["next"] is None:
-            break
-        after = f"&after={page['next']}"
+    names = [each["name"] for page in pages(api, f"{path(topic_name)}?max=3") for each in page["schedules"]]
     assert names == [f"s{number}" for number in range(7)]
 
 
@@ -75,14 +79,10 @@ def test_schedules_of_all_topics_are_listed_in_pages(api: Api, topic_name: str) 
         api.create(topic, 4)
         for number in range(3):
             api.call("PUT", path(topic, f"s{number}"), DAILY, status=201)
-    found, after = [], ""
-    while True:
-        page = api.get(f"/v1/schedules?limit=2{after}").json()
+    found = []
+    for page in pages(api, "/v1/schedules?limit=2"):
         assert len(page["schedules"]) <= 2 and page["not_readable"] == []
         found += [(each.pop("topic"), each) for each in page["schedules"]]
-        if page["next"] is None:
-            break
-        after = f"&after={page['next']}"
     mine = sorted((topic, each["name"]) for topic, each in found if topic in topics)
     assert mine == [(topic, f"s{number}") for topic in topics for number in range(3)]
     assert api.get(path(topics[0], "s0")).json() in [each for topic, each in found if topic == topics[0]]

@@ -169,6 +169,12 @@ def test_committed_offsets_of_queues_by_name_are_read_over_several_leaders_in_on
         assert ask(f"{url}{group}?topic={topic}&slots=0-4095", Lsmq_Forward="refuse")[0] == 421
 
 
+def write_to_all(url: str, topic: str) -> None:
+    """A message to each queue."""
+    every = [{"queue": queue, "body": str(queue)} for queue in range(QUEUES)]
+    assert ask(f"{url}/v1/topics/{topic}/messages", "POST", {"messages": every})[0] == 200
+
+
 def popped(url: str, urls: list[str], group: str, topic: str) -> list[str]:
     """Receipts, of the node and of all others that its answer says to ask."""
     wanted = f"/v1/groups/{group}/pop", "POST", {"topic": topic, "max": 100}
@@ -181,8 +187,7 @@ def popped(url: str, urls: list[str], group: str, topic: str) -> list[str]:
 def test_receipts_of_several_leaders_are_settled_in_one_request_and_each_is_told_of(
     urls: list[str], topic: str
 ) -> None:
-    every = [{"queue": queue, "body": str(queue)} for queue in range(QUEUES)]
-    assert ask(f"{urls[0]}/v1/topics/{topic}/messages", "POST", {"messages": every})[0] == 200
+    write_to_all(urls[0], topic)
     for at, url in enumerate(urls):
         group = f"{url}/v1/groups/{topic}-{at}"
         receipts = popped(url, urls, f"{topic}-{at}", topic)
@@ -210,8 +215,7 @@ def test_receipts_of_several_leaders_are_settled_in_one_request_and_each_is_told
 def test_a_work_queue_is_configured_and_described_in_all_shards_whichever_node_is_asked(
     urls: list[str], topic: str
 ) -> None:
-    every = [{"queue": queue, "body": str(queue)} for queue in range(QUEUES)]
-    assert ask(f"{urls[0]}/v1/topics/{topic}/messages", "POST", {"messages": every})[0] == 200
+    write_to_all(urls[0], topic)
     for at, url in enumerate(urls):
         path = f"/v1/groups/{topic}-{at}/work-queue"
         status, put = ask(url + path, "PUT", {"topic": topic, "order": "key", "max_deliveries": 3 + at})

@@ -226,3 +226,19 @@ def test_a_place_in_a_large_block_is_not_remembered() -> None:
     places.note(1, BlockPlace(mock.Mock(spec=Block, memory_bytes=PLACE_BYTES + 1), 0, 0, 9))
     assert len(places) == 0
     assert places.get(1, 0) is None
+
+
+def test_places_that_nobody_asks_for_are_forgotten(tmp_path: Path) -> None:
+    """They are blocks beside the cache: a shard whose reader has gone keeps none."""
+    store = open_stepped(tmp_path / "s", small())
+    topic = store.create_topic("t", 1).id
+    put(store, topic, *((0, body(number, 100)) for number in range(8)))
+    flush(store)
+    for offset in range(4):
+        assert store.read_one(topic, 0, offset)
+        store._tables.trim()
+        assert len(store._tables.places) == 1
+    store._tables.trim()
+    assert len(store._tables.places) == 0
+    assert store.read_one(topic, 0, 4)
+    abandon(store)

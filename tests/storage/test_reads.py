@@ -166,7 +166,7 @@ def test_places_that_are_remembered_are_few(tmp_path: Path) -> None:
         flush(store.store)
         for name in names:
             assert store.get(name, 0, 3) == [b"0", b"1", b"2"]
-        assert len(store.store._queries._places) == point_reads.PLACE_LIMIT
+        assert len(store.store._tables.places) == point_reads.PLACE_LIMIT
         for name in names:
             assert store.get(name, 3, 3) == [b"3", b"4", b"5"]
 

@@ -114,7 +114,8 @@ class ShardPart:
 def is_split(call: Call, shards: Iterable[int]) -> bool:
     """Whether what belongs to these shards is to be done at each one's leader, see :func:`each_at_leader`.
 
-    Else the request is one: for this node, for a leader that it goes to as it is, or to be refused.
+    Else the request is one: for this node, for a leader that it goes to as it is, or to be refused. One for several
+    leaders redirects nobody from here on.
     """
     leaders = [call.broker.topology.leadership(shard) for shard in shards]
     if call.forward is Forward.REFUSE or len(leaders) < 2 or all(led.here for led in leaders):

@@ -314,7 +314,7 @@ async def _of_shards(
     that are led here."""
     service = call.node.work
     shards = service.wanted(topic, service.holding(topic) if named is None else named)
-    if call.forward is not Forward.PASS or not is_split(call, shards):
+    if not is_split(call, shards):
         return await here(service.wanted(topic, named))
     found = await each_at_leader(call, [part(shard) for shard in shards])
     return {**found[0], "shards": [each for one in found for each in one["shards"]]}

@@ -5,7 +5,7 @@ from lsmq_node.storage.producers import BROKER_PRODUCERS
 from .address_limits import SETTING as SHARE_SETTING
 from .address_limits import AddressShare, SharedThing, asked_from
 from .allowances import NOBODY, Allowances, Limited, Made, Maker, Own, Seat, asking
-from .background import Background, StartTask
+from .background import Background, KeptService, StartTask
 from .broker import Broker
 from .budget import ByteBudget, Hold, client_of
 from .fetched import Fetched
@@ -25,6 +25,7 @@ __all__ = [
     "AddressShare",
     "Allowances",
     "Background",
+    "KeptService",
     "Broker",
     "ByteBudget",
     "DeleteRequest",

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from lsmq.errors import LsmqError
+from lsmq_coordinator.parts import kept
+
+if TYPE_CHECKING:
+    from .broker import Broker
 
 StartTask = Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]
 """Runs a coroutine as a task that somebody looks after."""
@@ -38,3 +43,27 @@ class Background:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class KeptService(ABC):
+    """A part of a node, which does without: one task, begun again where it ends, that nobody waits for at the end."""
+
+    def __init__(self, broker: Broker, name: str) -> None:
+        self._broker = broker
+        self._name = name
+        self._background = Background(name)
+
+    def start(self) -> None:
+        self._part = self._broker.parts.part(self._name, essential=False)
+        self._background.start(kept(self._part, self._run))
+
+    @abstractmethod
+    async def _run(self) -> None:
+        """For ever."""
+
+    def begin_stop(self) -> None:
+        """Nobody waits for it."""
+        return
+
+    async def stop(self) -> None:
+        await self._background.stop()

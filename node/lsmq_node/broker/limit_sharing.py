@@ -15,12 +15,11 @@ from typing import Any
 
 from lsmq import runtime
 from lsmq.errors import LsmqError
-from lsmq_coordinator.parts import kept
 from lsmq_node.storage import StoredTopic
 from lsmq_node.storage.losses import LossReason
 from lsmq_node.storage.shares import ALONE, Holding, Rest, Usage
 
-from .background import Background
+from .background import KeptService
 from .broker import Broker
 from .leader_calls import asked_shard
 from .topology import ShardPort
@@ -53,25 +52,14 @@ class TopicTotals:
     groups: frozenset[str] = field(default_factory=frozenset)
 
 
-class LimitSharing:
+class LimitSharing(KeptService):
     """One for each node. Loop thread only."""
 
     def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._background = Background("limits")
+        super().__init__(broker, "limits")
         self._said: dict[tuple[int, int], tuple[float, Usage]] = {}  # by shard and topic: when, and what
         self._wanted: dict[tuple[int, int], float] = {}  # when it was first seen that they had refused more
         broker.topology.peers.answer(OPERATION, self._answer)
-
-    def start(self) -> None:
-        self._part = self._broker.parts.part("limits", essential=False)
-        self._background.start(kept(self._part, self._share))
-
-    def begin_stop(self) -> None:
-        """Nobody waits for it."""
-
-    async def stop(self) -> None:
-        await self._background.stop()
 
     async def usage(self, topic: StoredTopic) -> TopicTotals:
         """Measured where it was not by now. Raises ``NotLeader``, ``Unavailable``, ``ConnectionFailed``."""
@@ -92,7 +80,7 @@ class LimitSharing:
 
     # Telling the shards
 
-    async def _share(self) -> None:
+    async def _run(self) -> None:
         while True:
             await self._round()
             self._part.running()

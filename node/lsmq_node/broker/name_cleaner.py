@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from lsmq import runtime
 from lsmq.errors import LsmqError
-from lsmq_coordinator.parts import kept
 from lsmq_node.storage import Appended, NamesBehind, ShardStore, StoredTopic, TopicNames, topic_names
 from lsmq_node.storage.columns import I64, U32
 
-from .background import Background
+from .background import KeptService
 from .broker import Broker
 from .own_options import kept_names
 from .topology import Ack, ShardPort
@@ -54,24 +53,13 @@ class _Seen:
     ends: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-class NameCleaner:
+class NameCleaner(KeptService):
     """One for each node. Loop thread only."""
 
     def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._background = Background("names")
+        super().__init__(broker, "names")
         self._seen: dict[tuple[int, int], _Seen] = {}  # by shard and topic id
         self._began = runtime.monotonic()
-
-    def start(self) -> None:
-        self._part = self._broker.parts.part("names", essential=False)
-        self._background.start(kept(self._part, self._run))
-
-    def begin_stop(self) -> None:
-        """Nobody waits for it."""
-
-    async def stop(self) -> None:
-        await self._background.stop()
 
     async def _run(self) -> None:
         topics = self._broker.topology.topics

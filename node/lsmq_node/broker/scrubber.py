@@ -15,9 +15,8 @@ import structlog
 
 from lsmq import runtime
 from lsmq.errors import CorruptFile, LsmqError
-from lsmq_coordinator.parts import kept
 
-from .background import Background
+from .background import KeptService
 from .broker import Broker
 from .throttle import Throttle
 
@@ -41,14 +40,13 @@ class ScrubCounts:
     damaged: int = 0
 
 
-class Scrubber:
+class Scrubber(KeptService):
     """The part ``scrub`` of a node, which does without. Loop thread only."""
 
     def __init__(self, broker: Broker) -> None:
+        super().__init__(broker, "scrub")
         self.counts = ScrubCounts()
-        self._broker = broker
         self._cycle_s = broker.config.scrub_cycle_ms / 1000
-        self._background = Background("scrub")
         self._threads = runtime.ThreadPoolExecutor(1, "lsmq-scrub")
         self._throttle = Throttle(_BYTES_PER_S)
         #: When each file was read, in the loop's time; of those that there are.
@@ -56,14 +54,10 @@ class Scrubber:
 
     def start(self) -> None:
         if self._cycle_s:
-            part = self._broker.parts.part("scrub", essential=False)
-            self._background.start(kept(part, self._run))
-
-    def begin_stop(self) -> None:
-        """Nobody waits for it."""
+            super().start()
 
     async def stop(self) -> None:
-        await self._background.stop()
+        await super().stop()
         self._threads.shutdown(wait=True)
 
     async def _run(self) -> None:

@@ -6,9 +6,7 @@ import asyncio
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from lsmq_coordinator.parts import kept
-
-from .background import Background
+from .background import KeptService
 
 if TYPE_CHECKING:
     from .broker import Broker
@@ -18,24 +16,13 @@ _LOOK_S = 2.0
 _SAID_MS = 60_000
 
 
-class TimeWatch:
+class TimeWatch(KeptService):
     """The part ``stored-times`` of a node: whether what it leads is stamped with the time. Loop thread only."""
 
     def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._background = Background("stored-times")
+        super().__init__(broker, "stored-times")
 
-    def start(self) -> None:
-        self._part = self._broker.parts.part("stored-times", essential=False)
-        self._background.start(kept(self._part, self._look))
-
-    def begin_stop(self) -> None:
-        """Nobody waits for it."""
-
-    async def stop(self) -> None:
-        await self._background.stop()
-
-    async def _look(self) -> None:
+    async def _run(self) -> None:
         while True:
             await asyncio.sleep(_LOOK_S)
             stores = {port.number: port.store.delayed for port in self._broker.topology.ports()}

@@ -6,8 +6,7 @@ import asyncio
 from typing import Final
 
 from lsmq import runtime
-from lsmq_coordinator.parts import kept
-from lsmq_node.broker import Background, Broker
+from lsmq_node.broker import Broker, KeptService
 
 from .lag_history import LagHistory
 from .lags import GroupLags
@@ -17,27 +16,16 @@ from .traffic import TopicTraffic
 _PERIOD_S: Final = 5.0
 
 
-class Monitoring:
+class Monitoring(KeptService):
     """One for each node. Loop thread only."""
 
     def __init__(self, broker: Broker) -> None:
-        self._broker = broker
-        self._background = Background("monitoring")
+        super().__init__(broker, "monitoring")
         self.traffic = TopicTraffic(broker, broker.config.metrics_series)
         self.lags = GroupLags(broker, broker.config.metrics_series)
         self.lag_history = LagHistory(broker, self.lags)
 
-    def start(self) -> None:
-        part = self._broker.parts.part("monitoring", essential=False)
-        self._background.start(kept(part, self._go_on))
-
-    def begin_stop(self) -> None:
-        """Nobody waits for it."""
-
-    async def stop(self) -> None:
-        await self._background.stop()
-
-    async def _go_on(self) -> None:
+    async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._gather_on())
             tasks.create_task(self._count_on())

@@ -82,12 +82,14 @@ class Places:
     queue's place may be taken by another queue's. Thread-safe without a lock: a slot is read or replaced as a whole.
     """
 
-    __slots__ = ("_slots",)
+    __slots__ = ("_asked", "_slots")
 
     def __init__(self) -> None:
         self._slots: list[tuple[int, BlockPlace] | None] = [None] * PLACE_LIMIT
+        self._asked = False
 
     def get(self, key: int, offset: int) -> BlockPlace | None:
+        self._asked = True
         slot = self._slots[key % PLACE_LIMIT]
         if slot is None or slot[0] != key:
             return None
@@ -97,6 +99,12 @@ class Places:
     def note(self, key: int, place: BlockPlace) -> None:
         if place.block.memory_bytes <= PLACE_BYTES:
             self._slots[key % PLACE_LIMIT] = key, place
+
+    def trim(self) -> None:
+        """Forget all, if nobody has asked since the last call."""
+        if not self._asked:
+            self._slots[:] = [None] * PLACE_LIMIT
+        self._asked = False
 
     def __len__(self) -> int:
         return PLACE_LIMIT - self._slots.count(None)

@@ -18,7 +18,7 @@ from .due_reads import DueRead, read_due
 from .failures import disappeared, no_descriptor
 from .key_search import KeyFound, KeyQuery, KeySearch
 from .many_reads import ManyRead, ReadCollector
-from .point_reads import NotFound, Places, PointRecord, Rows, point_rows, record_at
+from .point_reads import NotFound, PointRecord, Rows, point_rows, record_at
 from .ranges import RangePart, RangeReader
 from .reader import MissingRecords, QueueRead, Slice, read_queue
 from .sieve import Expired, Picked, Sieve
@@ -58,7 +58,6 @@ class Queries:
         self._expired = expired
         self._tables = tables
         self._counters = counters
-        self._places = Places()
         #: By topic, for these tables. Replaced as a whole by whichever reader finds others.
         self._record_sizes: tuple[tuple[int, ...], dict[int, float]] = ((), {})
 
@@ -344,11 +343,11 @@ class Queries:
         # Asked after: what the version lacks was deleted before.
         if offset < state.holes_end(queue - state.first):
             return None
-        place = self._places.get(key, offset)
+        place = self._tables.places.get(key, offset)
         if place is not None and end <= place.end:
             return [place.rows(offset, end)]
         try:
-            return list(point_rows(version, key, offset, end, self._places))
+            return list(point_rows(version, key, offset, end, self._tables.places))
         except (NotFound, OSError):
             return None
 

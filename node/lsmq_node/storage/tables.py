@@ -25,6 +25,7 @@ from .manifest import TABLE_DIRECTORY, Manifest, store_manifest
 from .memtable import Memtable, slabs_for
 from .open_tables import OpenTables
 from .options import StoreOptions
+from .point_reads import Places
 from .recovery import Opened
 from .snapshot_pins import PinnedFiles
 from .sstable import TableMeta, TableWriter, table_name
@@ -60,6 +61,7 @@ class TableSet:
         self._directory = path / TABLE_DIRECTORY
         self._files = PinnedFiles(disk, self._directory)
         self.cache = BlockCache(options.cache_bytes)
+        self.places = Places()
         self.open_tables = OpenTables(options.max_open_tables)
         self._install_lock = runtime.Lock()  # guards the manifest: one changes it at a time; anybody may look
         self.manifest = opened.manifest
@@ -120,6 +122,7 @@ class TableSet:
     def trim(self) -> None:
         """Give memory back to the system that was not wanted since the last call."""
         self._slabs.trim()
+        self.places.trim()
         self._state.ids.slabs.trim()
 
     def freeze(self) -> int:
