@@ -37,6 +37,9 @@ class Part(Protocol):
 
     def retrying(self, why: str) -> None: ...
 
+    def recovered(self, why: str) -> None:
+        """It runs, where it has said nothing else since it was retried for this."""
+
     def stopped(self, why: str) -> None: ...
 
     def gone(self) -> None:
@@ -47,6 +50,8 @@ class _Unseen:
     def running(self) -> None: ...
 
     def retrying(self, why: str) -> None: ...
+
+    def recovered(self, why: str) -> None: ...
 
     def stopped(self, why: str) -> None: ...
 
@@ -107,10 +112,13 @@ class Parts:
         found = [report.problem for report in self.reports() if report.essential == essential]
         return [problem for problem in found if problem is not None]
 
-    def _say(self, name: str, essential: bool, state: PartState, why: str) -> None:
+    def _say(self, name: str, essential: bool, state: PartState, why: str, after: str | None = None) -> None:
+        """``after``: only where the last that was said is that it is retried for this."""
         with self._lock:
             former = self._reports.get(name)
             if former is not None and (former.state, former.why) == (state, why):
+                return
+            if after is not None and (former is None or (former.state, former.why) != (PartState.RETRYING, after)):
                 return
             assert former is not None or len(self._reports) < MAX_PARTS, f"a node has at most {MAX_PARTS} parts"
             failures = former.failures if former is not None else 0
@@ -137,11 +145,14 @@ class _Registered:
     def retrying(self, why: str) -> None:
         self._say(PartState.RETRYING, why)
 
+    def recovered(self, why: str) -> None:
+        self._say(PartState.RUNNING, "", after=why)
+
     def stopped(self, why: str) -> None:
         self._say(PartState.STOPPED, why)
 
-    def _say(self, state: PartState, why: str) -> None:
-        self._parts._say(self._name, self._essential, state, why)
+    def _say(self, state: PartState, why: str, after: str | None = None) -> None:
+        self._parts._say(self._name, self._essential, state, why, after)
 
     def gone(self) -> None:
         self._parts._forget(self._name)
@@ -149,13 +160,14 @@ class _Registered:
 
 async def kept(part: Part, work: Callable[[], Awaitable[None]]) -> None:
     """Run ``work`` as a part, for ever: when it fails, or ends, it is begun again after a pause, and the part says so.
+    What ``work`` says of the part itself stands.
 
     Only cancelling ends it. What is begun again must not rest on what the failed run left half done.
     """
-    loop, pause_s = asyncio.get_running_loop(), _FIRST_PAUSE_S
+    loop, pause_s, why = asyncio.get_running_loop(), _FIRST_PAUSE_S, ""
     while True:
         began = loop.time()
-        steady = loop.call_later(_FIRST_PAUSE_S, part.running)
+        steady = loop.call_later(_FIRST_PAUSE_S, part.recovered, why)
         try:
             await work()
             why = "it ended"
