@@ -11,6 +11,7 @@ from lsmq_coordinator import parts as parts_module
 from lsmq_coordinator.parts import PartReport, Parts, PartState, kept
 from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
 from support.raft_group import until
+from support.virtual_time import run_in_virtual_time
 from support.waiting import eventually
 
 
@@ -66,30 +67,27 @@ def test_work_that_fails_or_ends_is_begun_again_and_says_so(monkeypatch: pytest.
     asyncio.run(main())
 
 
-def test_what_work_says_of_itself_as_it_begins_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_work_says_of_itself_as_it_begins_stands() -> None:
     """An issuer that is away when a node starts was not told of for a moment, once it had been tried for a while."""
-    monkeypatch.setattr(parts_module, "_FIRST_PAUSE_S", 0.01)
 
     async def main() -> None:
         told: list[str] = []
-        parts, begun = Parts(lambda report: told.append(report.why)), 0
+        parts = Parts(lambda report: told.append(report.why))
         part = parts.part("work")
 
         async def work() -> None:
-            nonlocal begun
-            begun += 1
             part.retrying("nobody answers")
             await asyncio.sleep(5 * parts_module._FIRST_PAUSE_S)
             raise Unavailable("not yet")
 
         task = asyncio.create_task(kept(part, work))
-        await until(lambda: begun == 3)
+        await asyncio.sleep(25 * parts_module._FIRST_PAUSE_S)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert told[:4] == ["nobody answers", "not yet"] * 2 and "" not in told
 
-    asyncio.run(main())
+    run_in_virtual_time(main())
 
 
 def test_the_publisher_to_zookeeper_survives_whatever_its_library_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,7 +275,7 @@ def with_client(url: str, deadline_ms: int, work: Callable[[Client], Awaitable[T
 
 
 def _say_what_it_waits_for(client: Client) -> None:
-    if not client._transport.has_been_answered:
+    if not client._transport.has_been_answered and not client._outages.is_failing:  # An outage is warned of.
         nodes = ", ".join(client.urls) or "ZooKeeper, which is to name the nodes"
         text = f"no answer yet from {nodes}; waiting up to {client.deadline_ms / 1000:g} s (--timeout)"
         click.echo(text, err=True)
