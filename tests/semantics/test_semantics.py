@@ -1,7 +1,8 @@
 """All that messages may be told to do, against a plain model: a real cluster, restarts, failovers, clocks that jump.
 
-The cluster is the daemon as it is, in a world whose time, disks and network follow from a seed. What hypothesis finds
-it prints as a seed and steps, for :func:`.played.play`.
+The cluster is the daemon as it is, in a world whose time, disks and network follow from a seed. A plan goes through a
+few areas, so that each of them is seen in depth, beside others. What hypothesis finds it prints as a seed and steps,
+for :func:`.played.play`.
 """
 
 from __future__ import annotations
@@ -26,43 +27,30 @@ from lsmq_node.workqueue.turns import TenantTurns, Turn
 from simulation import test_uses
 from support.extent import part_in_number
 
-from .played import Player, Step, play
+from .areas import AREAS
+from .played import BEFALLS, Player, Step, play
 
-DEEDS = (
-    "send",
-    "send",
-    "send",
-    "read",
-    "find",
-    "delete",
-    "keep",
-    "name",
-    "name",
-    "list",
-    "later",
-    "later",
-    "pop",
-    "share",
-    "share",
-    "fill",
-    "fill",
-    "make_room",
-    "move",
-    "move",
-    "eat",
-    "eat",
-    "doom",
-    "doom",
-    "empty",
-)
-RARE = ("ask", "ask", "see_who_left", "commit", "wait_for_later", "kill", "jump", "blackout", "settle")
+#: So many areas are in a plan.
+_MOST_AREAS = 4
+#: One step of so many befalls the cluster.
+_BEFALLS_OF = 8
 
-numbers = st.integers(0, 59)
-steps: st.SearchStrategy[Step] = st.tuples(st.sampled_from(DEEDS + DEEDS + RARE), numbers, numbers, numbers)
+
+def steps_of(areas: list[str]) -> st.SearchStrategy[Step]:
+    deeds = [f"{area}.{deed}" for area in areas for deed in AREAS[area].deeds]
+    befalls = BEFALLS * max(1, round(len(deeds) / len(BEFALLS) / (_BEFALLS_OF - 1)))
+    numbers = st.integers(0, 59)
+    return st.tuples(st.sampled_from((*deeds, *befalls)), numbers, numbers, numbers)
+
+
+def plans(least: int, most: int) -> st.SearchStrategy[list[Step]]:
+    areas = st.lists(st.sampled_from(sorted(AREAS)), min_size=2, max_size=_MOST_AREAS, unique=True)
+    return areas.flatmap(lambda chosen: st.lists(steps_of(chosen), min_size=least, max_size=most))
 
 
 def test_each_deed_of_a_plan_is_there() -> None:
-    assert all(hasattr(Player, f"_{name}") for name in DEEDS + RARE)
+    assert all(hasattr(area, deed) for area in AREAS.values() for deed in area.deeds)
+    assert all(hasattr(Player, befall) for befall in BEFALLS)
 
 
 def profile(examples: int) -> settings:
@@ -76,16 +64,16 @@ def profile(examples: int) -> settings:
     )
 
 
-@profile(part_in_number(4, 2))
-@given(st.integers(0, 999), st.lists(steps, min_size=20, max_size=40))
+@profile(part_in_number(6, 2))
+@given(st.integers(0, 999), plans(20, 40))
 @pytest.mark.part(3)
 def test_a_cluster_means_what_the_model_says(seed: int, plan: list[Step]) -> None:
     play(seed, plan)
 
 
 @pytest.mark.slow
-@profile(part_in_number(25, 5))
-@given(st.integers(1_000, 9_999), st.lists(steps, min_size=40, max_size=80))
+@profile(part_in_number(40, 8))
+@given(st.integers(1_000, 9_999), plans(40, 80))
 def test_longer_lives_mean_what_the_model_says(seed: int, plan: list[Step]) -> None:
     play(seed, plan)
 
@@ -121,35 +109,42 @@ def parts_of_names_are_any_rest(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(selection, "_expression", lambda pattern: expression(re.sub(r"(?<!\*)\*$", "**", pattern)))
 
 
-BROKEN: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
-    test_uses.ids_are_forgotten,
-    test_uses.due_too_early,
-    test_uses.deleted_queues_stay,
-    test_uses.everything_is_picked,
-    test_uses.trims_leave_a_message,
-    test_uses.nothing_expires,
-    test_uses.priorities_are_one,
-    test_uses.queues_hold_twice_their_bytes,
-    test_uses.what_a_queue_had_counts_for_nothing,
-    a_turn_never_ends,
-    what_all_have_read_stays,
-    the_dead_are_not_put_away,
-    pages_leave_one_out,
-    parts_of_names_are_any_rest,
+#: What is broken, and in which area that shows.
+BROKEN: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None]], ...] = (
+    ("doomed", the_dead_are_not_put_away),
+    ("eaten", what_all_have_read_stays),
+    ("later", test_uses.due_too_early),
+    ("log", test_uses.ids_are_forgotten),
+    ("log", test_uses.everything_is_picked),
+    ("log", test_uses.nothing_expires),
+    ("log", test_uses.trims_leave_a_message),
+    ("log", pages_leave_one_out),
+    ("moved", test_uses.nothing_expires),
+    ("named", test_uses.deleted_queues_stay),
+    ("named", parts_of_names_are_any_rest),
+    ("shared", a_turn_never_ends),
+    ("sized", test_uses.queues_hold_twice_their_bytes),
+    ("sized", test_uses.what_a_queue_had_counts_for_nothing),
+    ("urgent", test_uses.priorities_are_one),
 )
+
+
+def test_each_area_has_something_that_is_broken_in_it() -> None:
+    assert {area for area, _ in BROKEN} == AREAS.keys()
 
 
 @pytest.mark.slow
 @pytest.mark.part(4)
-@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+@pytest.mark.parametrize(("area", "broken"), BROKEN, ids=[f"{area}-{broken.__name__}" for area, broken in BROKEN])
 def test_what_is_broken_on_purpose_is_found_by_one_plan_of_ten(
-    broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    area: str, broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken(monkeypatch)
-    befalls = ("kill",) if broken is test_uses.what_a_queue_had_counts_for_nothing else ()
+    deeds = [f"{area}.{deed}" for deed in AREAS[area].deeds]
+    befalls = ["kill", "settle"]
     for seed in range(10):
         chance = Random(seed)
-        names = [chance.choice((*DEEDS, *befalls, "settle", "wait_for_later")) for _ in range(80)]
+        names = [chance.choice(deeds if chance.random() < 0.9 else befalls) for _ in range(50)]
         plan: list[Step] = [(name, *(chance.randrange(60) for _ in range(3))) for name in names]
         try:
             play(seed, plan)
