@@ -63,6 +63,9 @@ class Crossing(concurrent.futures.Future[T]):
 
     def begin(self) -> None:
         """In the loop. Who cancels this cancels the work."""
+        if self.cancelled():
+            self._work.close()
+            return
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._work)
 
@@ -93,7 +96,11 @@ class LoopThread:
         self._stopped = False
         self._loop = asyncio.new_event_loop()
         self._thread = runtime.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:  # An interrupt, as this waits for the thread to have begun: nobody else knows it.
+            self.begin_stop()
+            raise
 
     def _run(self) -> None:
         """Run the loop until it is stopped, and then what is left in it to its end."""
@@ -191,11 +198,15 @@ class LoopThread:
             work.close()
             raise
         crossing: Crossing[T] = Crossing(self._thread, work)
-        with self._lock:
-            if not self._stopped:
-                with suppress(RuntimeError):  # The handler of a signal has just stopped it.
-                    self._loop.call_soon_threadsafe(crossing.begin)
-                    return crossing
+        try:
+            with self._lock:
+                if not self._stopped:
+                    with suppress(RuntimeError):  # The handler of a signal has just stopped it.
+                        self._loop.call_soon_threadsafe(crossing.begin)
+                        return crossing
+        except BaseException:  # An interrupt, as the loop was given it: nobody would know of it.
+            crossing.cancel()
+            raise
         work.close()
         raise _closed()
 

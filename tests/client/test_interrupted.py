@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from lsmq import ClientClosed, Message, loop_thread, sync
+from lsmq import ClientClosed, Message, loop_thread, runtime, sync
 from lsmq.loop_thread import LoopThread
 from lsmq.sync._crossing import blocking_iterator
 from support.node_process import NodeProcess
@@ -184,6 +184,57 @@ def test_a_consumer_that_an_interrupt_kept_from_whoever_made_it_has_no_queues(
             messages = consumer.poll(timeout_ms=20_000)
             assert messages, "they are another one's"
             found |= _places(messages)
+
+
+@pytest.mark.parametrize("kind", [sync.Consumer, sync.PushConsumer])
+def test_a_consumer_that_an_interrupt_ended_just_as_the_loop_was_told_to_make_it_has_no_queues(
+    filled: sync.Client, topic_name: str, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        interrupt_behind(patched, filled._thread._loop, "call_soon_threadsafe")
+        with pytest.raises(KeyboardInterrupt):
+            kind(filled, topic_name, group=topic_name)
+    with kind(filled, topic_name, group=topic_name) as consumer:
+        found: set[tuple[int, int]] = set()
+        while len(found) < 40:
+            messages = consumer.poll(timeout_ms=20_000)
+            assert messages, "they are another one's"
+            found |= _places(messages)
+
+
+def interrupt_behind(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+    """The interpreter looks for signals as a function returns that it did not run itself."""
+    function = getattr(owner, name)
+
+    def interrupted(*values: Any) -> NoReturn:
+        monkeypatch.setattr(owner, name, function)
+        function(*values)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.parametrize("when", ["thread", "first call"])
+def test_a_client_that_an_interrupt_kept_from_whoever_made_it_leaves_no_thread(
+    interrupt: Callable[..., None], monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    begun: list[threading.Thread] = []
+
+    class Noted(threading.Thread):
+        def start(self) -> None:
+            begun.append(self)
+            super().start()
+            if when == "thread":
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(runtime, "Thread", Noted)
+    if when == "first call":
+        interrupt(done=True)
+    with pytest.raises(KeyboardInterrupt):
+        sync.Client("http://127.0.0.1:1")
+    [thread] = begun
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize("what", ["client", "consumer", "work queue", "push consumer", "producer"])

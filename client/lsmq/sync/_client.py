@@ -29,7 +29,11 @@ class Client(BlockingCloseable):
         self._async = asynchronous.Client(*urls, on_outage=told, **options)
         self._thread = LoopThread()
         # Names of nodes are looked up in threads, and since Python 3.12 none can be begun once the interpreter ends.
-        self._thread.call(asyncio.to_thread(bool))
+        try:
+            self._thread.call(asyncio.to_thread(bool))
+        except BaseException:
+            self._thread.begin_stop()
+            raise
 
     def close(self) -> None:
         """Close the connections and stop the thread. Close producers and consumers first."""
