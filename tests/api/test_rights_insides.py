@@ -1,4 +1,4 @@
-"""Rights in a node of the test's own process: what is revoked while a request is on its way."""
+"""Rights in a node of the test's own process: what is changed while a request, or another change, is on its way."""
 
 from __future__ import annotations
 
@@ -41,6 +41,16 @@ def test_a_stream_ends_whose_token_was_revoked_while_it_was_opened(tmp_path: Pat
                 async with asyncio.timeout(PATIENCE_S):
                     told = [json.loads(frame.data) async for frame in stream if frame.type is WSMsgType.TEXT]
         assert told[-1]["end"]["code"] == "unauthenticated", told
+
+    with_node(tmp_path, test, auth=Auth.TOKEN)
+
+
+def test_many_who_change_rights_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        rights = node_of(session).rights
+        names = [f"role-{number}" for number in range(64)]
+        await asyncio.gather(*(rights.put_role(name, ()) for name in names))
+        assert {*names} <= rights.book.own_roles.keys()
 
     with_node(tmp_path, test, auth=Auth.TOKEN)
 

@@ -77,6 +77,8 @@ _log = structlog.get_logger("lsmq.rights")
 
 #: A principal has so many: the one in use, and the one that comes in its place.
 TOKENS_EACH: Final = 2
+#: So long a change waits for those before it at this node, and so often it is tried beside those of other nodes.
+_TURN_S: Final = 10.0
 _TRIES: Final = 10
 _NO_LIMITS: Final = LimitOverrides({})
 
@@ -90,6 +92,7 @@ class RightsService:
         self._background = Background("rights")
         self._book = RightsBook()
         self._changed = asyncio.Event()
+        self._turn = asyncio.Lock()  # of whoever changes something here: all at once, each but one would be too late
         config = broker.config
         self.on = config.auth is not Auth.NONE
         pattern = config.tls_principal_pattern
@@ -358,14 +361,22 @@ class RightsService:
     async def _change(self, changes: Callable[[RightsBook], Changes]) -> None:
         if not self.on:
             raise AuthenticationOff("this node does not ask who its clients are; start it with auth = 'token'")
-        for _ in range(_TRIES):
-            self._look()
-            version, documents = self._documents.known()
-            wanted = changes(self._book)
-            gone = surplus(self._book, documents, wanted, runtime.wall_ms())
-            if await self._documents.change({**gone, **wanted}, version):
+        try:
+            async with asyncio.timeout(_TURN_S):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise Unavailable(f"others change rights here, for {_TURN_S:g} s by now; try again") from None
+        try:
+            for _ in range(_TRIES):
                 self._look()
-                return
+                version, documents = self._documents.known()
+                wanted = changes(self._book)
+                gone = surplus(self._book, documents, wanted, runtime.wall_ms())
+                if await self._documents.change({**gone, **wanted}, version):
+                    self._look()
+                    return
+        finally:
+            self._turn.release()
         raise Unavailable("others changed rights at the same time, again and again; try again")
 
 
