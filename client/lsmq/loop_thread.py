@@ -29,10 +29,11 @@ class Crossing(concurrent.futures.Future[T]):
     def __init__(self, thread: runtime.Thread, work: Coroutine[Any, Any, T]) -> None:
         super().__init__()
         self._thread = thread
-        self._work = work
+        self.work = work
         self._over = runtime.Lock()
         self._over.acquire()
         self._to_release = [self._over]  # once
+        self.begun = False
 
     def result(self, timeout: float | None = None) -> T:
         """As of any future. A signal that came just before the wait began is handled within moments.
@@ -44,7 +45,7 @@ class Crossing(concurrent.futures.Future[T]):
             if runtime.monotonic() >= end:
                 raise concurrent.futures.TimeoutError
             if not self._thread.is_alive():
-                self._work.close()
+                self.work.close()
                 self.cancel()
         self._over.release()
         return super().result(0)
@@ -62,12 +63,15 @@ class Crossing(concurrent.futures.Future[T]):
             self._to_release.pop().release()
 
     def begin(self) -> None:
-        """In the loop. Who cancels this cancels the work."""
+        """In the loop, once. Who cancels this cancels the work."""
+        if self.begun:
+            return
+        self.begun = True
         if self.cancelled():
-            self._work.close()
+            self.work.close()
             return
         loop = asyncio.get_running_loop()
-        task = loop.create_task(self._work)
+        task = loop.create_task(self.work)
 
         def ended(task: asyncio.Task[T]) -> None:
             if task.cancelled():
@@ -122,13 +126,30 @@ class LoopThread:
         timeout cancels it."""
         future = self.submit(work)
         try:
+            return self._result(future, timeout_s)
+        except BaseException:
+            future.cancel()  # Unless it is its own.
+            raise
+
+    def call_through(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same of what is to come to its end: an interrupt ends the waiting for it, and nothing else."""
+        crossing = self._crossing(work)
+        try:
+            self._give(crossing)
+            return self._result(crossing, None)
+        except LsmqError:
+            raise
+        except BaseException:
+            if not crossing.begun:  # Perhaps the loop was not even told.
+                self._give(crossing)
+            raise
+
+    def _result(self, future: concurrent.futures.Future[T], timeout_s: float | None) -> T:
+        try:
             return future.result(timeout_s)
         except concurrent.futures.CancelledError:
             if self._stopped:
                 raise _closed() from None
-            raise
-        except BaseException:
-            future.cancel()  # Unless it is its own.
             raise
 
     def call_to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
@@ -178,7 +199,7 @@ class LoopThread:
             self.call(whole())
         except BaseException:
             with suppress(LsmqError):
-                self.call(back())
+                self.call_through(back())
             raise
         return taken[0]
 
@@ -192,22 +213,29 @@ class LoopThread:
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run ``work`` in the loop."""
+        crossing = self._crossing(work)
+        try:
+            self._give(crossing)
+        except BaseException:  # An interrupt, as the loop was told: nobody would know of it.
+            crossing.cancel()
+            raise
+        return crossing
+
+    def _crossing(self, work: Coroutine[Any, Any, T]) -> Crossing[T]:
         try:
             self.check_process()
         except ClientClosed:
             work.close()
             raise
-        crossing: Crossing[T] = Crossing(self._thread, work)
-        try:
-            with self._lock:
-                if not self._stopped:
-                    with suppress(RuntimeError):  # The handler of a signal has just stopped it.
-                        self._loop.call_soon_threadsafe(crossing.begin)
-                        return crossing
-        except BaseException:  # An interrupt, as the loop was given it: nobody would know of it.
-            crossing.cancel()
-            raise
-        work.close()
+        return Crossing(self._thread, work)
+
+    def _give(self, crossing: Crossing[Any]) -> None:
+        with self._lock:
+            if not self._stopped:
+                with suppress(RuntimeError):  # The handler of a signal has just stopped it.
+                    self._loop.call_soon_threadsafe(crossing.begin)
+                    return
+        crossing.work.close()
         raise _closed()
 
     def check_process(self) -> None:

@@ -214,6 +214,36 @@ def interrupt_behind(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> 
     monkeypatch.setattr(owner, name, interrupted)
 
 
+@pytest.mark.parametrize("kind", [sync.Consumer, sync.PushConsumer])
+def test_a_consumer_that_an_interrupt_kept_from_being_closed_has_no_queues_either(
+    filled: sync.Client, topic_name: str, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = kind(filled, topic_name, group=topic_name)
+    with monkeypatch.context() as patched:
+        interrupt_behind(patched, filled._thread._loop, "call_soon_threadsafe")
+        with pytest.raises(KeyboardInterrupt):
+            consumer.close()
+    with kind(filled, topic_name, group=topic_name) as consumer:
+        found: set[tuple[int, int]] = set()
+        while len(found) < 40:
+            messages = consumer.poll(timeout_ms=20_000)
+            assert messages, "they are another one's"
+            found |= _places(messages)
+
+
+def test_a_client_that_an_interrupt_kept_from_being_closed_leaves_no_thread(
+    shared_node: NodeProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = sync.Client(shared_node.url)
+    client.topics()
+    with monkeypatch.context() as patched:
+        interrupt_behind(patched, client._thread._loop, "call_soon_threadsafe")
+        with pytest.raises(KeyboardInterrupt):
+            client.close()
+    client._thread._thread.join(PATIENCE_S)
+    assert not client._thread._thread.is_alive()
+
+
 @pytest.mark.parametrize("when", ["thread", "first call"])
 def test_a_client_that_an_interrupt_kept_from_whoever_made_it_leaves_no_thread(
     interrupt: Callable[..., None], monkeypatch: pytest.MonkeyPatch, when: str

@@ -38,9 +38,12 @@ class Client(BlockingCloseable):
     def close(self) -> None:
         """Close the connections and stop the thread. Close producers and consumers first."""
         try:
-            self._thread.call(self._async.close())
+            self._thread.call_through(self._async.close())
         except ClientClosed:
             return
+        except BaseException:  # An interrupt: what is left of it is done at once, as the thread stops.
+            self._thread.begin_stop()
+            raise
         self._thread.stop()
 
     @property

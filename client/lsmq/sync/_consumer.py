@@ -67,7 +67,7 @@ class Consumer(BlockingIterable[Message]):
             return
         self._ahead.clear()
         try:
-            self._thread.call(self._async.close(leave=leave))
+            self._thread.call_through(self._async.close(leave=leave))
         finally:
             self._ahead.clear()  # The event loop may just have been looking through it.
 

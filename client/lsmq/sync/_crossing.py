@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from lsmq import client as asynchronous
 from lsmq.errors import ClientClosed
+from lsmq.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     from lsmq.sync._client import Client
@@ -26,12 +27,22 @@ T = TypeVar("T")
 
 def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
     """The method that does the same in the object's event loop, and waits for it."""
+    return _waiting(method, LoopThread.call)
 
+
+def blocking_through(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """The same of what closes something: an interrupt ends the waiting for it, and nothing else."""
+    return _waiting(method, LoopThread.call_through)
+
+
+def _waiting(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+    wait: Callable[[LoopThread, Coroutine[Any, Any, T]], T],
+) -> Callable[Concatenate[Any, P], T]:
     name = method.__name__  # Of the object's own class, which may be derived from the one that is named.
 
     def call(self: Any, /, *values: P.args, **options: P.kwargs) -> T:
-        result: T = self._thread.call(getattr(self._async, name)(*values, **options))
-        return result
+        return wait(self._thread, getattr(self._async, name)(*values, **options))
 
     update_wrapper(call, method)
     return call

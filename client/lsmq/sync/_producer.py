@@ -19,7 +19,7 @@ from lsmq.group_producer import GroupProducer
 from lsmq.loop_thread import LoopThread, wait_for
 from lsmq.messages import Key, MessageOptions, check_many
 from lsmq.sync._client import Client
-from lsmq.sync._crossing import blocking, with_options_of
+from lsmq.sync._crossing import blocking, blocking_through, with_options_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -135,7 +135,7 @@ class BlockingSender:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._thread.call(self._async.__aexit__(kind, error, trace))
+        self._thread.call_through(self._async.__aexit__(kind, error, trace))
 
     @property
     def buffered_bytes(self) -> int:
@@ -148,8 +148,8 @@ class BlockingSender:
         return self._async.stats
 
     flush = blocking(asynchronous.Producer.flush)
-    close = blocking(asynchronous.Producer.close)
-    abort = blocking(asynchronous.Producer.abort)
+    close = blocking_through(asynchronous.Producer.close)
+    abort = blocking_through(asynchronous.Producer.abort)
 
 
 class Producer(BlockingSender):

@@ -34,7 +34,7 @@ class PushConsumer(BlockingIterable[Message]):
     def close(self) -> None:
         """See :meth:`lsmq.PushConsumer.close`."""
         close = self._async._close_from_inside if self._handlers.are_here else self._async.close
-        self._thread.call(close())
+        self._thread.call_through(close())
 
     @property
     def subscriber(self) -> str | None:

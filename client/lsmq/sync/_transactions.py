@@ -8,7 +8,7 @@ from typing import Any, Self
 from lsmq import transactions as asynchronous
 from lsmq.producer_groups import TransactionInfo
 from lsmq.sync._client import Client
-from lsmq.sync._crossing import blocking, in_a_thread, with_options_of
+from lsmq.sync._crossing import blocking, blocking_through, in_a_thread, with_options_of
 from lsmq.sync._lifecycle import BlockingCloseable
 from lsmq.transactions import Check
 
@@ -27,7 +27,7 @@ class TransactionalProducer(BlockingCloseable):
 
         self._async = self._thread.take(make, asynchronous.TransactionalProducer.close)
 
-    close = blocking(asynchronous.TransactionalProducer.close)
+    close = blocking_through(asynchronous.TransactionalProducer.close)
     outcome = blocking(asynchronous.TransactionalProducer.outcome)
 
     @property

@@ -9,7 +9,7 @@ from lsmq import work_queue as asynchronous
 from lsmq.loop_thread import LoopThread
 from lsmq.record_batch import Message
 from lsmq.sync._client import Client
-from lsmq.sync._crossing import blocking, with_options_of
+from lsmq.sync._crossing import blocking, blocking_through, with_options_of
 from lsmq.sync._lifecycle import BlockingIterable, HandlerThreads
 
 
@@ -76,7 +76,7 @@ class WorkQueue(BlockingIterable[Task]):
         self._thread = client._thread
         self._async = self._thread.do(lambda: asynchronous.WorkQueue(client._async, topic, group, **options))
 
-    close = blocking(asynchronous.WorkQueue.close)
+    close = blocking_through(asynchronous.WorkQueue.close)
     describe = blocking(asynchronous.WorkQueue.describe)
     configure = blocking(asynchronous.WorkQueue.configure)
     held = blocking(asynchronous.WorkQueue.held)
