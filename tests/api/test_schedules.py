@@ -15,8 +15,10 @@ from unittest.mock import patch
 
 import pytest
 
+from lsmq.client import Client
 from lsmq.errors import Unavailable
 from lsmq.record_batch import BatchBuilder, RecordBatch
+from lsmq.schedules import Schedules
 from lsmq_node.broker import Broker
 from lsmq_node.schedules import Schedule, shard_schedules
 from lsmq_node.schedules.shard_schedules import ShardSchedules
@@ -341,6 +343,30 @@ def test_a_schedule_that_is_in_two_shards_since_moving_it_failed_is_deleted_from
         assert (await client.delete(path("two", "s"))).status == 204
         assert await schedules.some(topic, "", 10) == []
         assert (await client.delete(path("two", "s"))).status == 404
+
+    with_node(tmp_path, check)
+
+
+def test_who_deletes_a_schedule_is_not_told_that_there_is_none_since_another_shard_answered_late(
+    tmp_path: Path,
+) -> None:
+    """It is looked for in all shards of the topic: it was gone from one when another had no leader yet."""
+    forget, unready = ShardSchedules.forget, [1]
+
+    async def forgets(self: ShardSchedules, topic_id: int, name: str) -> None:
+        if self.port.number in unready:
+            unready.clear()
+            raise Unavailable("not now", sent=False)
+        await forget(self, topic_id, name)
+
+    async def check(client: Session, broker: Broker) -> None:
+        topic, moved = await in_two_shards(client, broker)
+        first = next(queue for queue in (0, 1) if broker.shard_of(topic, queue) == 0)
+        await node_of(client).schedules.put(topic, replace(moved, queue=first))
+        with patch.object(ShardSchedules, "forget", forgets):
+            async with Client(str(client.make_url("/"))) as asking:
+                await Schedules(asking, "two").delete("s")
+        assert not unready
 
     with_node(tmp_path, check)
 

@@ -7,7 +7,7 @@ from dataclasses import astuple
 from functools import partial
 from typing import Any
 
-from lsmq.errors import InvalidRequest, UnknownSchedule
+from lsmq.errors import InvalidRequest, LsmqError, UnknownSchedule
 from lsmq_node.broker import Broker, LeaderCalls, Maker
 from lsmq_node.broker.loop_work import to_its_end
 from lsmq_node.machines import MachineService
@@ -57,6 +57,10 @@ class ScheduleService(MachineService[ShardSchedules]):
                 known = True
             except UnknownSchedule:
                 pass
+            except LsmqError as error:
+                if known:  # Who asks again is told that there is none.
+                    error.details["sent"] = True
+                raise
         return known
 
     def _shard_of(self, topic: StoredTopic, queue: int | str) -> int:
