@@ -19,6 +19,7 @@ from lsmq._paths import quoted
 from lsmq._reading import all_pages, read
 from lsmq._transport import Response
 from lsmq.client import Client
+from lsmq.errors import LsmqError, UnknownPrincipal, UnknownRole
 
 T = TypeVar("T")
 
@@ -153,7 +154,12 @@ class Rights:
     async def revoke_tokens(self, name: str, id: str | None = None) -> None:
         """All of somebody's, or one. On all nodes within a second. Raises ``UnknownPrincipal``."""
         query = "" if id is None else f"?id={quoted(id)}"
-        await self.client.ask("DELETE", f"/v1/tokens/{quoted(name)}{query}")
+        await self._take_away("DELETE", f"/v1/tokens/{quoted(name)}{query}", UnknownPrincipal)
+
+    async def _take_away(self, method: str, path: str, gone: type[LsmqError], value: Any = None) -> None:
+        """Where an attempt whose answer was lost has done it, the next one finds nothing: it is done."""
+        deadline = self.client._deadline()
+        await self.client._router.ask_any(method, path, deadline=deadline, accept_repeated=gone, value=value)
 
     # Roles
 
@@ -168,7 +174,7 @@ class Rights:
 
     async def delete_role(self, name: str) -> None:
         """Raises ``UnknownRole``, and ``InvalidRequest`` where somebody has it."""
-        await self.client.ask("DELETE", f"/v1/roles/{quoted(name)}")
+        await self._take_away("DELETE", f"/v1/roles/{quoted(name)}", UnknownRole)
 
     # Grants
 
@@ -181,15 +187,12 @@ class Rights:
 
     async def grant(self, name: str, *, roles: Iterable[GrantedRole] = (), rights: Iterable[Right] = ()) -> None:
         """Beside what was granted before. Raises ``UnknownRole``."""
-        await self._change(name, "grant", roles, rights)
+        await self.client.ask("POST", f"/v1/acl/{quoted(name)}/grant", _given(roles, rights))
 
     async def revoke(self, name: str, *, roles: Iterable[GrantedRole] = (), rights: Iterable[Right] = ()) -> None:
         """As it was granted. Raises ``UnknownPrincipal`` where something of it was not."""
-        await self._change(name, "revoke", roles, rights)
-
-    async def _change(self, name: str, how: str, roles: Iterable[GrantedRole], rights: Iterable[Right]) -> None:
-        asked = {"roles": [asdict(each) for each in roles], "rights": [asdict(each) for each in rights]}
-        await self.client.ask("POST", f"/v1/acl/{quoted(name)}/{how}", asked)
+        path = f"/v1/acl/{quoted(name)}/revoke"
+        await self._take_away("POST", path, UnknownPrincipal, _given(roles, rights))
 
     async def test(self, name: str, kind: str, resource: str, action: str) -> str | None:
         """By what somebody may do it, in words; None where he may not."""
@@ -219,7 +222,11 @@ class Rights:
 
     async def remove_limits(self, name: str) -> None:
         """What holds for everybody holds for him again. Raises ``UnknownPrincipal`` where he has none of his own."""
-        await self.client.ask("DELETE", f"/v1/limits/{quoted(name)}")
+        await self._take_away("DELETE", f"/v1/limits/{quoted(name)}", UnknownPrincipal)
+
+
+def _given(roles: Iterable[GrantedRole], rights: Iterable[Right]) -> dict[str, Any]:
+    return {"roles": [asdict(each) for each in roles], "rights": [asdict(each) for each in rights]}
 
 
 def _ttl(ttl_ms: int | None) -> dict[str, int]:

@@ -23,9 +23,11 @@ from lsmq import (
     Rights,
     Unauthenticated,
     UnknownPrincipal,
+    UnknownRole,
     sync,
 )
 from lsmq._credentials import CredentialOptions
+from support.fault_proxy import FaultProxy
 from support.node_process import NodeProcess
 from support.python_process import run_python
 from support.waiting import comes_true, eventually
@@ -227,6 +229,27 @@ async def test_what_is_held_goes_on_with_a_newer_token_when_its_own_ends(
             await producer.send_and_wait("after")
             for each in (consumer, pushed):
                 assert [message.text() for message in await each.poll()][-1] == "after"
+
+
+async def test_what_was_taken_away_when_the_answer_was_lost_is_taken_away(node: NodeProcess) -> None:
+    right = Right("topic", "shared", "read")
+    token_file = node.data / "admin.token"
+    async with FaultProxy(node.url) as proxy, Client(proxy.url, token_file=token_file) as client:
+        rights = Rights(client)
+        await rights.put_role("lost-role", [right])
+        await rights.create_token("lost")
+        await rights.grant("lost", rights=[right])
+        await rights.alter_limits("lost", {"requests_per_s": 100})
+        proxy.lose_answers("revoke")
+        await rights.revoke("lost", rights=[right])
+        proxy.lose_answers("lost")
+        await rights.revoke_tokens("lost")
+        proxy.lose_answers("lost")
+        await rights.remove_limits("lost")
+        proxy.lose_answers("lost-role")
+        await rights.delete_role("lost-role")
+        with pytest.raises(UnknownRole):
+            await rights.delete_role("lost-role")
 
 
 def test_a_file_that_is_no_token_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
