@@ -145,6 +145,15 @@ def test_names_that_transactions_bring_are_refused_and_counted_by_whoever_leads_
         assert begin(group, 1, names[0])[0] == 200
 
 
+def test_administrators_who_change_rights_at_all_nodes_at_once_are_not_refused(urls: list[str], admin: str) -> None:
+    def put(number: int) -> int:
+        rights = [{"kind": "topic", "pattern": "orders", "action": "read"}]
+        return ask(f"{urls[number % 3]}/v1/roles/at-once-{number}", "PUT", {"rights": rights}, admin)[0]
+
+    with ThreadPoolExecutor(24) as administrators:
+        assert {*administrators.map(put, range(240))} == {204}
+
+
 def test_what_opens_the_inside_opens_nothing_outside_and_the_other_way_round(
     cluster: LocalCluster, urls: list[str], admin: str
 ) -> None:

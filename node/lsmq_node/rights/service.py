@@ -77,9 +77,8 @@ _log = structlog.get_logger("lsmq.rights")
 
 #: A principal has so many: the one in use, and the one that comes in its place.
 TOKENS_EACH: Final = 2
-#: So long a change waits for those before it at this node, and so often it is tried beside those of other nodes.
-_TURN_S: Final = 10.0
-_TRIES: Final = 10
+#: So long a change waits for those of others, first at this node and then at other ones.
+_OTHERS_S: Final = 10.0
 _NO_LIMITS: Final = LimitOverrides({})
 
 
@@ -361,13 +360,15 @@ class RightsService:
     async def _change(self, changes: Callable[[RightsBook], Changes]) -> None:
         if not self.on:
             raise AuthenticationOff("this node does not ask who its clients are; start it with auth = 'token'")
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _OTHERS_S
         try:
-            async with asyncio.timeout(_TURN_S):
+            async with asyncio.timeout_at(until):
                 await self._turn.acquire()
         except TimeoutError:
-            raise Unavailable(f"others change rights here, for {_TURN_S:g} s by now; try again") from None
+            raise _others() from None
         try:
-            for _ in range(_TRIES):
+            while True:
                 self._look()
                 version, documents = self._documents.known()
                 wanted = changes(self._book)
@@ -375,9 +376,14 @@ class RightsService:
                 if await self._documents.change({**gone, **wanted}, version):
                     self._look()
                     return
+                if loop.time() > until:
+                    raise _others()
         finally:
             self._turn.release()
-        raise Unavailable("others changed rights at the same time, again and again; try again")
+
+
+def _others() -> Unavailable:
+    return Unavailable(f"others change rights all the time, for {_OTHERS_S:g} s by now; try again")
 
 
 def _not_good() -> Unauthenticated:
