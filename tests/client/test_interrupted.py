@@ -138,6 +138,41 @@ def test_messages_that_an_interrupt_kept_from_whoever_asked_are_not_committed(
             found |= set(zip(batch.queues.tolist(), batch.offsets.tolist(), strict=True))
 
 
+def test_messages_that_were_taken_as_an_interrupt_came_are_handed_out_to_whoever_asks_next(
+    filled: sync.Client, topic_name: str
+) -> None:
+    """Between any two lines."""
+    with sync.Consumer(filled, topic_name) as consumer:
+        found: set[tuple[int, int]] = set()
+        line, interrupted = 0, True
+        while interrupted:
+            line, lines, interrupted = line + 1, 0, False
+
+            def between_lines(frame: FrameType, event: str, _: Any, line: int = line) -> Any:
+                nonlocal lines, interrupted
+                if frame.f_code.co_name == "_take" and event == "line":
+                    lines += 1
+                    if lines == line:
+                        interrupted = True
+                        sys.settrace(None)
+                        raise KeyboardInterrupt
+                return between_lines
+
+            trace = sys.gettrace()
+            sys.settrace(between_lines)
+            try:
+                found |= _places(consumer.poll(2, timeout_ms=20_000))
+            except KeyboardInterrupt:
+                pass
+            finally:
+                sys.settrace(trace)
+        assert line > 3
+        while len(found) < 40:
+            messages = consumer.poll(timeout_ms=20_000)
+            assert messages, "some are lost"
+            found |= _places(messages)
+
+
 def test_messages_that_an_interrupt_kept_from_whoever_asked_are_not_acknowledged(
     filled: sync.Client, topic_name: str, interrupt: Callable[..., None]
 ) -> None:

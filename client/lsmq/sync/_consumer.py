@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from lsmq import consumer as asynchronous
@@ -114,14 +115,18 @@ class Consumer(BlockingIterable[Message]):
     def _take(self, max_messages: int) -> list[Message]:
         """No lock is held meanwhile: the handler of a signal may come in between, and wait for the event loop."""
         taken: list[Message] = []
-        if self._ahead:
-            self._async._read_in_progress.take()  # Before taking: who gives up queues looks here, and then at this.
-            with suppress(IndexError):
-                for _ in range(max_messages):
-                    taken.append(self._ahead.popleft())
-            if not taken:
-                self._async._read_in_progress.put_down()
-        return taken
+        try:
+            if self._ahead:
+                self._async._read_in_progress.take()  # Before taking: who gives up queues looks here, and then at this.
+                with suppress(IndexError):  # In one call, in which no interrupt can come.
+                    taken.extend(map(deque.popleft, repeat(self._ahead, max_messages)))
+                if not taken:
+                    self._async._read_in_progress.put_down()
+            return taken
+        except BaseException:
+            self._ahead.extendleft(reversed(taken))
+            self._async._read_in_progress.put_down()
+            raise
 
     def run(self, handler: Callable[[Message], object], *, concurrency: int = 1, order: Order = "queue") -> None:
         """See :meth:`lsmq.Consumer.run`. The handler runs in threads, ``concurrency`` of them.
