@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lsmq.errors import DiskFull, LsmqError
@@ -27,6 +28,25 @@ def test_a_queue_that_is_to_go_goes_once(store: ShardStore) -> None:
     put(store, topic, ("q", b"2"))
     store.commit()
     assert bodies(store, topic, "q") == [b"2"]
+
+
+def test_a_queue_for_which_a_message_is_in_line_is_not_forgotten(store: ShardStore) -> None:
+    topic = named(store)
+    _, (number,) = put(store, topic, ("q", b"1"))
+    store.commit()
+    names = current(store.names(topic))
+    numbers = np.array((number,), np.uint32)
+    assert names.forget(numbers) is None, "it has a message"
+    store.wait(store.trim(topic, number, 1))
+    put(store, topic, ("q", b"2"))
+    assert names.forget(numbers) is None
+    store.commit()
+    assert bodies(store, topic, "q") == [b"2"]
+    store.wait(store.trim(topic, number, 2))
+    forgotten = names.forget(numbers)
+    assert forgotten is not None
+    store.wait(forgotten)
+    assert current(names).find(("q",)).tolist() == [-1]
 
 
 def test_a_number_that_has_messages_and_no_name_is_given_to_nobody(store: ShardStore) -> None:

@@ -394,7 +394,7 @@ class TopicNames(KnownNames):
             state.make_room(int(rows.max()) + 1)
             ends = state.next[rows].copy()
             if only_empty:
-                empty = (ends == state.committed[rows]) & (state.live_from(rows) >= ends)
+                empty = state.live_from(rows) >= ends
                 numbers, rows, ends = numbers[empty], rows[empty], ends[empty]
                 if not len(rows):
                     return None
