@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest import mock
+
 import pytest
 
 from lsmq.errors import InvalidRequest
 from lsmq.messages import dedupe_hash, priority_value
 from lsmq.record_batch import BatchBuilder, RecordBatch
-from lsmq_node.storage import TopicOptions
+from lsmq_node.storage import Slice, TopicOptions
 from lsmq_node.storage.losses import LossReason
 from lsmq_node.storage.shares import Rest
 
-from .harness import bodies, flush, merge, retain
+from .harness import bodies, flush, merge, put, retain, spoil
 from .test_limits import bench, gone
 from .test_retention import Bench
 
@@ -154,6 +157,40 @@ def test_a_long_queue_comes_down_to_a_new_limit_and_keeps_the_highest(
         retain(bench.store)
     assert sorted(bodies(bench.store, topic.id, 0).values()) == [b"95", b"96", b"97", b"98", b"99"]
     assert gone(bench, topic.id) == {LossReason.OVERFLOW: 85}
+
+
+def test_a_queue_that_cannot_be_read_stays_others_come_down_and_it_is_not_read_again_until_something_comes(
+    bench: Bench,
+) -> None:
+    limits = {"queue_max_messages": 20, "overflow": "drop_lowest_priority"}
+    topic = bench.store.create_topic("t", 5)
+    for queue in range(5):
+        for number in range(40):
+            put(bench.store, topic.id, (queue, b"%d %03d" % (queue, number) * 30))
+    flush(bench.store)
+    spoil(bench.store, bench.disk, b"3 030" * 30)
+    bench.reopen()
+    bench.store.alter_topic("t", TopicOptions.from_dict({**limits, "revision": 1}))
+    asked = 0
+    read_many = bench.store._queries.read_many
+
+    def read(*positions: Any, **options: Any) -> Slice:
+        nonlocal asked
+        asked += 1
+        return read_many(*positions, **options)
+
+    with mock.patch.object(bench.store._queries, "read_many", read):
+        for _ in range(3):
+            retain(bench.store)
+        assert gone(bench, topic.id) == {LossReason.OVERFLOW: 80}
+        asked = 0
+        retain(bench.store)
+        assert not asked
+        put(bench.store, topic.id, (0, b"another"))
+        retain(bench.store)
+    assert [len(bodies(bench.store, topic.id, queue)) for queue in (0, 1, 2, 4)] == [20] * 4
+    assert bench.store.bounds(topic.id, 3) == (0, 40)
+    assert gone(bench, topic.id) == {LossReason.OVERFLOW: 81}
 
 
 def test_dropping_by_rank_has_its_limits() -> None:

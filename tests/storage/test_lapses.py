@@ -218,6 +218,7 @@ def test_what_is_over_the_limit_of_a_queue_is_moved_and_nothing_else(tmp_path: P
         shard.store._maintenance._retain()
         assert len(shard.bodies()) == 5, "it is there until it is moved"
     shard.move(2)
+    assert sorted(shard.moved()) == [b"1", b"2", b"3"], "each look finds again what was not moved yet"
     shard.reopen()
     for _ in range(3):
         shard.store._maintenance._retain()

@@ -31,8 +31,8 @@ _READ_RECORDS = 4_096
 _READ_BYTES = 4 << 20
 _NO_DEADLINE = np.iinfo(np.int64).max
 
-Delete = Callable[[int, U32, I64], bool]
-"""Delete messages of a topic, and say that they made room; returns whether that is applied by now."""
+Delete = Callable[[int, U32, I64], None]
+"""Delete messages of a topic, now or later, and say that they made room."""
 
 
 class Evictions:
@@ -40,43 +40,41 @@ class Evictions:
 
     def __init__(self, queries: Queries) -> None:
         self._queries = queries
-        self._within: dict[int, tuple[int, int]] = {}  # at which version no queue of a topic held more, and the limit
+        self._within: dict[int, tuple[int, int]] = {}  # at which version nothing of a topic was to go, and the limit
 
     def forget_others(self, topic_ids: Container[int]) -> None:
         """Topics that are not among these are gone."""
         self._within = {topic_id: mark for topic_id, mark in self._within.items() if topic_id in topic_ids}
 
-    def run(self, item: TopicState, delete: Delete) -> bool:
-        """Bring queues down to their limit; False where it is not all done."""
+    def run(self, item: TopicState, delete: Delete) -> None:
+        """Bring queues down to their limit, or nearer to it."""
         topic, version = item.topic, item.version
         limit = topic.options.queue_max_messages
         if limit is None or self._within.get(topic.id) == (version, limit):
-            return True
+            return
         rows = np.arange(item.end - item.first)
         starts, ends = item.live_from(rows), item.committed[: len(rows)].copy()
         over = np.flatnonzero(ends - starts > limit)
-        held, first, done = np.minimum(ends - starts, _AT_ONCE)[over].cumsum(), 0, True
+        held, first, going = np.minimum(ends - starts, _AT_ONCE)[over].cumsum(), 0, 0
         while first < len(over):
             before = int(held[first - 1]) if first else 0
             stop = max(first + 1, int(held.searchsorted(before + _AT_ONCE, "right")))
             some = over[first:stop]
-            done &= self._bring_down(item, some, starts[some], ends[some], limit, delete)
+            going += self._bring_down(item, some, starts[some], ends[some], limit, delete)
             first = stop
-        if done and item.version == version:
+        if not going:
             self._within[topic.id] = version, limit
-        return done
 
-    def _bring_down(self, item: TopicState, rows: I64, starts: I64, ends: I64, limit: int, delete: Delete) -> bool:
+    def _bring_down(self, item: TopicState, rows: I64, starts: I64, ends: I64, limit: int, delete: Delete) -> int:
+        """How many messages of these queues are to go."""
         queues = (rows + item.first).astype(np.uint32)
         try:
             queue, offset, rank, seen = self._look_through(item, queues, starts, ends)
         except CorruptFile:
             if len(rows) == 1:  # What ranks lowest cannot be told, so all stays; the table remembers the damage.
-                return True
-            done = True
-            for some in np.array_split(np.arange(len(rows)), 2):
-                done &= self._bring_down(item, rows[some], starts[some], ends[some], limit, delete)
-            return done
+                return 0
+            halves = np.array_split(np.arange(len(rows)), 2)
+            return sum(self._bring_down(item, rows[some], starts[some], ends[some], limit, delete) for some in halves)
         order = np.lexsort((offset, rank, queue))
         firsts = queue[order].searchsorted(queues)
         counts = np.append(firsts[1:], len(order)) - firsts
@@ -84,9 +82,9 @@ class Evictions:
         excess = np.where(whole, excess, np.minimum(excess, counts // 2))
         places = np.arange(len(order)) - np.repeat(firsts, counts)
         gone = order[places < np.repeat(excess, counts)]
-        if not len(gone):
-            return True
-        return delete(item.topic.id, queue[gone], offset[gone]) and bool(whole.all())
+        if len(gone):
+            delete(item.topic.id, queue[gone], offset[gone])
+        return len(gone)
 
     def _look_through(self, item: TopicState, queues: U32, starts: I64, stops: I64) -> tuple[U32, I64, I64, I64]:
         """Of messages that are there: queue, offset, and rank, of which the lowest goes first; and up to where they are

@@ -6,6 +6,7 @@ Log starts move through the log, as when a user trims, so that all replicas agre
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from lsmq.errors import ClientClosed, DiskFull, LsmqError, NotLeader, StoreBusy, UnknownTopic
@@ -90,14 +91,11 @@ class Retainer:
             self._deleting = None
         return self._deleting is None
 
-    def _delete(self, topic_id: int, queues: U32, offsets: I64) -> bool:
+    def _delete(self, topic_id: int, queues: U32, offsets: I64) -> None:
         if self._lapses.drop(topic_id, queues, offsets):
-            return False
-        try:
+            return
+        with contextlib.suppress(NotLeader):
             for first in range(0, len(queues), _DELETED_AT_ONCE):
                 part = slice(first, first + _DELETED_AT_ONCE)
                 self._deleting = self._put_deletion(topic_id, queues[part], offsets[part], LossReason.OVERFLOW)
                 self._writer.commit()
-            return self._has_deleted()
-        except NotLeader:
-            return False

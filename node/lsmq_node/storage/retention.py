@@ -161,7 +161,7 @@ class Retention:
             gone = self._look(item, trim)
             done, applied = done and gone is Gone.ALL, applied and gone is not Gone.LATER
             if delete is not None and item.topic.options.overflow in BY_RANK:
-                done &= self._evictions.run(item, delete)
+                self._evictions.run(item, delete)
         if trim is not None and applied:
             done &= self._make_room(items, trim)
         return done
