@@ -73,6 +73,26 @@ def test_a_work_queue_nobody_uses_is_forgotten_and_goes_on_where_it_was(tmp_path
     with_node(tmp_path, test)
 
 
+def test_what_is_known_of_a_queue_is_forgotten_when_it_was_purged(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        await send(session, "0", "1", "2")
+        failed, *_ = await pop(session, visibility_ms=100)
+        assert await settle(session, "nack", [failed], delay_ms=600_000) == 200
+        known, (port,) = work_service(session), broker.topology.ports()
+        with patch.object(machine_service, "IDLE_S", 0.0):
+            await comes_true(lambda: not known.shards(), "it is not loaded")
+        assert (await session.post("/v1/topics/t/purge", json={})).status == 200
+
+        def documents() -> int:
+            return len(list(port.store.documents("work/g/")))
+
+        assert documents() == 2, "the settings, and a chunk"
+        assert await pop(session) == []
+        await comes_true(lambda: documents() == 1, "the chunk is gone")
+
+    with_node(tmp_path, test)
+
+
 def test_the_group_of_a_work_queue_that_is_used_is_made_again_unless_another_one_took_its_name(tmp_path: Path) -> None:
     async def test(session: Session, broker: Broker) -> None:
         async def pops() -> int:

@@ -28,6 +28,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 
+from . import chunks as chunk_documents
 from .chunks import FailedMessage, SettledChunk
 from .open_messages import OpenMessages
 from .receipts import DeliveryReceipt
@@ -80,7 +81,10 @@ class WorkLedger(OpenMessages):
                 window.early.add(offset)
                 self._open_again(self._new_task(window, offset), fail, now)
             window.failed.clear()
-        self._note(window)  # documents below the cursor are left over from a crash
+        number = cursor // chunk_documents.CHUNK_OFFSETS
+        if number in chunks and window.chunk(number, cursor) == SettledChunk():
+            window.touch(cursor)
+        self._note(window)  # documents below the cursor are left over from a crash, or their messages were purged
 
     def _open_again(self, task: OpenMessage, fail: FailedMessage | None, now: int) -> None:
         if fail is None:
