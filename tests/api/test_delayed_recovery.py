@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -112,6 +114,36 @@ def test_a_message_put_at_another_time_comes_once_though_that_took_too_long_and_
         await comes_true(has_come, "it has come")
         await (await delayed.shard(0)).barrier()
         assert (await broker.offsets(topic, np.array((0,))))[1].tolist() == [1], "once"
+
+    with_node(tmp_path, check)
+
+
+def test_what_is_cancelled_when_it_was_read_already_does_not_come_and_is_not_remembered_for_ever(
+    tmp_path: Path,
+) -> None:
+    async def check(client: Session, broker: Broker) -> None:
+        machine = await node_of(client).delayed.shard(0)
+        has_read, go_on = asyncio.Event(), asyncio.Event()
+        in_readers = machine._in_readers
+
+        async def held(blocking: Callable[[], Any]) -> Any:
+            found = await in_readers(blocking)
+            if isinstance(found, tuple) and found[0].records is not None:
+                has_read.set()
+                await go_on.wait()
+            return found
+
+        messages = [{"queue": 0, "body": body, "delay_ms": 1} for body in ("goes", "stays")]
+        with patch.object(machine, "_in_readers", held):
+            answer = await client.post("/v1/topics/t/messages", json={"messages": messages})
+            goes, _ = (await answer.json())["results"]
+            await has_read.wait()
+            assert (await client.delete(f"/v1/topics/t/delayed/{goes['id']}")).status == 200
+            assert (await client.delete(f"/v1/topics/t/delayed/{goes['id']}")).status == 404
+            go_on.set()
+            answer = await client.get("/v1/topics/t/queues/0/messages?wait_ms=20000")
+            assert [each["body"] for each in (await answer.json())["messages"]] == ["stays"]
+        await comes_true(lambda: not (machine._cancelled or machine._cancellations or machine._open_reads), "forgotten")
 
     with_node(tmp_path, check)
 

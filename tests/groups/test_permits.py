@@ -27,10 +27,9 @@ class Coordinator:
         self.permits = Permits(self.answer, lambda: self.now)
 
     async def answer(self, group: str, member: str | None) -> Standing:
-        assert group == "g"
         if self.down:
             raise Unavailable("nobody leads its shard")
-        none = Standing(len(self.standings), "clustered", 5)
+        none = Standing(len(self.standings) if group == "g" else 0, "clustered", 5)
         found = none if member is None else self.standings.get(member, none)
         await asyncio.sleep(0)
         self.meanwhile()
@@ -79,8 +78,10 @@ async def test_a_fence_ends_what_others_were_allowed() -> None:
     group.gives("m", (0, 5))
     with pytest.raises(FencedMember):
         await group.admits("m", 5)
+    asked = group.permits.asked
     group.permits.fenced("g", "m", "t", ((0, 5),))
     await group.admits("m", 4)
+    assert group.permits.asked == asked, "its own ends nothing of what it has"
 
 
 async def test_a_fence_counts_although_the_answer_was_on_its_way() -> None:
@@ -90,6 +91,9 @@ async def test_a_fence_counts_although_the_answer_was_on_its_way() -> None:
     with pytest.raises(FencedMember):
         await group.admits("m", 5)
     await group.admits("m", 4)
+    group.meanwhile = lambda: None
+    group.gives("m", (0, 10), generation=6)
+    await group.admits("m", 5, epoch=6)  # they are its own again
 
 
 async def test_members_go_on_without_a_coordinator_with_what_they_have() -> None:
@@ -110,12 +114,14 @@ async def test_after_a_reset_members_show_that_they_live() -> None:
     del group.standings["m"]
     await group.admits("m", 3)  # nobody else has the queue: no harm
     group.permits.forget("g")
+    assert not group.permits._members, "a group of which nobody is known takes no memory"
     with pytest.raises(UnknownMember):
         await group.admits("m", 3)
 
 
 async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "MAX_PERMITS", 10)
+    monkeypatch.setattr(rules, "MAX_VACANT", 10)
     group = Coordinator()
     for number in range(30):
         group.gives(f"m{number}", (0, 10))
@@ -126,6 +132,9 @@ async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert len(group.permits._known) <= 10
     assert sum(map(len, group.permits._members.values())) == len(group.permits._known)
     assert group.permits.asked == 60, "who commits often stays"
+    for number in range(30):
+        await group.permits.admit_stranger(f"vacant{number}")
+    assert len(group.permits._vacant) <= 10
 
 
 async def test_a_stranger_commits_while_there_are_no_members_and_asks_seldom() -> None:
