@@ -76,3 +76,19 @@ def test_no_credit_is_a_pause() -> None:
     assert ledger.room() == (0, 0)
     ledger.set_credit(2, 100)
     assert ledger.room() == (2, 100)
+
+
+def test_an_acknowledgement_that_comes_again_is_no_news_and_one_of_what_was_forgotten_is_late_once() -> None:
+    ledger = CreditLedger(10, 1_000)
+    ledger.sent([(0, offset, 1) for offset in range(4)])
+    assert ledger.acknowledge(0, 1) == 2
+    assert ledger.acknowledge(0, 1) is None
+    ledger.forget(0, 1)
+    assert ledger.acknowledge(0, 3) is None
+    assert not ledger.is_late(0, 1), "that counted"
+    assert [ledger.is_late(0, 3), ledger.is_late(0, 3)] == [True, False]
+    ledger.sent([(0, 2, 1)])
+    ledger.forget(0, 1)
+    ledger.sent([(0, 2, 1)])
+    assert not ledger.is_late(0, 2), "it was sent again"
+    assert ledger.acknowledge(0, 2) == 3

@@ -53,6 +53,11 @@ def test_one_more_subscriber_takes_queues_from_the_others_and_moves_none_between
     assert not intersect(before["a"], after["b"]) and not intersect(before["b"], after["a"])
 
 
+def test_queues_that_are_cut_into_too_many_pieces_are_shared_out_anew() -> None:
+    before = {"a": tuple((first, first + 1) for first in range(0, 600, 2)), "b": ((1, 2),)}
+    assert share(0, 600, "ab", before) == {"a": ((0, 300),), "b": ((300, 600),)}
+
+
 def test_a_queue_is_handed_over_when_nothing_of_it_is_unacknowledged() -> None:
     part = PushedPart(0, 10, 14, 1, np.zeros(4, np.int64))
     nothing = np.empty(0, np.int64)

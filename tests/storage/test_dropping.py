@@ -135,6 +135,20 @@ def test_of_a_full_queue_the_lowest_in_rank_go(bench: Bench, flushed: bool, dead
     assert gone(bench, topic.id) == {LossReason.OVERFLOW: 5}
 
 
+def test_topics_whose_messages_lie_side_by_side_are_told_apart(bench: Bench) -> None:
+    options = TopicOptions.from_dict({"queue_max_messages": 2, "overflow": "drop_lowest_priority"})
+    topics = [bench.store.create_topic(name, 2, options) for name in ("one", "other")]
+    for rank in (5, 9, 7):
+        for topic in topics:
+            ranked(bench, topic.id, 0, rank)
+        ranked(bench, topics[0].id, 1, rank - 1)
+    ranked(bench, topics[1].id, 0, 8)
+    flush(bench.store)
+    retain(bench.store)
+    kept = [list(bodies(bench.store, topic.id, queue).values()) for topic in topics for queue in (0, 1)]
+    assert kept == [[b"9", b"7"], [b"8", b"6"], [b"9", b"8"], []]
+
+
 def test_of_one_priority_the_lowest_subpriority_goes_first(bench: Bench) -> None:
     options = {"queue_max_messages": 2, "overflow": "drop_lowest_priority"}
     topic = bench.store.create_topic("t", 1, TopicOptions.from_dict(options))

@@ -10,6 +10,7 @@ from lsmq.errors import (
     CorruptFile,
     DocumentsFull,
     SequenceTakenOver,
+    TooManyGroups,
     TooManyMembers,
     TooManyTransactions,
     TransactionDecided,
@@ -200,6 +201,31 @@ def test_whoever_is_asked_and_dies_is_followed_by_another(played: Played) -> Non
     assert played.asked() == {({"n", "o"} - {first}).pop(): [id]}
 
 
+def test_of_those_who_can_tell_each_is_asked_in_turn_and_of_what_is_decided_nobody(played: Played) -> None:
+    id = played.begin()
+    played.join("o", session_ms=1_000_000)
+    played.put(played.book.leave(("g", "m")))
+    asked = []
+    for _ in range(2):
+        played.now += 31
+        played.book.hear(("g", "n"), played.now)
+        asked += played.asked().items()
+    assert sorted(asked) == [("n", [id]), ("o", [id])]
+    another = played.begin("n")
+    played.now += 31
+    played.put(played.book.checks(played.now, played.wall_ms))
+    played.decide(another, TransactionState.COMMITTED, "n")
+    assert played.book.take_asked(("g", "n")) == []
+
+
+def test_messages_that_come_again_are_known_though_all_is_decided(played: Played) -> None:
+    id, part = played.begin(), TransactionPart(b"part", {"t": 1}, {0: 1})
+    played.decide(id, TransactionState.COMMITTED)
+    assert not played.book.add(("g", id), 0, part).transactions
+    with pytest.raises(TransactionDecided):
+        played.book.add(("g", id), 1, part)
+
+
 def test_nobody_is_asked_who_cannot_tell(played: Played) -> None:
     played.put(played.book.leave(("g", "n")))
     played.join("blind", checks=False)
@@ -235,6 +261,36 @@ def test_a_number_begins_once(played: Played) -> None:
         played.begin(number=3)
     played.begin(number=1)
     assert played.book.members["g", "m"].missing == ()
+
+
+def test_a_number_that_others_have_passed_begins_late_as_long_as_it_is_remembered(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_MISSING", 3)
+    played.begin(number=6)
+    assert played.book.members["g", "m"].missing == (3, 4, 5)
+    played.begin(number=4)
+    played.begin(number=8)
+    assert played.book.members["g", "m"].missing == (3, 5, 7)
+    played.begin(number=10)
+    assert played.book.members["g", "m"].missing == (5, 7, 9), "the latest ones"
+    with pytest.raises(UnknownTransaction):
+        played.begin(number=3)
+    played.begin(number=7)
+
+
+def test_a_member_that_joins_again_is_heard(played: Played) -> None:
+    played.now = 8.0
+    played.join("m")
+    played.now = 12.0
+    assert list(played.book.expire(played.now).members) == [("g", "n")]
+
+
+def test_groups_that_have_members_get_more_where_there_may_be_no_other_group(played: Played) -> None:
+    played.book.max_groups = 1
+    played.join("o")
+    with pytest.raises(TooManyGroups):
+        played.book.join(("another", "m"), 10_000, "", checks=True, now=0.0)
 
 
 def test_finished_ones_are_forgotten_in_time(played: Played) -> None:
@@ -329,6 +385,13 @@ def test_taking_a_sequence_once_more_and_late_takes_it_from_nobody(played: Playe
     assert late.value.details["epoch"] == 1 and played.state(id) == "open"
     played.put(played.book.take("g", "s", "m", 0, 2))
     assert played.state(id) == "rolled_back" and played.book.sequences["g", "s"].epoch == 2
+
+
+def test_nobody_goes_on_with_an_epoch_that_was_not_given(played: Played) -> None:
+    played.put(played.book.take("g", "s", "m", 0))
+    with pytest.raises(SequenceTakenOver):
+        played.begin(sequence=2)
+    played.begin(sequence=1)
 
 
 def test_one_transaction_of_a_sequence_is_open_at_a_time(played: Played) -> None:
