@@ -240,6 +240,29 @@ def test_nobody_goes_faster_than_it_may_and_nobody_waits_for_longer(rate: float,
         ledger.advance(now)
 
 
+def test_what_a_tenant_has_left_of_its_turn_as_it_is_parked_is_nobody_elses() -> None:
+    room = {1: 2, 2: 100, 3: 100}
+    turns = TenantTurns({1: 5}, room.__getitem__)
+    for number in range(20):
+        for tenant in room:
+            turns.add(0, tenant, 0, number)
+
+    def take(limit: int) -> list[int]:
+        tenants = []
+        for turn in turns.take(limit):
+            room[turn.tenant] -= 1
+            tenants.append(turn.tenant)
+        return tenants
+
+    assert take(2) == [1, 1]
+    assert take(4) == [2, 3, 2, 3]
+    assert turns.parked_count == 1
+    room[1] = 100
+    turns.unpark(1)
+    assert take(9) == [2, 3, 1, 1, 1, 1, 1, 2, 3]
+    assert turns.parked_count == 0
+
+
 @pytest.mark.parametrize("in_ring", [False, True])
 def test_each_delivery_of_a_key_counts_once_for_the_rate(in_ring: bool) -> None:
     """What is released by the one before it is taken twice: when its turn comes, and when it is asked for."""
