@@ -358,6 +358,7 @@ class HandlerRun:
                     self.handled.set()
             except BaseException as error:
                 if not worker.dropped:
+                    self.stopping = True  # Nobody goes on with what is behind it.
                     progress.put_back(message.offset)
                     self._hand_back(*place, message.offset)
                     raise
