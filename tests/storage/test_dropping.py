@@ -63,6 +63,13 @@ def test_of_a_topic_that_is_full_of_messages_or_bytes_the_newest_are_dropped(ben
     assert offsets_of(bench, small.id, (0, b"x" * 30), (0, b"x" * 30)) == [2, -1]
 
 
+@pytest.mark.parametrize("limit", ["max_bytes", "queue_max_bytes"])
+def test_what_is_larger_than_the_room_there_is_goes_alone(bench: Bench, limit: str) -> None:
+    topic = bench.store.create_topic("t", 1, TopicOptions.from_dict({limit: 300, "overflow": "drop_newest"}))
+    assert offsets_of(bench, topic.id, (0, b"x" * 250)) == [0]
+    assert offsets_of(bench, topic.id, (0, b"x" * 60), (0, b"y" * 20), (0, b"z" * 20)) == [-1, 1, 2]
+
+
 def test_nothing_is_dropped_while_other_shards_have_room(bench: Bench) -> None:
     topic = bench.store.create_topic("t", 1, TopicOptions(max_messages=12, overflow="drop_newest"))
     bench.store.retention.rest = {topic.id: Rest(messages=4, size_bytes=100, shards=3)}

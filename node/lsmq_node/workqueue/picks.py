@@ -23,7 +23,7 @@ from lsmq_node.letters import LetterRecord
 from lsmq_node.storage.sieve import Picked
 
 from .ledger import MAX_OPEN
-from .queue_turns import QueueTurn, QueueTurns
+from .queue_turns import QueueTurns
 from .reading import Found, read_again, read_fresh
 from .settings import Order, WorkSettings
 from .tasks import DeliveryState, OpenMessage
@@ -212,7 +212,7 @@ class Picks:
                 most = (limit // 2 if pick.owes_new else max(1, limit // 2)) if fresh.count else limit
                 left = self._deliver_again(pick, again, found, most, visibility_ms, delivered)
                 pick.owes_new = bool(fresh.count) and len(delivered) >= limit
-                self._deliver_fresh(pick, turn, fresh, limit, visibility_ms, delivered)
+                self._deliver_fresh(pick, fresh, limit, visibility_ms, delivered)
                 served.update(fresh.fresh)
         finally:
             pick.again.extendleft(reversed(left))
@@ -251,22 +251,16 @@ class Picks:
         return left
 
     def _deliver_fresh(
-        self,
-        pick: FilterPick,
-        turn: QueueTurn,
-        found: Found,
-        limit: int,
-        visibility_ms: int,
-        delivered: list[WorkDelivery],
+        self, pick: FilterPick, found: Found, limit: int, visibility_ms: int, delivered: list[WorkDelivery]
     ) -> None:
-        work, starts = self._work, dict(zip(turn.queues, turn.starts, strict=True))
+        work = self._work
         for queue, fresh in found.fresh.items():
             records = list(islice(fresh.records, limit - len(delivered)))
             end = fresh.end if len(records) == len(fresh.records) else fresh.records[len(records)].offset
             offsets = [record.offset for record in records]
             receipts = work.ledger.deliver_picked(queue, offsets, work.now_ms(), visibility_ms)
             delivered += work.hand_over(records, receipts, visibility_ms)
-            pick.looked(queue, max(end, starts[queue]))
+            pick.looked(queue, end)
         if found.damaged_queues:
             work.damaged(())
 
