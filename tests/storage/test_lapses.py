@@ -153,6 +153,21 @@ def test_a_disk_nearly_full_gets_room_though_something_waits_to_be_moved(shard: 
     assert 5 <= shard.store.bounds(yields.id, 0)[0] <= 20
 
 
+def test_log_starts_move_over_much_in_pieces(shard: Moving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lsmq_node.storage.lapses._MOST_AT_ONCE", 20)
+    monkeypatch.setattr("lsmq_node.storage.lapses._READ_RECORDS", 10)
+    shard.put(*((0, b"%d" % number, 60_000) for number in range(100)))
+    reached = []
+    for _ in range(5):
+        _, offsets, whole = shard.store.lapses.held_back(
+            shard.topic, np.array((0,), np.uint32), np.array((100,), np.int64), LossReason.CONSUMED
+        )
+        assert whole == (offsets.tolist() == [100])
+        reached += offsets.tolist()
+        shard.store.wait(shard.store.trim(shard.topic, 0, reached[-1]))
+    assert reached == [20, 40, 60, 80, 100]
+
+
 def test_log_starts_that_move_by_themselves_wait_for_it_and_go_on(shard: Moving) -> None:
     shard.put((0, b"first", 0), (0, b"expires", 1_000), (0, b"last", 0), (1, b"other", 0))
     shard.after(1_500)
@@ -230,6 +245,19 @@ def test_what_is_over_the_limit_of_a_queue_is_moved_and_nothing_else(tmp_path: P
     flush(shard.store)
     shard.reopen()
     assert sorted(shard.moved()) == [b"1", b"2", b"3"]
+
+
+def test_what_is_over_the_bytes_of_a_queue_is_there_until_it_is_moved(tmp_path: Path) -> None:
+    shard = Moving(tmp_path, expired_to=None, dropped_to="d", queue_max_bytes=250, overflow="drop_oldest")
+    shard.store._maintenance._retain()
+    sent = [b"%d" % number * 100 for number in range(5)]
+    for body in sent:
+        shard.put((0, body, 0))
+    assert shard.bodies() == sent
+    for _ in range(3):
+        shard.store._maintenance._retain()
+        shard.move()
+    assert (shard.moved(), shard.bodies()) == (sent[:3], sent[3:])
 
 
 def test_what_is_over_the_limit_of_a_topic_is_moved_and_what_has_expired_goes_its_own_way(tmp_path: Path) -> None:

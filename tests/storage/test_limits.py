@@ -16,6 +16,7 @@ from lsmq_node.storage import TopicOptions
 from lsmq_node.storage.delayed import BEGIN, DUE
 from lsmq_node.storage.losses import LossReason
 from lsmq_node.storage.producers import BROKER_PRODUCERS
+from lsmq_node.storage.queue_options import QueueOptions, encode, key_of
 from lsmq_node.storage.retention import Retention
 from lsmq_node.storage.shares import Holding, Rest, allowed_share, kept_share
 from lsmq_node.storage.state import TopicState
@@ -78,6 +79,48 @@ def test_a_queue_keeps_its_newest_messages_and_the_rest_is_counted(bench: Bench)
     flush(bench.store)
     bench.reopen()
     assert gone(bench, topic.id) == {LossReason.EXPIRED: 3}
+
+
+def test_what_queues_keep_may_be_less_and_more_and_less_again_though_nothing_comes(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 2, TopicOptions(retention_messages=8))
+    send(bench, topic.id, 0, 10)
+    for _ in range(2):  # The second time nothing is to go, which is remembered.
+        retain(bench.store)
+    assert bounds(bench, topic.id, 0) == [(2, 10)]
+    for own, first in ((QueueOptions(retention_messages=5), 5), (None, 5)):
+        document = None if own is None else encode(0, own)
+        bench.store.wait(bench.store.put_documents({key_of(topic.id, 0): document}))
+        retain(bench.store)
+        assert bounds(bench, topic.id, 0) == [(first, 10)]
+    for revision, (limit, first) in enumerate(((9, 5), (3, 7)), 1):
+        bench.store.alter_topic("t", TopicOptions(retention_messages=limit, revision=revision))
+        retain(bench.store)
+        assert bounds(bench, topic.id, 0) == [(first, 10)]
+
+
+def test_queues_come_down_to_each_new_limit_though_nothing_comes(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 1)
+    send(bench, topic.id, 0, 10)
+    for revision, (limit, first) in enumerate(((8, 2), (5, 5), (None, 5), (9, 5), (3, 7)), 1):
+        overflow = "refuse" if limit is None else "drop_oldest"
+        options = TopicOptions(queue_max_messages=limit, overflow=overflow, revision=revision)
+        bench.store.alter_topic("t", options)
+        retain(bench.store)
+        assert bounds(bench, topic.id, 0) == [(first, 10)]
+
+
+def test_what_a_topic_holds_is_measured_anew_where_its_limit_is_gone(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 1, TopicOptions(max_bytes=100_000))
+    send(bench, topic.id, 0, 5)
+    retain(bench.store)
+    before = bench.store.retention.usage(topic.id).holding
+    bench.store.alter_topic("t", TopicOptions(revision=1))
+    retain(bench.store)
+    send(bench, topic.id, 0, 5)
+    after = bench.store.retention.usage(topic.id).holding
+    assert (before.messages, after.messages) == (5, 10)
+    assert after.size_bytes >= before.size_bytes + 500
+    assert bench.store.retention.known_usage(topic.id) is None
 
 
 @pytest.mark.parametrize("flushed", [False, True])

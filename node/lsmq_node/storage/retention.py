@@ -317,9 +317,7 @@ class Retention:
         """Of each queue the newest; of those with limits of their own what these say, bytes among it."""
         topic_id, own_limits = item.topic.id, self._own.get(item.topic.id)
         mark = item.version, limit
-        if own_limits is not None:
-            self._newest.pop(topic_id, None)
-        elif self._newest.get(topic_id) == mark:
+        if own_limits is None and self._newest.get(topic_id) == mark:
             return Gone.ALL
         rows = np.arange(item.end - item.first) if limit is not None else np.empty(0, np.int64)
         wanted = item.committed[rows] - (limit or 0)
@@ -340,7 +338,6 @@ class Retention:
         topic_id, options = item.topic.id, item.topic.options
         limit = options.queue_max_messages
         if limit is None or options.overflow != "drop_oldest":
-            self._rings.pop(topic_id, None)
             return Gone.ALL
         if self._rings.get(topic_id) == options.revision and not options.moves:
             return Gone.ALL
