@@ -146,8 +146,6 @@ class TenantTurns:
             self._touched.add(level)
         else:
             nexts[lane], nexts[last] = nexts[last], lane
-            if self._ageing_ms is not None:
-                self._touched.add(level)
         self._rings[level] = lane
 
     def _leave(self, level: int) -> None:
