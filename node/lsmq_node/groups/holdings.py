@@ -41,9 +41,8 @@ class MemberHolding:
         self._given.append((self.version + 1, topic, ranges))
 
     def report(self, version: int, owned: Owned, may_hold: Owned) -> bool:
-        """A request says what it owns; whether that frees queues. ``may_hold`` counts for the first report."""
-        if self.is_late(version):
-            return False
+        """A request that is not late says what it owns; whether that frees queues. ``may_hold`` counts for the first
+        report."""
         if not self.heard:
             self.heard = True
             for name, ranges in owned.items():
@@ -103,7 +102,6 @@ class Holdings:
         holder = self.by_member[member]
         first = not holder.heard
         freed = holder.report(version, owned, self.may_hold(member, owned, plan) if first else {})
-        first = first and holder.heard
         if not (freed or first):
             return False
         affected = [member]
