@@ -25,6 +25,8 @@ print(*report.plan, *report.trace, *report.problems, report.fingerprint, sep="\\
 """
 _SEEDS = {
     12: ("urgent", "short-lived", "bounded"),
+    15: ("moved", "consumed"),
+    16: ("forgotten", "dead"),
     20: ("jobs", "ledger", "compacted"),
     21: ("delayed", "named", "pushed"),
     22: ("ring", "scheduled", "deduplicated", "awaited", "together"),

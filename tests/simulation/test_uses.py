@@ -18,10 +18,16 @@ from lsmq_node.schedules.shard_schedules import ShardSchedules
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.dedupe import DedupeIds
 from lsmq_node.storage.key_cleaner import KeyCleaner
+from lsmq_node.storage.lapses import Lapses
+from lsmq_node.storage.queries import Queries
 from lsmq_node.storage.queue_bytes import QueueBytes
+from lsmq_node.storage.retention import Retention
 from lsmq_node.storage.shard_time import ShardTime
 from lsmq_node.storage.sieve import Picked
+from lsmq_node.storage.state import TopicState
 from lsmq_node.storage.topic_names import TopicNames
+from lsmq_node.workqueue.ledger import NEVER, WorkLedger
+from lsmq_node.workqueue.tasks import OpenMessage
 from lsmq_node.workqueue.turns import TenantTurns
 from lsmq_node.workqueue.waiting_queues import WaitingQueues
 
@@ -110,12 +116,52 @@ def answers_of_a_bundle_are_exchanged(patch: Patch) -> None:
     patch.setattr(Bundles, "_ask", exchanged)
 
 
+def the_fastest_group_counts(patch: Patch) -> None:
+    def floors(self: Retention, item: TopicState, rest: Any) -> Any:
+        offsets, topic_id, count = self._state.offsets, item.topic.id, item.end - item.first
+        groups = [offsets.get(group, topic_id) for group in offsets.groups_of(topic_id)]
+        return np.max([np.zeros(count, int), *(each.first(count) - 1 for each in groups if each)], axis=0)
+
+    patch.setattr(Retention, "_consumed_floors", floors)
+
+
+def one_delivery_less_is_enough(patch: Patch) -> None:
+    rest = WorkLedger._rest
+
+    def rests(self: WorkLedger, task: OpenMessage, now: int) -> None:
+        if task.count == self.settings.max_deliveries - 1:
+            task.at_ms = NEVER
+        rest(self, task, now)
+
+    patch.setattr(WorkLedger, "_rest", rests)
+
+
+def idle_queues_are_forgotten(patch: Patch) -> None:
+    """With what they hold."""
+    forget, look = TopicNames._forget, Queries.are_empty
+
+    def are_empty(self: Queries, topic_id: int, queues: Any) -> Any:
+        empty, ends = look(self, topic_id, queues)
+        return np.ones_like(empty), ends
+
+    patch.setattr(Queries, "are_empty", are_empty)
+    patch.setattr(TopicNames, "_forget", lambda self, numbers, round_, **how: forget(self, numbers, round_))
+
+
+def what_makes_room_just_goes(patch: Patch) -> None:
+    patch.setattr(Lapses, "drop", lambda self, topic_id, queues, offsets: False)
+
+
 BROKEN: dict[str, Callable[[Patch], None]] = {
     "awaited": what_comes_during_a_look_is_forgotten,
     "bounded": queues_hold_twice_their_bytes,
     "compacted": superseded_is_the_one_behind,
+    "consumed": the_fastest_group_counts,
+    "dead": one_delivery_less_is_enough,
     "deduplicated": ids_are_forgotten,
     "delayed": due_too_early,
+    "forgotten": idle_queues_are_forgotten,
+    "moved": what_makes_room_just_goes,
     "named": deleted_queues_stay,
     "pushed": everything_is_picked,
     "ring": trims_leave_a_message,

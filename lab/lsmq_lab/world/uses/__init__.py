@@ -8,8 +8,12 @@ from __future__ import annotations
 from .awaited import Awaited
 from .bounded import Bounded
 from .compacted import Compacted
+from .consumed import Consumed
+from .dead import Dead
 from .deduplicated import Deduplicated
 from .delayed import Delayed
+from .forgotten import Forgotten
+from .moved import MovedOn
 from .named import Named
 from .pushed import Pushed
 from .ring import Ring
@@ -26,8 +30,12 @@ USES: dict[str, type[Use]] = {
         Awaited,
         Bounded,
         Compacted,
+        Consumed,
+        Dead,
         Deduplicated,
         Delayed,
+        Forgotten,
+        MovedOn,
         Named,
         Pushed,
         Ring,
