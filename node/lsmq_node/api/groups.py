@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from aiohttp import web
@@ -19,7 +20,6 @@ from lsmq.errors import (
     UnknownTopic,
 )
 from lsmq_node.groups import Beat, BeatAnswer, CoordinatedGroup, Mode
-from lsmq_node.groups.coordinator import ShardGroups
 from lsmq_node.groups.group import HEARTBEATS_PER_SESSION
 from lsmq_node.groups.holdings import Owned
 from lsmq_node.groups.ranges import count, intersect, pairs, parse
@@ -147,13 +147,14 @@ def _assignment(found: BeatAnswer) -> dict[str, Any]:
 async def describe_group(call: Call) -> web.StreamResponse:
     """Members of a group and what they own.
 
-    Only at the group's coordinator.
+    Only at the group's coordinator. Topics are named that one may describe; counts are of all.
     """
+    return answer(call.request, await _description(call))
+
+
+async def _description(call: Call) -> dict[str, Any]:
     shard, group = await call.node.groups.group(call.path("group"))
-    return answer(call.request, _description(shard, group))
-
-
-def _description(shard: ShardGroups, group: CoordinatedGroup) -> dict[str, Any]:
+    topics = {name for name in _topics(group) if call.asker.sees(ResourceKind.TOPIC, name)}
     return {
         "group": group.name,
         "mode": group.mode.value,
@@ -163,12 +164,17 @@ def _description(shard: ShardGroups, group: CoordinatedGroup) -> dict[str, Any]:
         "topics": [
             {"topic": name, "id": topic.id, "queues": topic.queues, "members": len(topic.shares)}
             for name, topic in group.plan.topics.items()
+            if name in topics
         ],
-        "members": [_member(group, id, shard.now) for id in sorted(group.members)],
+        "members": [_member(group, id, shard.now, topics) for id in sorted(group.members)],
     }
 
 
-def _member(group: CoordinatedGroup, id: str, now: float) -> dict[str, Any]:
+def _topics(group: CoordinatedGroup) -> set[str]:
+    return set(group.plan.topics).union(*(member.spec.topics for member in group.members.values()))
+
+
+def _member(group: CoordinatedGroup, id: str, now: float, topics: Container[str]) -> dict[str, Any]:
     member, holder = group.members[id], group.holdings.by_member.get(id)
     shares = {name: topic.shares[id] for name, topic in group.plan.topics.items() if id in topic.shares}
     held = {} if holder is None else holder.held
@@ -182,8 +188,8 @@ def _member(group: CoordinatedGroup, id: str, now: float) -> dict[str, Any]:
         "static_id": member.spec.static_id,
         "client": member.spec.client,
         "session_ms": member.spec.session_ms,
-        "topics": list(member.spec.topics),
-        "assigned": {name: pairs(ranges) for name, ranges in assigned.items()},
+        "topics": [name for name in member.spec.topics if name in topics],
+        "assigned": {name: pairs(ranges) for name, ranges in assigned.items() if name in topics},
         "queues": sum(count(ranges) for ranges in assigned.values()),
         "pending": sum(count(ranges) - count(assigned.get(name, ())) for name, ranges in held.items()),
         "heartbeat_age_ms": max(0, round(1000 * (now - member.seen_at))),
@@ -204,7 +210,7 @@ async def declare_group(call: Call) -> web.StreamResponse:
     """
     name, document = call.path("group"), await call.checked_document()
     await call.node.groups.declare(name, Mode(document["mode"]))
-    return answer(call.request, _description(*await call.node.groups.group(name)))
+    return answer(call.request, await _description(call))
 
 
 @ROUTES.delete(

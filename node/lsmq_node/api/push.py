@@ -23,6 +23,7 @@ from lsmq.queue_names import NAMED
 from lsmq_node.groups import Mode
 from lsmq_node.push import Acknowledge, HeldStream, PushStart, StreamOptions
 from lsmq_node.push.options import MAX_CREDIT, MAX_CREDIT_BYTES
+from lsmq_node.rights import ResourceKind
 
 from . import push_schemas as schemas
 from .asker import Asker
@@ -271,9 +272,14 @@ async def acknowledge_push(call: Call) -> web.StreamResponse:
     parameters=PAGE,
 )
 async def list_push_streams(call: Call) -> web.StreamResponse:
-    """Streams of a group that this node sends to."""
-    now = asyncio.get_running_loop().time()
-    found, following = page(call, call.node.push.streams_of(call.path("group")), lambda stream: stream.id)
+    """Streams of a group that this node sends to, of those topics that one may describe."""
+    now, sees = asyncio.get_running_loop().time(), call.asker.sees
+    found, following = page(
+        call,
+        call.node.push.streams_of(call.path("group")),
+        lambda stream: stream.id,
+        lambda stream: sees(ResourceKind.TOPIC, stream.topic.name),
+    )
     streams = [
         {
             "id": stream.id,

@@ -32,7 +32,11 @@ TRANSACTION: Schema = object_of(
         "sequence": {**TEXT, "description": "The sequence it belongs to; empty: none."},
         "position": {**TEXT, "description": "How far the sequence is with it."},
         "parts": COUNT,
-        "messages": {"type": "object", "additionalProperties": COUNT, "description": "By topic, how many."},
+        "messages": {
+            "type": "object",
+            "additionalProperties": COUNT,
+            "description": "By topic, of those that one may describe: how many.",
+        },
         "size_bytes": COUNT,
         "begun_ms": TIME_MS,
         "check_after_ms": COUNT,

@@ -84,7 +84,8 @@ async def _seen(shard: ShardTransactions) -> None:
     shard.check()
 
 
-def describe(transaction: TransactionRecord) -> dict[str, Any]:
+def describe(call: Call, transaction: TransactionRecord) -> dict[str, Any]:
+    sees = call.asker.sees
     return {
         "transaction": transaction.id,
         "group": transaction.group,
@@ -95,7 +96,7 @@ def describe(transaction: TransactionRecord) -> dict[str, Any]:
         "sequence": transaction.sequence,
         "position": transaction.position,
         "parts": transaction.parts,
-        "messages": dict(transaction.messages),
+        "messages": {topic: count for topic, count in transaction.messages.items() if sees(ResourceKind.TOPIC, topic)},
         "size_bytes": transaction.size_bytes,
         "begun_ms": transaction.begun_ms,
         "check_after_ms": transaction.check_after_ms,
@@ -137,7 +138,7 @@ async def producer_heartbeat(call: Call) -> web.StreamResponse:
         join=document["join"],
         wait_s=call.node.transactions.hold_s(min(document["wait_ms"], heartbeat_ms, call.broker.config.max_wait_ms)),
     )
-    found = {"member": key[1], "heartbeat_ms": heartbeat_ms, "checks": [describe(each) for each in asked]}
+    found = {"member": key[1], "heartbeat_ms": heartbeat_ms, "checks": [describe(call, each) for each in asked]}
     return answer(call.request, found)
 
 
@@ -170,7 +171,8 @@ async def begin_transaction(call: Call) -> web.StreamResponse:
         document["max_checks"],
     )
     return answer(
-        call.request, describe(await shard.begin(transaction, number, part, document["sequence_epoch"], _client(call)))
+        call.request,
+        describe(call, await shard.begin(transaction, number, part, document["sequence_epoch"], _client(call))),
     )
 
 
@@ -191,7 +193,7 @@ async def add_to_transaction(call: Call) -> web.StreamResponse:
     _check_fits(shard, part)
     return answer(
         call.request,
-        describe(await shard.add((group, call.path("transaction")), document["part"], part, _client(call))),
+        describe(call, await shard.add((group, call.path("transaction")), document["part"], part, _client(call))),
     )
 
 
@@ -255,7 +257,7 @@ async def _decide(call: Call, state: TransactionState) -> web.StreamResponse:
     shard, group = await _coordinator(call)
     wait_s = call.node.transactions.hold_s(document["wait_ms"]) if state is TransactionState.COMMITTED else 0.0
     key, by = (group, call.path("transaction")), document.get("member") or "operator"
-    return answer(call.request, describe(await shard.decide(key, state, by, wait_s)))
+    return answer(call.request, describe(call, await shard.decide(key, state, by, wait_s)))
 
 
 @ROUTES.post(
@@ -304,7 +306,7 @@ async def get_transaction(call: Call) -> web.StreamResponse:
     shard, group = await _coordinator(call)
     found = shard.transaction((group, call.path("transaction")))
     await _seen(shard)
-    return answer(call.request, describe(found))
+    return answer(call.request, describe(call, found))
 
 
 @ROUTES.get(
@@ -326,7 +328,7 @@ async def list_transactions(call: Call) -> web.StreamResponse:
     )
     found, following = page(call, known, lambda each: f"{each.begun_ms:016d}.{each.id}")
     await _seen(shard)
-    return answer(call.request, {"transactions": [describe(each) for each in found], "next": following})
+    return answer(call.request, {"transactions": [describe(call, each) for each in found], "next": following})
 
 
 @ROUTES.get(
