@@ -21,11 +21,13 @@ from lsmq.errors import (
 from lsmq.record_batch import BatchBuilder, Column, RecordBatch
 from lsmq_node.machines import with_producer
 from lsmq_node.storage.documents import encode_changes
+from lsmq_node.storage.shard_time import ShardTime
 from lsmq_node.transactions import TransactionPart, TransactionRecord, TransactionState
 from lsmq_node.transactions import book as limits
 from lsmq_node.transactions.book import TransactionBook
 from lsmq_node.transactions.lanes import last_numbers, producer_of
 from lsmq_node.transactions.records import BookChange, split_key
+from support.clock import SimClock
 
 
 class Played:
@@ -35,7 +37,8 @@ class Played:
         self.documents: dict[str, bytes] = {}
         self.book = TransactionBook()
         self.now = 0.0
-        self.wall_ms = 1_000_000
+        self.now_ms = 1_000_000
+        self.old_before_ms = 0
 
     def put(self, plan: BookChange) -> BookChange:
         lanes = {shard: lane.next for shard, lane in self.book.lanes.items()}
@@ -62,20 +65,20 @@ class Played:
         position = f"{number}" if position is None else position
         name = "s" if sequence else ""
         transaction = TransactionRecord(
-            "g", f"{member}-{number}", member, "", name, position, self.wall_ms, 30_000, 30_000, 2
+            "g", f"{member}-{number}", member, "", name, position, self.now_ms, 30_000, 30_000, 2
         )
         part = TransactionPart(b"part", {"t": len(shards)}, dict.fromkeys(shards, 1))
         self.put(self.book.begin(transaction, number, part, sequence))
         return transaction.id
 
     def decide(self, id: str, state: TransactionState, by: str = "m") -> None:
-        self.put(self.book.decide(("g", id), state, by, self.wall_ms))
+        self.put(self.book.decide(("g", id), state, by, self.now_ms))
 
     def state(self, id: str) -> str:
         return self.book.transactions["g", id].state
 
     def asked(self) -> dict[str, list[str]]:
-        self.put(self.book.checks(self.now, self.wall_ms))
+        self.put(self.book.checks(self.now, self.now_ms, self.old_before_ms))
         return {
             member: [each.id for each in self.book.take_asked(("g", member))] for _, member in list(self.book.asked)
         }
@@ -195,7 +198,7 @@ def test_whoever_is_asked_and_dies_is_followed_by_another(played: Played) -> Non
     played.join("o")
     id = played.begin()
     played.put(played.book.leave(("g", "m")))
-    played.put(played.book.checks(played.now, 0))
+    played.put(played.book.checks(played.now, 0, 0))
     (first,) = [member for _, member in played.book.asked]
     played.put(played.book.leave(("g", first)))
     assert played.asked() == {({"n", "o"} - {first}).pop(): [id]}
@@ -233,7 +236,7 @@ def test_nobody_is_asked_who_cannot_tell(played: Played) -> None:
     played.put(played.book.leave(("g", "m")))
     played.now = 1_000
     assert played.asked() == {} and played.state(id) == "open"
-    played.wall_ms += limits.MAX_OPEN_MS + 1
+    played.old_before_ms = played.now_ms + 1
     played.now += limits.BELIEVED_S
     played.asked()
     assert played.state(id) == "rolled_back", "it does not wait for ever"
@@ -325,7 +328,7 @@ def test_another_leader_forgets_the_oldest_first_too(played: Played) -> None:
     """Whatever order documents have, and in however many parts they are read."""
     ids = [played.begin(number=number) for number in range(1, 5)]
     for id in reversed(ids):
-        played.wall_ms += 1
+        played.now_ms += 1
         played.decide(id, TransactionState.ROLLED_BACK)
     again = TransactionBook()
     for document in sorted(played.documents.items()):
@@ -433,9 +436,43 @@ def test_a_clock_that_jumps_rolls_nothing_back_and_forgets_nothing(played: Playe
     """Its member is asked, as ever; and whose answer to a decision was lost gets the same one again."""
     done, open_ = played.begin(number=1), played.begin(number=2)
     played.decide(done, TransactionState.ROLLED_BACK)
-    played.now, played.wall_ms = 31.0, played.wall_ms + 2 * limits.MAX_OPEN_MS
+    played.now, played.old_before_ms = 31.0, played.now_ms + 1
     assert played.asked() == {"m": [open_]} and played.state(open_) == "open"
     assert not played.book.forget(played.now)
+
+
+def test_a_clock_that_is_two_days_ahead_rolls_back_nothing_that_is_young(played: Played) -> None:
+    clock = SimClock()
+    time = ShardTime(clock, "a test")
+    time.opened(clock.time_ms)
+
+    def hours_pass(hours: int) -> str:
+        clock.time_ms += hours * 3_600_000
+        played.now += hours * 3_600
+        played.now_ms, played.old_before_ms = time.present_ms, time.expired_before(limits.MAX_OPEN_MS)
+        played.asked()
+        return played.state(id)
+
+    played.now_ms = time.now_ms()
+    played.put(played.book.leave(("g", "n")))
+    played.put(played.book.leave(("g", "m")))
+    played.join("blind", checks=False)  # Nobody can tell.
+    id = played.begin("blind")
+    clock.wrong_ms = 2 * limits.MAX_OPEN_MS
+    assert hours_pass(2) == "open" and hours_pass(21) == "open"
+    assert hours_pass(2) == "rolled_back"
+
+
+def test_a_transaction_of_a_clock_that_was_ahead_ends_all_the_same(played: Played) -> None:
+    id = played.begin()
+    played.put(played.book.leave(("g", "n")))
+    played.put(played.book.leave(("g", "m")))
+    played.now += limits.MAX_OPEN_MS / 1000 - 1
+    played.asked()
+    assert played.state(id) == "open"
+    played.now += 1
+    played.asked()
+    assert played.state(id) == "rolled_back"
 
 
 def test_what_is_due_at_once_is_asked_about_in_changes_that_a_log_takes(played: Played) -> None:
@@ -444,7 +481,7 @@ def test_what_is_due_at_once_is_asked_about_in_changes_that_a_log_takes(played: 
     played.now = 30.0
     asked: list[str] = []
     while len(asked) < len(ids):
-        plan = played.book.checks(played.now, played.wall_ms)
+        plan = played.book.checks(played.now, played.now_ms, 0)
         encode_changes(plan.documents({}))
         played.put(plan)
         asked += [each.id for each in played.book.take_asked(("g", "m"))]

@@ -266,7 +266,7 @@ class World:
         self.now += self.rng.uniform(0, 2)
         book = self.coordinator.book
         self.coordinator.put(book.expire(self.now))
-        self.coordinator.put(book.checks(self.now, 0))
+        self.coordinator.put(book.checks(self.now, 0, 0))
 
     # What must be
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from aiohttp import web
 
-from lsmq import runtime
 from lsmq.errors import AlreadyDelivered, InvalidRequest, NotEnoughReplicas, TopicReplaced, UnknownMessage, UnknownTopic
 from lsmq.message_times import due_time, due_value
 from lsmq.record_batch import message_id
@@ -82,7 +81,7 @@ async def reschedule_delayed(call: Call) -> web.StreamResponse:
     document: dict[str, Any] = await call.checked_document(filled=False)
     if not document.keys() & {"delay_ms", "deliver_at_ms"}:
         raise InvalidRequest("neither delay_ms nor deliver_at_ms is given; say when it is to come", field="delay_ms")
-    now_ms = runtime.wall_ms()
+    now_ms = call.broker.admission.present_ms(id.shard)
     value = due_value(document.get("delay_ms"), document.get("deliver_at_ms"), now_ms)
     moved = await call.node.delayed.reschedule(topic, id, value or 1)
     queue = moved.queue if moved.name is None else moved.name

@@ -14,7 +14,6 @@ from typing import Any
 
 from aiohttp import web
 
-from lsmq import runtime
 from lsmq.errors import (
     DiskFull,
     InvalidQueueName,
@@ -54,8 +53,9 @@ ROUTES = Routes("messages")
 
 @dataclass(slots=True)
 class ShardMessages:
-    """What goes to one shard: its records, and where each stood in the request."""
+    """What goes to one shard, whose time is ``now_ms``: its records, and where each stood in the request."""
 
+    now_ms: int
     builder: BatchBuilder = field(default_factory=BatchBuilder)
     places: list[int] = field(default_factory=list)
     #: Where queues are named: the builder's queues count these.
@@ -101,10 +101,6 @@ class Packer:
             self._explain(index, message)
         if kind is not None and type(kind) is not str:
             self._explain(index, message)
-        due_ms = self._due_ms(index, message) if "delay_ms" in message or "deliver_at_ms" in message else 0
-        expires = self._expires(index, message, due_ms) if "ttl_ms" in message or "expires_at_ms" in message else 0
-        if due_ms and dedupe:
-            self._refuse_later(index, due_ms)
         if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
             self._explain(index, message)
         if type(subpriority) is not int or not 0 <= subpriority <= MAX_PRIORITY:
@@ -126,6 +122,13 @@ class Packer:
             self._refuse_queue(index, message, queue)
         if not topic.named:
             part = self._part(self._broker.shard_of(topic, queue))
+        due_ms = expires = 0
+        if "delay_ms" in message or "deliver_at_ms" in message:
+            due_ms = self._due_ms(index, message, part.now_ms)
+        if "ttl_ms" in message or "expires_at_ms" in message:
+            expires = self._expires(index, message, due_ms, part.now_ms)
+        if due_ms and dedupe:
+            self._refuse_later(index, due_ms)
         part.places.append(index)
         try:
             part.builder.add(
@@ -164,24 +167,24 @@ class Packer:
             field = f"messages[{index}].dedupe_id"
             raise InvalidRequest(f"messages[{index}]: {error.message}", **{**error.details, "field": field}) from error
 
-    def _due_ms(self, index: int, message: dict[str, Any]) -> int:
+    def _due_ms(self, index: int, message: dict[str, Any], now_ms: int) -> int:
         """As the column has it: a delay, or a time."""
         for name in ("delay_ms", "deliver_at_ms"):
             if name in message:
                 check(message[name], _FIELDS[name], f"messages[{index}].{name}")
         try:
-            return due_value(message.get("delay_ms"), message.get("deliver_at_ms"), runtime.wall_ms())
+            return due_value(message.get("delay_ms"), message.get("deliver_at_ms"), now_ms)
         except InvalidRequest as error:
             field = f"messages[{index}].{error.details['field']}"
             raise InvalidRequest(f"{field}: {error.message}", **{**error.details, "field": field}) from error
 
-    def _expires(self, index: int, message: dict[str, Any], due_ms: int) -> int:
+    def _expires(self, index: int, message: dict[str, Any], due_ms: int, now_ms: int) -> int:
         """As the column has it: a time to live, or a moment; 0 for never."""
         for name in ("ttl_ms", "expires_at_ms"):
             if type(message.get(name)) is not int:
                 check(message.get(name), _FIELDS[name], f"messages[{index}].{name}")
         try:
-            return expiry_value(message.get("ttl_ms"), message.get("expires_at_ms"), due_ms, runtime.wall_ms())
+            return expiry_value(message.get("ttl_ms"), message.get("expires_at_ms"), due_ms, now_ms)
         except InvalidRequest as error:
             field = f"messages[{index}].{error.details['field']}"
             raise InvalidRequest(f"messages[{index}]: {error.message}", **{**error.details, "field": field}) from error
@@ -189,7 +192,7 @@ class Packer:
     def _part(self, shard: int) -> ShardMessages:
         part = self.parts.get(shard)
         if part is None:
-            part = self.parts[shard] = ShardMessages()
+            part = self.parts[shard] = ShardMessages(self._broker.admission.present_ms(shard))
         return part
 
     def _named_queue(self, index: int, message: dict[str, Any], queue: Any) -> tuple[ShardMessages, int]:

@@ -6,7 +6,6 @@ from typing import Any
 
 from aiohttp import web
 
-from lsmq import runtime
 from lsmq.errors import (
     DocumentsFull,
     InvalidQueueName,
@@ -78,7 +77,7 @@ async def put_schedule(call: Call) -> web.StreamResponse:
         raise type(error)(error.message.replace(_FIRST, "message"), **{**error.details, **told}) from error
     (part,) = packer.parts.values()
     packed = part.builder.build()
-    now_ms = runtime.wall_ms()
+    now_ms = part.now_ms
     schedule = Schedule(
         topic.id,
         name,

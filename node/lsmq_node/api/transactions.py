@@ -6,7 +6,6 @@ from typing import Any
 
 from aiohttp import web
 
-from lsmq import runtime
 from lsmq.errors import (
     DocumentsFull,
     InvalidRequest,
@@ -165,7 +164,7 @@ async def begin_transaction(call: Call) -> web.StreamResponse:
         document["reference"],
         document.get("sequence") or "",
         document["position"],
-        runtime.wall_ms(),
+        shard.store.time.present_ms,
         document["check_after_ms"],
         document["check_every_ms"],
         document["max_checks"],

@@ -15,10 +15,10 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
-from lsmq import runtime
 from lsmq.errors import (
     InvalidBatch,
     InvalidRequest,
+    LsmqError,
     MessageTooLarge,
     ShuttingDown,
     TooManyMessages,
@@ -181,10 +181,15 @@ class Admission:
     def produce(self, request: ProduceRequest) -> None:
         """Its batches were checked as they were made, by :meth:`batch` or :meth:`message_count`.
 
-        Raises ``InvalidRequest`` for deduplication ids that the topic does not take, ``ShuttingDown``.
+        Raises ``InvalidRequest`` for deduplication ids that the topic does not take, and for moments that are over or
+        too far away by the time of the shard, ``ShuttingDown``.
         """
         self.write()
-        for _, batch in request.batches:
+        for shard, batch in request.batches:
+            if Column.DUE_MS in batch.directory:
+                self._due_times(column_of(batch, Column.DUE_MS), self.present_ms(shard))
+            if Column.EXPIRES_MS in batch.directory:
+                self._expiry_times(column_of(batch, Column.EXPIRES_MS), self.present_ms(shard))
             if Column.DEDUPE_LOW in batch.directory or Column.DEDUPE_HIGH in batch.directory:
                 self.dedupe_ids(request.topic)
                 if Column.DUE_MS in batch.directory:
@@ -231,9 +236,19 @@ class Admission:
         own, limit = topic.options.max_message_bytes, self._config.max_message_bytes
         return limit if own is None else min(own, limit)
 
-    def due_times(self, values: NDArray[np.int64]) -> None:
+    def present_ms(self, shard: int) -> int:
+        """The shard's time, by which moments that users give are to come or over: what its leader would stamp now.
+
+        Where it is not at this node, as far as this node can tell: its leader looks again.
+        """
+        try:
+            return self._topology.port(shard).store.time.present_ms
+        except LsmqError:
+            return self._topology.clock.now_ms()
+
+    def _due_times(self, values: NDArray[np.int64], now_ms: int) -> None:
         """What a batch says of when its messages come. Raises ``InvalidRequest``."""
-        latest = runtime.wall_ms() + MAX_DELAY_MS
+        latest = now_ms + MAX_DELAY_MS
         if len(values) and (int(values.max()) > latest or int(values.min()) < 0):
             raise InvalidRequest(
                 f"a message is to be delivered at {int(values.max())} ms since 1970; a delay is {MAX_DELAY_MS} ms at "
@@ -242,12 +257,11 @@ class Admission:
                 limit=latest,
             )
 
-    def expiry_times(self, values: NDArray[np.int64]) -> None:
+    def _expiry_times(self, values: NDArray[np.int64], now_ms: int) -> None:
         """What a batch says of when its messages expire. Raises ``InvalidRequest``.
 
         A moment that is over since less than a day may have been to come when it was sent: that message has expired.
         """
-        now_ms = runtime.wall_ms()
         moments = values[values > MAX_TTL_MS]
         earliest, latest = now_ms - _DAY_MS, now_ms + MAX_TTL_MS + _DAY_MS
         if len(moments) and (int(moments.min()) < earliest or int(moments.max()) > latest):
@@ -340,10 +354,6 @@ class Admission:
         if batch.producer_id >= BROKER_PRODUCERS:
             raise InvalidBatch(f"producer id {batch.producer_id} is the broker's; choose one below 2**63")
         check_obeyed(batch)
-        if Column.DUE_MS in batch.directory:
-            self.due_times(column_of(batch, Column.DUE_MS))
-        if Column.EXPIRES_MS in batch.directory:
-            self.expiry_times(column_of(batch, Column.EXPIRES_MS))
         for column, (position, width, base) in batch.directory.items():
             if column not in _SENT_COLUMNS:
                 raise InvalidBatch(f"the batch has column {column}, which a producer cannot send")

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from lsmq.errors import LsmqError
 from lsmq_node.disks import NodeDisks
 from lsmq_node.storage import Appended, ShardStore, StoredTopic, TopicOptions
+from lsmq_node.storage.disk import Clock
 
 from .peers import Peers
 
@@ -195,6 +196,10 @@ class Topology(Protocol):
     peers: Peers
     #: Where the shards at this node lie.
     disks: NodeDisks
+
+    @property
+    def clock(self) -> Clock:
+        """What is stored at this node is stamped by it."""
 
     @property
     def home_shards(self) -> int:

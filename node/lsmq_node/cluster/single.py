@@ -24,6 +24,7 @@ from lsmq_node.choices import MAX_SHARDS_OF_ONE
 from lsmq_node.config import NodeConfig
 from lsmq_node.disks import NodeDisks
 from lsmq_node.storage import Appended, Committed, ShardStore, StoredTopic, TopicOptions
+from lsmq_node.storage.disk import SystemClock
 
 from .disk_thread import DiskThread, ThreadFailed
 from .mailbox import Mailbox
@@ -188,6 +189,7 @@ class SingleNode:
         self._growing = asyncio.Lock()
         self._background = Background("topics")
         self.disks = disks
+        self.clock = SystemClock()
         self.home_shards = config.shards
         self.peers: Peers = NoPeers(self.port)
         self._missing = shards.missing

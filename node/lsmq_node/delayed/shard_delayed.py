@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import structlog
 
-from lsmq import runtime
 from lsmq.errors import AlreadyDelivered, InvalidRequest, LsmqError, Unavailable, UnknownMessage
 from lsmq.record_batch import LAST_DUE_MS, MAX_DELAY_MS, MAX_TTL_MS, Column
 from lsmq_node.broker import Ack, ShardPort
@@ -312,7 +311,7 @@ class ShardDelayed(ShardMachine):
         self._in_line_ms.popleft()
         self.counts.delivered += count
         self.counts.dropped += dropped
-        self.counts.were_late(due_ms, runtime.wall_ms())
+        self.counts.were_late(due_ms, self.store.delayed.now_ms())
 
     async def _carry_out_again(self) -> None:
         """What somebody was about to deliver, as far as it is not stored."""
@@ -406,7 +405,7 @@ class ShardDelayed(ShardMachine):
             records = await self._numbered(await self._one(place, topic_id))
             assert records is not None, "there is one"
             self._check_pending(place)
-        _check_expiry(records, due_ms)
+        _check_expiry(records, due_ms, self.store.time.present_ms)
         self.port.check_writable(Ack.QUORUM)
         appended = self.store.append(topic_id, moved(records, due_ms, *place))
         if due_ms <= 1 or MAX_DELAY_MS < due_ms <= appended.stored_ms + 1:  # At once, which is a millisecond later.
@@ -503,10 +502,10 @@ def _messages(records: SortedRecords, topic_id: int) -> list[PendingMessage]:
     ]
 
 
-def _check_expiry(records: SortedRecords, due_ms: int) -> None:
+def _check_expiry(records: SortedRecords, due_ms: int, now_ms: int) -> None:
     """Raises ``InvalidRequest`` where a message is put behind the moment at which it expires."""
     expires_ms = int(records.columns[Column.EXPIRES_MS][0]) if Column.EXPIRES_MS in records.columns else 0
-    if MAX_TTL_MS < expires_ms <= (runtime.wall_ms() + due_ms if due_ms <= MAX_DELAY_MS else due_ms):
+    if MAX_TTL_MS < expires_ms <= (now_ms + due_ms if due_ms <= MAX_DELAY_MS else due_ms):
         raise InvalidRequest(
             f"the message expires at {expires_ms} ms since 1970, before it would come; let it come earlier",
             field="deliver_at_ms",

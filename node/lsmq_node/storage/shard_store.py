@@ -82,7 +82,7 @@ class ShardStore:
         self.path = path
         self.options = options
         self._clock = clock
-        self._time = ShardTime(clock, str(path))
+        self.time = ShardTime(clock, str(path))
         self._state = opened.state
         self._segments = opened.segments
         self._lock_file = opened.lock
@@ -98,8 +98,8 @@ class ShardStore:
         begun = [epoch_start(entry, str(path)) for entry in tail if entry.kind == EntryKind.EPOCH]
         epochs = [*self._state.epochs, *begun]
         appender = Appender(replay.end_lsn, self._segments.segment_bytes)
-        self._time.opened(max([self._state.time_ms, *(entry.time_ms for entry in tail)]))
-        self._line = Line(options, self._time, self._state, applier, appender, epochs[-1].epoch if epochs else 0)
+        self.time.opened(max([self._state.time_ms, *(entry.time_ms for entry in tail)]))
+        self._line = Line(options, self.time, self._state, applier, appender, epochs[-1].epoch if epochs else 0)
         commits = self._commits = CommitPoint(self._line, applier, tail[0].lsn if tail else replay.end_lsn, tail)
         segments, line = self._segments, self._line
         writer = self._writer = LogWriter(path, options, segments, self._counters, line, commits, rule, epochs)
@@ -109,40 +109,38 @@ class ShardStore:
         #: The store as one replica of its shard.
         self.replica = ReplicaLog(path, options, disk, writer, self._segments, self._tables, self._exports.log_from)
         self.replica.damage = replay.damage
-        queries = self._queries = Queries(self._state, self._tables, self._counters, self._time.expired)
+        queries = self._queries = Queries(self._state, self._tables, self._counters, self.time.expired)
         self.topic_changes, self.topics_changed_since = queries.topic_changes, queries.topics_changed_since
         self.find_key, self.search = queries.find_key, partial(search, queries)  # by key, newest first; by a filter
         self.group_marks, self.group_lag, self.applied_lsn = queries.group_marks, queries.group_lag, queries.applied_lsn
         self.check_open, self.disk_busy_s = writer.check_open, writer.disk_busy_s  # the first raises what stopped it
         #: Messages that come later.
-        self.delayed = DelayedRecords(self._state, self._queries, self._line, self._time)
+        self.delayed = DelayedRecords(self._state, self._queries, self._line, self.time)
         self._merger = Merger(
-            path, options, disk, clock, self._tables, self._state, self._counters, self._time.surely_expired
+            path, options, disk, clock, self._tables, self._state, self._counters, self.time.surely_expired
         )
-        self.named = NamedTopics(self._state, self._line, self._queries, options, self._time)  # what is theirs alone
+        self.named = NamedTopics(self._state, self._line, self._queries, options, self.time)  # what is theirs alone
         #: What has expired and is moved to other topics.
-        self.lapses = Lapses(self._state, self._queries, self._line, self._time)
+        self.lapses = Lapses(self._state, self._queries, self._line, self.time)
         #: What goes by itself, and what there is.
-        log_starts, expired_before = self._merger.log_starts, self._time.expired_before
+        log_starts, expired_before = self._merger.log_starts, self.time.expired_before
         self.retention = retention = Retention(
             self._state, self._tables, self._queries, log_starts, expired_before, self.documents, self.named
         )
-        retainer = Retainer(
-            retention, self._merger, self._time, self._line, writer, self.trim, self.delete, self.lapses
-        )
+        retainer = Retainer(retention, self._merger, self.time, self._line, writer, self.trim, self.delete, self.lapses)
         self._maintenance = Maintenance(
             path, options, disk, clock, self._tables, self._merger, self._segments, writer, retainer.run
         )
         self._maintenance.is_watchful = lambda: retention.is_watchful
         retention.disk_shortage = self._merger.missing_bytes
         cleaner = KeyCleaner(
-            self._state, self._queries, clock, self._time, self._line, writer, self.delete, self._maintenance.paused
+            self._state, self._queries, clock, self.time, self._line, writer, self.delete, self._maintenance.paused
         )
         self._maintenance.clean_keys = cleaner.run
         self._tables.make_durable = self._writer.sync_to
-        self._tables.ids.since_ms = expiries(self._state, self._time.expired_before)
-        self._line.expired_before = self._tables.checkpoint.expired_before = self._time.expired_before
-        self._writer.saw_time = self._time.saw
+        self._tables.ids.since_ms = expiries(self._state, self.time.expired_before)
+        self._line.expired_before = self._tables.checkpoint.expired_before = self.time.expired_before
+        self._writer.saw_time = self.time.saw
         self._line.admit = self._maintenance.admit
         self._writer.after_write = self._maintenance.committed
         self._commits.after_apply = self._maintenance.applied
@@ -569,7 +567,7 @@ class ShardStore:
 
     def stats(self) -> StoreStats:
         """Counters and gauges for ``/metrics``."""
-        parts = self._tables, self._segments, self._line, self._writer, self._maintenance, self._merger, self._time
+        parts = self._tables, self._segments, self._line, self._writer, self._maintenance, self._merger, self.time
         return measure(self._counters, self._state, self.named, *parts)
 
     def close(self) -> None:

@@ -128,6 +128,11 @@ class ShardTime:
         return self._last_ms
 
     @property
+    def present_ms(self) -> int:
+        """What would be stamped now, where nothing is: what moments that users give are compared with."""
+        return max(self._last_ms, self._clock.now_ms())
+
+    @property
     def ahead_ms(self) -> int:
         """How far the latest stamp is ahead of the clock: above 0 the clock is behind, or was ahead."""
         return max(0, self._last_ms - self._clock.now_ms())

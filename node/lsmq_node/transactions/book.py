@@ -4,7 +4,7 @@ A call that changes something returns a :class:`BookChange` and leaves the book 
 documents in line tells the book with :meth:`Memory.apply`. An empty plan says that it was done before: every step can
 be repeated.
 
-``now`` is in seconds and only has to rise; ``wall_ms`` is milliseconds since 1970.
+``now`` is in seconds and only has to rise; ``now_ms`` is the shard's time, milliseconds since 1970.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MAX_PARTS = 1_000  # a transaction
 MAX_MESSAGES = 10_000  # a transaction
 MAX_BYTES = 4 << 20  # a transaction, packed
 MAX_OPEN_MS = 24 * 3_600_000
-#: The wall clock is believed of a transaction that has been known here for so long, by the clock that counts.
+#: The shard's time is believed of a transaction that has been known here for so long, by the clock that counts.
 BELIEVED_S = 3_600.0
 #: A finished transaction is remembered for so long, for requests that come again; and at most so many of a shard, which
 #: take a quarter of what those may that are not finished.
@@ -246,7 +246,7 @@ class TransactionBook(Memory):
             transaction=key[1],
         )
 
-    def decide(self, key: RecordKey, state: TransactionState, by: str, wall_ms: int) -> BookChange:
+    def decide(self, key: RecordKey, state: TransactionState, by: str, now_ms: int) -> BookChange:
         """Commit or roll back, once and for all. With a commit its sequence, if it has one, is at its position.
 
         Raises ``UnknownTransaction``, and ``TransactionDecided`` when it was decided the other way.
@@ -256,7 +256,7 @@ class TransactionBook(Memory):
             return BookChange()
         if not transaction.is_open:
             raise _decided(transaction, f"it cannot be {state.value.replace('_', ' ')} any more")
-        changed = replace(transaction, state=state.value, decided_ms=wall_ms, decided_by=by)
+        changed = replace(transaction, state=state.value, decided_ms=now_ms, decided_by=by)
         if state is TransactionState.ROLLED_BACK:
             return BookChange(transactions={key: changed}, parts=_no_parts(transaction))
         plan = BookChange()
@@ -272,9 +272,11 @@ class TransactionBook(Memory):
 
     # Asking members
 
-    def checks(self, now: float, wall_ms: int) -> BookChange:
+    def checks(self, now: float, now_ms: int, old_before_ms: int) -> BookChange:
         """Ask about transactions that were silent for long enough, or roll them back; members to wake: ``asked``.
 
+        What was begun before ``old_before_ms``, by the shard's time, is older than ``MAX_OPEN_MS``, whatever its clock
+        has done; so is what has been known here for so long, by the clock that counts.
         As many as a change of documents holds: the others have their turn the next time.
         """
         plan, size = BookChange(), 0
@@ -283,9 +285,10 @@ class TransactionBook(Memory):
             if size >= _CHECKED_BYTES:
                 break
             transaction = self.transactions[key]
-            old = wall_ms - transaction.begun_ms > MAX_OPEN_MS and now - self._open_since[key] >= BELIEVED_S
+            known_s = now - self._open_since[key]
+            old = (transaction.begun_ms < old_before_ms and known_s >= BELIEVED_S) or known_s * 1000 >= MAX_OPEN_MS
             if old or transaction.checks >= transaction.max_checks:
-                decided = self.decide(key, TransactionState.ROLLED_BACK, BROKER, wall_ms)
+                decided = self.decide(key, TransactionState.ROLLED_BACK, BROKER, now_ms)
                 plan.transactions |= decided.transactions
                 plan.parts |= decided.parts
                 size += _most_bytes(transaction)
@@ -314,7 +317,7 @@ class TransactionBook(Memory):
 
     # Sequences
 
-    def take(self, group: str, name: str, member: str, wall_ms: int, epoch: int | None = None) -> BookChange:
+    def take(self, group: str, name: str, member: str, now_ms: int, epoch: int | None = None) -> BookChange:
         """A member goes on with a sequence: what others have open of it is rolled back, and they can commit no more.
 
         ``epoch`` begins, which must not have; the next one, where that is left out. Raises ``UnknownProducerMember``,
@@ -337,7 +340,7 @@ class TransactionBook(Memory):
         plan = BookChange()
         for key, transaction in self._open_of(group):
             if transaction.sequence == name:
-                decided = self.decide(key, TransactionState.ROLLED_BACK, member, wall_ms)
+                decided = self.decide(key, TransactionState.ROLLED_BACK, member, now_ms)
                 plan.transactions |= decided.transactions
                 plan.parts |= decided.parts
         last, position = (0, None) if known is None else (known.epoch, known.position)

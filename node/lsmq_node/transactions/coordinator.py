@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from lsmq import runtime
 from lsmq.errors import DeliveriesAhead, LsmqError, Unavailable
 from lsmq_node.broker import NOBODY, Limited, Made, Maker, ShardPort, asked_from
 from lsmq_node.machines import HOUR_S, IdleNames, ShardMachine, Step
 from lsmq_node.storage.documents import LANE, LANES, SEQUENCES, TRANSACTIONS
 
-from .book import MAX_UNFINISHED, TransactionBook
+from .book import MAX_OPEN_MS, MAX_UNFINISHED, TransactionBook
 from .delivery import TransactionDelivery, may_be_stored
 from .lanes import last_numbers
 from .records import (
@@ -203,7 +202,7 @@ class ShardTransactions(ShardMachine):
     async def decide(self, key: RecordKey, state: TransactionState, by: str, wait_s: float) -> TransactionRecord:
         """See :meth:`TransactionBook.decide`. Durable on return, and delivered if not later than ``wait_s``."""
         self.check()
-        plan = self.book.decide(key, state, by, _wall_ms())
+        plan = self.book.decide(key, state, by, self.store.time.present_ms)
         await self.done(self._step(plan, partial(self._decided, plan.transactions)))
         self.deliver()
         if wait_s > 0 and not self.book.transaction(key).is_finished:
@@ -230,7 +229,7 @@ class ShardTransactions(ShardMachine):
     async def take(self, group: str, name: str, member: str, epoch: int | None) -> MemberSequence:
         """See :meth:`TransactionBook.take`. Durable on return."""
         self.check()
-        plan = self.book.take(group, name, member, _wall_ms(), epoch)
+        plan = self.book.take(group, name, member, self.store.time.present_ms, epoch)
         taken = plan.sequences[group, name]
         await self.done(self._step(plan, partial(self._decided, plan.transactions)))
         assert taken is not None
@@ -245,12 +244,12 @@ class ShardTransactions(ShardMachine):
 
     def due(self) -> Iterator[Step]:
         """Sessions end, transactions are asked about, given up and forgotten."""
-        now, wall_ms = self.now, _wall_ms()
+        now, now_ms = self.now, self.store.time.present_ms
         if gone := self.book.expire(now):
             yield self._step(gone, partial(self._expired, list(gone.members)))
         if forgotten := self.book.forget(now):
             yield self._step(forgotten)
-        if checks := self.book.checks(now, wall_ms):
+        if checks := self.book.checks(now, now_ms, self.store.time.expired_before(MAX_OPEN_MS)):
             yield self._step(checks, partial(self._checked, checks))
         for key in list(self.book.asked):
             self.wake(*key)
@@ -367,7 +366,3 @@ class ShardTransactions(ShardMachine):
         """Until ``key`` is woken, or the time is over: for a member's checks, or a transaction's delivery."""
         if wait_s > 0 and not self.service.held.closed:
             await self.wait(key, deadline=self._loop.time() + wait_s)
-
-
-def _wall_ms() -> int:
-    return runtime.wall_ms()
