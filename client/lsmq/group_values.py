@@ -89,7 +89,9 @@ class GroupLag:
         behind: queues with any.
         uncommitted: queues that nothing is committed for.
         uncommitted_lag: of ``lag``, what waits in those; 0 where nodes of a release before are asked.
+        uncommitted_behind: of ``behind``, those; likewise.
         largest: the most of one queue.
+        committed_largest: the most of one that something is committed for; ``largest`` likewise.
         by_part: the lag of each part asked for.
         last_commit_age_ms: age of the last commit; ``None``: none that the leaders know of.
     """
@@ -103,6 +105,8 @@ class GroupLag:
     by_part: tuple[int, ...]
     last_commit_age_ms: int | None
     uncommitted_lag: int = 0
+    uncommitted_behind: int = 0
+    committed_largest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +234,8 @@ def lag_from_dict(topic: str, ranges: int, fields: Mapping[str, Any]) -> GroupLa
     if len(by_range) != ranges:
         raise ValueError(f"{len(by_range)} ranges where {ranges} were asked for")
     counts = {name: int(fields[name]) for name in ("queues", "lag", "behind", "uncommitted", "largest")}
-    counts["uncommitted_lag"] = int(fields.get("uncommitted_lag", 0))
+    rest = {"uncommitted_lag": 0, "uncommitted_behind": 0, "committed_largest": counts["largest"]}
+    counts |= {name: int(fields.get(name, of_before)) for name, of_before in rest.items()}
     return GroupLag(topic, **counts, by_part=by_range, last_commit_age_ms=None if age is None else int(age))
 
 

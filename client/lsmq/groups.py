@@ -283,7 +283,8 @@ class Group:
             key=lambda item: item[0],
         )
         by_part = [0] * len(wanted)
-        columns = {"queues": 0, "lag": 0, "behind": 0, "uncommitted": 0, "uncommitted_lag": 0, "largest": 0}
+        sums = ("queues", "lag", "behind", "uncommitted", "uncommitted_lag", "uncommitted_behind")
+        columns = dict.fromkeys((*sums, "largest", "committed_largest"), 0)
         ages: list[int] = []
 
         async def count(route: Route) -> None:
@@ -306,7 +307,7 @@ class Group:
                 said = answer.parsed(partial(lag_from_dict, known.name, len(some)))
                 for name, so_far in columns.items():
                     more: int = getattr(said, name)
-                    columns[name] = max(so_far, more) if name == "largest" else so_far + more
+                    columns[name] = so_far + more if name in sums else max(so_far, more)
                 for (_, _, at), lag in zip(some, said.by_part, strict=True):
                     by_part[at] += lag
                 if said.last_commit_age_ms is not None:

@@ -406,6 +406,7 @@ def test_what_waits_in_queues_that_a_group_has_never_committed_is_a_figure_of_it
     assert report.sheet is not None
     (row,) = (dict(zip(report.sheet.columns, row, strict=True)) for row in report.sheet.rows if row[0] == topic_name)
     assert (row["queues"], row["lag"], row["uncommitted_lag"]) == (1, 3, 9)
+    assert (row["queues_behind"], row["largest_lag"]) == (1, 3)
 
 
 def test_a_report_of_all_lags_goes_on_without_topics_that_go_and_queues_that_come(

@@ -148,7 +148,9 @@ LAG: Schema = object_of(
         "behind": {**COUNT, "description": "Queues with any."},
         "uncommitted": {**COUNT, "description": "Queues that nothing is committed for; all that is kept there waits."},
         "uncommitted_lag": {**COUNT, "description": "Of `lag`, what waits in those."},
+        "uncommitted_behind": {**COUNT, "description": "Of `behind`, those."},
         "largest": {**COUNT, "description": "The most of one queue."},
+        "committed_largest": {**COUNT, "description": "The most of one that something is committed for."},
         "by_range": list_of(COUNT, description="Of each range, cut where shards begin."),
         "last_commit_age_ms": integer(
             None, description="Age of the last commit for the topic here; null: none since this node leads.", null=True

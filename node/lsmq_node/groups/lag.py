@@ -25,6 +25,8 @@ class Lag:
         largest: the most of one queue.
         by_range: the lag of each range that was asked for.
         uncommitted_lag: of ``lag``, what lies in queues that the group has committed nothing for.
+        uncommitted_behind: of ``behind``, these queues.
+        committed_largest: the most of one of the others.
     """
 
     queues: int
@@ -34,6 +36,25 @@ class Lag:
     largest: int
     by_range: tuple[int, ...]
     uncommitted_lag: int
+    uncommitted_behind: int
+    committed_largest: int
+
+
+def counted(lags: OffsetArray, committed: OffsetArray, by_range: tuple[int, ...]) -> Lag:
+    """Of queues that have one number each in the arrays; ``committed`` is below 0 where nothing is."""
+    uncommitted = committed < 0
+    others = lags[uncommitted]
+    return Lag(
+        len(lags),
+        sum(by_range),
+        int(np.count_nonzero(lags)),
+        len(others),
+        int(lags.max(initial=0)),
+        by_range,
+        int(others.sum()),
+        int(np.count_nonzero(others)),
+        int(lags[~uncommitted].max(initial=0)),
+    )
 
 
 def count_lag(
@@ -41,18 +62,9 @@ def count_lag(
 ) -> Lag:
     """``ranges`` lie within the queues from ``first`` on, of which the arrays hold one number each."""
     lags = np.maximum(latest - np.maximum(committed, earliest), 0)
-    uncommitted = np.where(committed < 0, lags, 0)
-    pieces = [lags[low - first : high - first] for low, high in ranges]
-    by_range = tuple(int(piece.sum()) for piece in pieces)
-    return Lag(
-        sum(map(len, pieces)),
-        sum(by_range),
-        sum(int(np.count_nonzero(piece)) for piece in pieces),
-        sum(int(np.count_nonzero(committed[low - first : high - first] < 0)) for low, high in ranges),
-        max((int(piece.max()) for piece in pieces), default=0),
-        by_range,
-        sum(int(uncommitted[low - first : high - first].sum()) for low, high in ranges),
-    )
+    pieces = [np.arange(low - first, high - first) for low, high in ranges]
+    rows = np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
+    return counted(lags[rows], committed[rows], tuple(int(lags[piece].sum()) for piece in pieces))
 
 
 def join(lags: Sequence[Lag]) -> Lag:
@@ -71,4 +83,6 @@ def add(lags: Sequence[Lag]) -> Lag:
         max((lag.largest for lag in lags), default=0),
         tuple(number for lag in lags for number in lag.by_range),
         sum(lag.uncommitted_lag for lag in lags),
+        sum(lag.uncommitted_behind for lag in lags),
+        max((lag.committed_largest for lag in lags), default=0),
     )

@@ -11,7 +11,7 @@ from lsmq_node.broker import Broker, ShardPort
 from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.storage import NamesBehind, StoredTopic
 
-from .lag import Lag, OffsetArray
+from .lag import Lag, OffsetArray, counted
 from .ranges import RangePairs
 
 NumberArray = NDArray[Any]
@@ -72,13 +72,4 @@ def count_named_lag(
     in_slot = np.zeros((ranges[-1][1] if ranges else 0) + 1, np.int64)
     np.add.at(in_slot, slots + 1, lags)
     below = np.cumsum(in_slot)
-    by_range = tuple(int(below[end] - below[first]) for first, end in ranges)
-    return Lag(
-        len(lags),
-        sum(by_range),
-        int(np.count_nonzero(lags)),
-        int(np.count_nonzero(committed < 0)),
-        int(lags.max(initial=0)),
-        by_range,
-        int(lags[committed < 0].sum()),
-    )
+    return counted(lags, committed, tuple(int(below[end] - below[first]) for first, end in ranges))

@@ -331,7 +331,10 @@ class GroupService(MachineService[ShardGroups]):
         lags = [
             Lag(
                 **{**answer["lag"], "by_range": tuple(answer["lag"]["by_range"])},
-                uncommitted_lag=answer.get("uncommitted_lag", 0),  # Releases before do not say it, nor take it within.
+                # Releases before do not say these, nor take them within.
+                uncommitted_lag=answer.get("uncommitted_lag", 0),
+                uncommitted_behind=answer.get("uncommitted_behind", 0),
+                committed_largest=answer.get("committed_largest", answer["lag"]["largest"]),
             )
             for answer in answers
         ]
@@ -357,7 +360,7 @@ class GroupService(MachineService[ShardGroups]):
         shard.check()
         said = asdict(lag)
         return {
-            "uncommitted_lag": said.pop("uncommitted_lag"),
+            **{name: said.pop(name) for name in ("uncommitted_lag", "uncommitted_behind", "committed_largest")},
             "lag": said,
             "committed_at": shard.last_commit(group, topic.id),
         }

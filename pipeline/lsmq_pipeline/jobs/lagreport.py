@@ -96,15 +96,13 @@ def _row(cluster: PipelineClient, group: str, topic: Topic, bounds: Bounds | Non
 
 
 def _named_row(cluster: PipelineClient, group: str, topic: Topic) -> tuple[Any, ...] | None:
-    """Of a topic whose queues have names: counted where the queues are, without saying which is the worst.
-
-    That may be one of those that nothing is committed for, as may be those that are behind.
-    """
+    """Of a topic whose queues have names: counted where the queues are, without saying which is the worst."""
     lag = cluster.lag(group, topic)
     if lag.uncommitted == lag.queues:
         return None
-    queues, committed_lag = lag.queues - lag.uncommitted, lag.lag - lag.uncommitted_lag
-    return group, topic.name, queues, lag.behind, committed_lag, lag.largest, None, None, lag.uncommitted_lag
+    queues, behind = lag.queues - lag.uncommitted, lag.behind - lag.uncommitted_behind
+    committed_lag, rest = lag.lag - lag.uncommitted_lag, (None, None, lag.uncommitted_lag)
+    return group, topic.name, queues, behind, committed_lag, lag.committed_largest, *rest
 
 
 def _oldest_ms(cluster: PipelineClient, topic: Topic, queues: Any, offsets: Any) -> int | None:
