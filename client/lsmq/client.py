@@ -236,7 +236,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         answer, repeated = await self._router.ask_any("PUT", topic_path(name), value=value, deadline=self._deadline())
         topic = self._router.table.learn_topic(answer.parsed(Topic.from_dict))
         if answer.status == 200 and not exist_ok and not repeated:
-            raise TopicExists(f"topic {name!r} exists already", topic=name)
+            raise TopicExists(f"topic {name!r} exists already; give another name, or leave out exist_ok", topic=name)
         return topic
 
     async def grow_topic(self, name: str, queues: int) -> Topic:
@@ -279,10 +279,11 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         """The topic called ``name``, asked afresh. Raises ``UnknownTopic``."""
         return await self._router.topic(name, self._deadline())
 
-    async def topic_usage(self, name: str) -> TopicUsage:
-        """How much a topic holds, and what has gone of it by itself. Raises ``UnknownTopic``."""
-        path = f"{topic_path(name)}/usage"
-        answer, _ = await self._router.ask_any("GET", path, deadline=self._deadline())
+    async def topic_usage(self, name: str, *, groups: int | None = None) -> TopicUsage:
+        """How much a topic holds, what has gone of it by itself, and so many of its ``groups`` (which nodes of a release
+        before refuse), or all. Raises ``UnknownTopic``."""
+        path, params = f"{topic_path(name)}/usage", {} if groups is None else {"groups": str(groups)}
+        answer, _ = await self._router.ask_any("GET", path, params=params, deadline=self._deadline())
         return answer.parsed(TopicUsage.from_dict)
 
     async def _send_places(

@@ -247,7 +247,8 @@ class TopicUsage:
         dropped: messages that went, ever, by reason: ``expired``, ``overflow``, ``consumed``, ``disk``, and ``lapsed``,
             which expired by their time to live and were moved to another topic.
         refused: requests that were refused at a limit, since the leaders of now lead.
-        groups: those with committed offsets.
+        groups: those with committed offsets, or as many of them as were asked for.
+        group_count: how many there are.
     """
 
     messages: int
@@ -255,6 +256,7 @@ class TopicUsage:
     dropped: Mapping[str, int]
     refused: int
     groups: tuple[str, ...]
+    group_count: int
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> TopicUsage:
@@ -265,6 +267,7 @@ class TopicUsage:
             {str(why): int(count) for why, count in fields["dropped"].items()},
             int(fields["refused"]),
             tuple(fields["groups"]),
+            int(fields.get("group_count", len(fields["groups"]))),
         )
 
 

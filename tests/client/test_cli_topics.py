@@ -163,6 +163,21 @@ def test_a_description_says_what_went_and_why(run: Run, topic_name: str) -> None
     assert (found["messages"], found["dropped"]["overflow"], found["refused"]) == (2, 1, 0)
 
 
+def test_a_description_says_how_many_groups_a_topic_has_and_asks_for_no_names(
+    run: Run, shared_node: NodeProcess, topic_name: str
+) -> None:
+    run("topic", "create", topic_name)
+    run("produce", topic_name, stdin=b"a\n")
+    with sync.Client(shared_node.url) as client:
+        for number in range(3):
+            client.commit_offsets(f"{topic_name}-{number}", topic_name, {0: 1})
+        counted = client.topic_usage(topic_name, groups=0)
+        assert (counted.groups, counted.group_count) == ((), 3)
+        assert len(client.topic_usage(topic_name).groups) == 3
+    assert "groups       3" in run("topic", "describe", topic_name).stdout.decode()
+    assert json.loads(run("topic", "describe", topic_name, "--json").stdout)["group_count"] == 3
+
+
 def test_a_description_counts_no_messages_that_went_from_among_others(run: Run, topic_name: str) -> None:
     run("topic", "create", topic_name, "--queue-max-messages", "2", "--overflow", "drop_lowest_priority")
     run("produce", topic_name, stdin=b"a\nb\nc\nd\n")

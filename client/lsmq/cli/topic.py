@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import click
 
-from lsmq import Client, Topic, TopicUsage, UnknownTopic
+from lsmq import Client, InvalidRequest, Topic, TopicUsage, UnknownTopic
 from lsmq.cli.options import (
     DURATION,
     QUEUE_COUNT,
@@ -234,7 +234,7 @@ async def describe(client: Client, name: str, with_offsets: bool, as_json: bool)
     if found.named:
         await _describe_named(client, found, with_offsets, as_json)
         return
-    offsets, usage = await client.offsets(name), await client.topic_usage(name)
+    offsets, usage = await client.offsets(name), await _usage(client, name)
     held = [(queue, earliest, latest) for queue, earliest, latest in offsets.rows() if latest > 0]
     if as_json:
         fields = {
@@ -243,6 +243,7 @@ async def describe(client: Client, name: str, with_offsets: bool, as_json: bool)
             "bytes": usage.size_bytes,
             "dropped": usage.dropped,
             "refused": usage.refused,
+            "group_count": usage.group_count,
             "queues_used": len(held),
         }
         if with_offsets:
@@ -260,6 +261,7 @@ async def describe(client: Client, name: str, with_offsets: bool, as_json: bool)
             ("messages", usage.messages),
             ("bytes", f"about {usage.size_bytes}"),
             *_losses(usage),
+            ("groups", usage.group_count),
             ("created", time_text(found.created_ms)),
             ("options", _set_options(found) or "defaults"),
         ]
@@ -269,6 +271,14 @@ async def describe(client: Client, name: str, with_offsets: bool, as_json: bool)
         print_table(["queue", "earliest", "latest"], held[:_SHOWN_QUEUES])
         if len(held) > _SHOWN_QUEUES:
             click.echo(f"... and {len(held) - _SHOWN_QUEUES} more queues; --json prints all")
+
+
+async def _usage(client: Client, name: str) -> TopicUsage:
+    """Without the names of its groups, which may be many."""
+    try:
+        return await client.topic_usage(name, groups=0)
+    except InvalidRequest:  # A node of a release before lists them all.
+        return await client.topic_usage(name)
 
 
 def _show_routes(found: Topic, of: str) -> None:
