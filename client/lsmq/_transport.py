@@ -253,9 +253,9 @@ class Transport:
         except (aiohttp.ClientError, OSError) as error:
             if (refused := refusal(error)) is not None:
                 raise _no_connection(url, error, refused) from error
-            perhaps = "; does it speak TLS, at https://?" if self._may_be_tls(url, error) else ""
+            perhaps = "does it speak TLS, at https://?" if self._may_be_tls(url, error) else "ask again: it may be done"
             raise ConnectionFailed(
-                f"the connection to {url} broke before the answer: {_reason(error)}{perhaps}", url=url, sent=True
+                f"the connection to {url} broke before the answer: {_reason(error)}; {perhaps}", url=url, sent=True
             ) from error
 
     def _may_be_tls(self, url: str, error: Exception) -> bool:
@@ -353,7 +353,8 @@ def _no_url(url: str) -> LsmqError:
 def _no_connection(url: str, error: BaseException, refused: str | None) -> ConnectionFailed:
     """``refused``: what TLS has against it; then somebody is there."""
     said = {} if refused is None else {"tls": refused}
-    return ConnectionFailed(f"no connection to {_node(url)}: {refused or _reason(error)}", url=url, sent=False, **said)
+    why = f"{_reason(error)}; see that a node runs there, and that the URL is its" if refused is None else refused
+    return ConnectionFailed(f"no connection to {_node(url)}: {why}", url=url, sent=False, **said)
 
 
 def _reason(error: BaseException) -> str:

@@ -83,7 +83,9 @@ class PushLink:
         except (aiohttp.ClientError, OSError) as error:
             if not self._closing:
                 reason = str(error) or type(error).__name__
-                raise ConnectionFailed(f"the stream from {self.url} broke: {reason}", url=self.url) from error
+                raise ConnectionFailed(
+                    f"the stream from {self.url} broke: {reason}; open another", url=self.url
+                ) from error
         except Unauthenticated as error:
             if has_newer_token():
                 raise Unavailable(f"the token of the stream from {self.url} is over, and there is another") from error
@@ -161,7 +163,7 @@ class PushLink:
                 case _ if self._closing:
                     return
                 case _:
-                    raise ConnectionFailed(f"the stream from {self.url} broke", url=self.url)
+                    raise ConnectionFailed(f"the stream from {self.url} broke; open another", url=self.url)
 
     def _take_packed(self, packed: bytes) -> None:
         try:
@@ -169,7 +171,7 @@ class PushLink:
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError, msgpack.UnpackException) as error:
             raise ConnectionFailed(
                 f"the stream from {self.url} has a frame that this client does not understand"
-                f" ({type(error).__name__}: {error}): {packed[:80]!r}",
+                f" ({type(error).__name__}: {error}): {packed[:80]!r}; use a client of the node's release",
                 url=self.url,
             ) from error
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import msgpack
 
-from lsmq.differences import differences
+from lsmq.differences import asked_topic, differences
 
 from . import election, shard_commands, start_commands
 from .command_fields import (
@@ -214,15 +214,16 @@ def _create_topic(state: ClusterState, command: Command) -> Change:
     known = state.topics.get(name)
     if known is not None:
         there, asked = (
-            {name: value for name, value in each.items() if name not in _NOT_ASKED_FOR}
-            for each in (known.options, options)
+            asked_topic(count, {name: value for name, value in each.items() if name not in _NOT_ASKED_FOR})
+            for count, each in ((known.queues, known.options), (queues, options))
         )
-        different = differences({"queues": known.queues, **there}, {"queues": queues, **asked})
-        if different:
+        if different := differences(there, asked):
             raise Refused(
                 "topic_exists",
                 f"topic {name!r} exists, and is another one than asked for: {different}. Delete it first, or create it "
                 "with the same options",
+                queues=there.pop("queues"),
+                options=there,
             )
         return state, {"topic_id": known.id, "created": False}
     _check_topics_version(state, command)

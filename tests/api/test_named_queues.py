@@ -120,7 +120,9 @@ def test_a_named_topic_has_no_number_to_grow_and_no_keys_to_spread(api: Api, top
         assert answer.code == "invalid_request"
     answer = api.call("PUT", f"/v1/topics/{topic_name}-3", {"queues": 4, "forget_empty_ms": 5}, status=400)
     assert "queues 'named'" in answer.error["message"]
-    assert api.call("PUT", f"/v1/topics/{topic}", {"queues": 4096}, status=409).code == "topic_exists"
+    another = api.call("PUT", f"/v1/topics/{topic}", {"queues": 4096}, status=409)
+    assert another.code == "topic_exists" and "queues is named, not 4096" in another.error["message"]
+    assert (another.error["queues"], "named" in another.error["options"]) == ("named", False)
     assert api.call("PUT", f"/v1/topics/{topic}", {"queues": "named"}, status=200).json()["queues"] == "named"
 
 

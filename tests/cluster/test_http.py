@@ -106,7 +106,8 @@ def test_a_topic_made_at_one_node_is_at_once_there_at_all(cluster: LocalCluster)
             assert status == 200 and topic["queues"] == 6
             assert [route["shard"] for route in topic["routes"]] == [0, 1, 2]
             assert {route["leader"] for route in topic["routes"]} <= set(urls)
-    assert ask(f"{urls[0]}/v1/topics/made-0", "PUT", {"queues": 7})[1]["error"]["code"] == "topic_exists"
+    refused = ask(f"{urls[0]}/v1/topics/made-0", "PUT", {"queues": 7})[1]["error"]
+    assert (refused["code"], refused["queues"], refused["options"]["ack"]) == ("topic_exists", 6, "quorum")
     assert ask(f"{urls[1]}/v1/topics/made-0", "DELETE")[0] == 204
     for url in urls:
         eventually(lambda url=url: ask(f"{url}/v1/topics/made-0")[0] == 404, f"{url} knows that it is gone")  # type: ignore[misc]

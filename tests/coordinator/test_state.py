@@ -383,6 +383,8 @@ def test_a_topic_deleted_and_made_again_has_a_new_id() -> None:
     assert (first["created"], run(state, **make)[1]["created"]) == (True, False)
     assert run(state, **{**make, "queues": 11})[1]["code"] == "topic_exists"
     assert run(state, **{**make, "options": {}})[1]["code"] == "topic_exists"
+    named = run(state, **{**make, "options": {"ack": "quorum", "named": True}})[1]
+    assert "queues is 10, not named. Delete" in named["message"] and named["queues"] == 10
     state, _ = run(state, op="delete_topic", name="t", topic_id=first["topic_id"])
     state, second = run(state, **make)
     assert second["topic_id"] == first["topic_id"] + 1

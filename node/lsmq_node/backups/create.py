@@ -187,7 +187,9 @@ class _Creation:
                     length = min(MAX_PIECE_BYTES, size - at)
                     piece = await self._snapshots.read(held, name, at, length)
                     if len(piece) != length:
-                        raise ConnectionFailed(f"{held.url} gave {len(piece)} of {length} bytes of {name}")
+                        raise ConnectionFailed(
+                            f"{held.url} gave {len(piece)} of {length} bytes of {name}; make the backup again"
+                        )
                     await _in_thread(incoming.write, piece)
                     self._fetched_bytes += length
                     self._advance(length if attempt == 0 else 0)

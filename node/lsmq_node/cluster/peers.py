@@ -80,7 +80,7 @@ class ClusterPeers:
         try:
             return await self._http.call(url, "POST", PATH + operation, body, timeout_s)
         except Unreachable as error:
-            raise ConnectionFailed(error.message, url=url, sent=error.sent) from error
+            raise _failed(error, url) from error
 
     def answer_passed_on(self, handler: AnsweringPassed) -> None:
         self._passed = handler
@@ -90,7 +90,7 @@ class ClusterPeers:
         try:
             answer = await self._passing.exchange(url, request.method, path, request.body, request.headers, timeout_s)
         except Unreachable as error:
-            raise ConnectionFailed(error.message, url=url, sent=error.sent) from error
+            raise _failed(error, url) from error
         except NotAuthenticated as error:  # Between nodes: to the client it says nothing of what it may.
             raise Unavailable(f"nodes of the cluster do not trust each other: {error.message}") from error
         headers = {name: value for name, value in answer.headers.items() if name.lower() not in _OWN_HEADERS}
@@ -129,6 +129,13 @@ class ClusterPeers:
         except (KeyError, TypeError, ValueError) as error:
             refused = InvalidRequest(f"{type(error).__name__}: {error}")
             return _packed({"error": refused.to_dict()}, status_of(refused))
+
+
+def _failed(error: Unreachable, url: str) -> ConnectionFailed:
+    perhaps = "it may have been done; " if error.sent else ""
+    return ConnectionFailed(
+        f"{error.message}; {perhaps}ask again: a leader that is gone is replaced", url=url, sent=error.sent
+    )
 
 
 def _unpack(body: bytes) -> dict[str, Any]:

@@ -214,7 +214,8 @@ class ClusterTopics:
             "not_bootstrapped": Unavailable,
             "stale": _Stale,
         }.get(result["code"], InvalidRequest)
-        raise kind(result["message"], topic=command["name"])
+        details = {name: result[name] for name in ("queues", "options") if name in result}
+        raise kind(result["message"], topic=command["name"], **details)
 
 
 def _numbered(topic: StoredTopic) -> int:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgpack
 
 from lsmq import runtime
-from lsmq.differences import differences
+from lsmq.differences import asked_topic, differences
 from lsmq.errors import InvalidRequest, TopicExists, UnknownTopic
 
 from .disk import Clock
@@ -124,13 +124,13 @@ def _check_queues(name: str, queues: int) -> None:
 
 
 def _same(topic: StoredTopic, queues: int, options: TopicOptions) -> StoredTopic:
-    different = differences({"queues": topic.queues, **topic.options.set()}, {"queues": queues, **options.set()})
-    if different:
+    there = asked_topic(topic.queues, topic.options.set())
+    if different := differences(there, asked_topic(queues, options.set())):
         raise TopicExists(
             f"topic {topic.name!r} exists, and is another one than asked for: {different}. Delete it first, or create "
             "it with the same options",
             topic=topic.name,
-            queues=topic.queues,
-            options=topic.options.set(),
+            queues=there.pop("queues"),
+            options=there,
         )
     return topic
