@@ -280,8 +280,8 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
         return await self._router.topic(name, self._deadline())
 
     async def topic_usage(self, name: str, *, groups: int | None = None) -> TopicUsage:
-        """How much a topic holds, what has gone of it by itself, and so many of its ``groups`` (which nodes of a release
-        before refuse), or all. Raises ``UnknownTopic``."""
+        """How much a topic holds, what has gone of it by itself, and so many of its ``groups`` (nodes of a release
+        before refuse that), or all. Raises ``UnknownTopic``."""
         path, params = f"{topic_path(name)}/usage", {} if groups is None else {"groups": str(groups)}
         answer, _ = await self._router.ask_any("GET", path, params=params, deadline=self._deadline())
         return answer.parsed(TopicUsage.from_dict)
