@@ -167,7 +167,7 @@ def test_the_topic_with_the_longest_name_is_not_that_of_its_own_dead_letters(tmp
     with_node(tmp_path, test)
 
 
-def test_dead_letters_of_a_group_that_would_come_back_over_its_own_work_are_refused(tmp_path: Path) -> None:
+def test_dead_letters_that_would_come_back_over_the_work_of_groups_are_refused(tmp_path: Path) -> None:
     async def test(session: Session, broker: Broker) -> None:
         async def configure(topic: str, dead_letter: str | None, group: str = "g") -> tuple[int, str]:
             document = {"topic": topic, "dead_letter": dead_letter}
@@ -181,8 +181,14 @@ def test_dead_letters_of_a_group_that_would_come_back_over_its_own_work_are_refu
         status, message = await configure("c", "a")
         assert status == 400 and "c to a to b to c" in message
         assert (await configure("a", "a"))[0] == 400
-        assert (await configure("c", "a", "another"))[0] == 200
+        status, message = await configure("c", "a", "another")
+        assert status == 400 and "c to a to b to c" in message
         assert (await configure("b", None))[0] == (await configure("c", "a"))[0] == 200
+        assert (await configure("b", "c", "another"))[0] == 400, "over g's work on c and a"
+        assert (await session.put("/v1/topics/a.dlq", json={"queues": 1})).status == 201
+        assert (await session.post("/v1/groups/pops/pop", json={"topic": "a"})).status == 200
+        status, message = await configure("a.dlq", "a", "another")
+        assert status == 400 and "a.dlq to a to a.dlq" in message, "where nothing was set letters go there"
         assert (await session.patch("/v1/topics/a", json={"expired_to": "b"})).status == 200
         status, message = await configure("b", "c")
         assert status == 400 and "b to c to a to b" in message

@@ -15,7 +15,7 @@ from lsmq.errors import DocumentsFull, InvalidRequest, LsmqError, NotLeader, Req
 from lsmq_lab.world.disk import PowerCut
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import ShardStore
-from lsmq_node.storage.documents import MAX_CHANGE_BYTES, MAX_DOCUMENT_BYTES, MAX_DOCUMENT_KEY_BYTES
+from lsmq_node.storage.documents import MAX_CHANGE_BYTES, MAX_DOCUMENT_BYTES, MAX_DOCUMENT_KEY_BYTES, Documents
 
 from .harness import Put, abandon, background, batch_of, bodies, flush, open_stepped, profile, tiny
 from .leading import Leader, open_replica
@@ -203,3 +203,16 @@ def test_documents_are_seen_when_they_are_committed_and_follow_the_leader(tmp_pa
     finally:
         leading.close()
         following.close()
+
+
+def test_one_document_of_each_place_is_found_among_all_that_these_have() -> None:
+    documents = Documents()
+    own = [f"work/{group}/{topic}/" for group in ("a", "a-b", "a.c", "b") for topic in (1, 10, 2)]
+    for at, place in enumerate(own):
+        for name in ("1/0", "burial", *(["settings"] if at % 4 else [])):
+            documents.put(place + name, name.encode())
+    for other in ("wor", "work", "work/", "work/c", "work/c/settings", "work/c/1", "works/a/1/settings"):
+        documents.put(other, b"no place of these")
+    wanted = [(f"{place}settings", b"settings") for at, place in enumerate(own) if at % 4]
+    assert documents.of_each("work/", 2, "settings") == sorted(wanted)
+    assert Documents().of_each("work/", 2, "settings") == []

@@ -83,6 +83,20 @@ class Documents:
         keys = self._values.irange(prefix, prefix + _LAST) if prefix else self._values
         return [(key, self._values[key]) for key in keys]
 
+    def of_each(self, prefix: str, depth: int, name: str) -> list[tuple[str, bytes]]:
+        """The document ``name`` of each place so many parts below ``prefix``, sorted by key. Costs one look a place,
+        whatever it has besides."""
+        found: list[tuple[str, bytes]] = []
+        key: str | None = next(self._values.irange(prefix, prefix + _LAST), None)
+        while key is not None:
+            place = key.removeprefix(prefix).split("/", depth)[:-1]
+            within = prefix + "".join(f"{part}/" for part in place)
+            if len(place) == depth and (value := self.get(within + name)) is not None:
+                found.append((within + name, value))
+            behind = within + _LAST if len(place) == depth else key + "/"
+            key = next(self._values.irange(behind, prefix + _LAST), None)
+        return found
+
     def apply(self, body: bytes) -> None:
         """Carry out a change as it stands in the log."""
         for key, value in msgpack.unpackb(body):

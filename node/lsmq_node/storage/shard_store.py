@@ -406,8 +406,7 @@ class ShardStore:
     def commit(self) -> int:
         """Write, sync and apply all that is in line. Returns the committed LSN.
 
-        Raises ``DiskFull`` when what was in line had to be dropped for want of space, ``ShardStopped`` when
-        the disk failed.
+        Raises ``DiskFull`` where what was in line was dropped for want of space, ``ShardStopped`` where a disk failed.
         """
         return self._writer.commit()
 
@@ -491,6 +490,10 @@ class ShardStore:
         """Committed documents whose key begins with ``prefix``, sorted by key. Costs what is found."""
         with self._line.lock:
             return self._state.documents.with_prefix(prefix)
+
+    def documents_of_each(self, prefix: str, depth: int, name: str) -> list[tuple[str, bytes]]:
+        with self._line.lock:
+            return self._state.documents.of_each(prefix, depth, name)
 
     @property
     def pressure(self) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from lsmq.errors import InvalidRequest, LsmqError, NotLeader, TooManyGroups
+from lsmq.errors import InvalidRequest, LsmqError, NotLeader, TooManyGroups, UnsupportedFormat
 from lsmq.filters import MessageFilter
+from lsmq.topics import dead_letter_topic
 from lsmq_node.broker import Broker, Hold
 from lsmq_node.broker.leader_calls import LeaderCalls
 from lsmq_node.broker.letter_targets import check_letters
@@ -18,7 +20,7 @@ from lsmq_node.groups import DeclaredGroups, GroupService, Mode
 from lsmq_node.machines import MachineService
 from lsmq_node.storage import StoredTopic
 
-from .chunks import SETTINGS, prefix
+from .chunks import KEY_PREFIX, SETTINGS, prefix
 from .reading import count_new
 from .receipts import DeliveryReceipt, decode_receipt, group_hash
 from .settings import FairBy, Order, WorkSettings, decode_settings
@@ -302,20 +304,27 @@ class WorkService(MachineService[ShardWork]):
                 "(fair_by)",
                 field="weights",
             )
-        letters = partial(self._letters_of, group)
-        check_letters(self.broker, topic.name, "dead_letter", settings.dead_letter_topic(topic.name), letters)
+        letters = await self.broker.in_readers(self._letters)
+
+        def besides(source: StoredTopic) -> set[str]:
+            return {each or dead_letter_topic(source.name) for each in letters.get(source.id, ())}
+
+        check_letters(self.broker, topic.name, "dead_letter", settings.dead_letter_topic(topic.name), besides)
         works = [await self.work(group, topic, shard) for shard in shards]
         for work in works:
             await work.put_settings(given)
         return [await self.work(group, topic, shard) for shard in shards]
 
-    def _letters_of(self, group: str, topic: StoredTopic) -> set[str]:
-        """Where dead letters of the group's work on a topic go, as far as shards at this node know."""
-        key, found = prefix(group, topic.id) + SETTINGS, set[str]()
+    def _letters(self) -> dict[int, set[str | None]]:
+        """Where dead letters go of all work on topics, by their ids, as far as shards at this node know; None: where
+        they go unless told. In any thread."""
+        found: dict[int, set[str | None]] = {}
         for port in self.broker.topology.ports():
-            body = port.store.document(key)
-            if body is not None:
-                found.add(WorkSettings.of(decode_settings(body, key)[0]).dead_letter_topic(topic.name))
+            for key, body in port.store.documents_of_each(KEY_PREFIX, 2, SETTINGS):
+                with suppress(UnsupportedFormat):  # A later release has configured it.
+                    given, _ = decode_settings(body, key)
+                    topic_id = int(key.split("/")[2])
+                    found.setdefault(topic_id, set()).add(given.get("dead_letter"))
         return found
 
 
