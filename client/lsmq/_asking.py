@@ -39,7 +39,8 @@ class Asking:
 
         Whoever may send requests can send some that cannot be answered, so go on with the next one after
         ``InvalidRequest``, for one that asks for no reply, or (``MessageTooLarge``) where its topic takes no such
-        large one; ``UnknownTopic`` and ``UnknownQueue``, where there is no such place; and ``Forbidden``.
+        large one; ``UnknownTopic`` and ``UnknownQueue``, where there is no such place; ``Forbidden``; and
+        ``QuotaExceeded`` where it is full.
         """
         return await self._begin_requests().reply(message, body, options)
 

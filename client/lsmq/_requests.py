@@ -11,6 +11,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from lsmq import runtime
@@ -68,7 +69,8 @@ class Requests:
         self._count = 0
         self._waiting: dict[str, asyncio.Future[Message]] = {}
         self._inboxes: dict[str, _Inbox] = {}
-        self._producers: OrderedDict[str, Producer] = OrderedDict()
+        #: By topic, and whether they wait where that is full: who answers goes on with other requests.
+        self._producers: OrderedDict[tuple[str, bool], Producer] = OrderedDict()
         self._starting = asyncio.Lock()
         self._closed = False
 
@@ -106,12 +108,10 @@ class Requests:
                     REPLY_QUEUE: str(inbox.queue),
                     CORRELATION: correlation,
                 }
-                sent = await self._send(topic, body, {**options, "properties": properties})
+                sent = await self._send(topic, body, {**options, "properties": properties}, waits_for_room=True)
                 if sent.dropped:
                     raise QuotaExceeded(
-                        f"topic {topic!r}, or a queue of it, is full and drops what comes (overflow is drop_newest): "
-                        "the request was not stored, and nobody will reply to it",
-                        topic=topic,
+                        f"the request was not stored, and nobody will reply to it: {_dropped(topic)}", topic=topic
                     )
                 return await (self._earlier_reply(sent.id) if sent.duplicate else reply)
         except TimeoutError:
@@ -142,13 +142,16 @@ class Requests:
         topic, queue, correlation = reply_address(message)
         properties = {**(options.get("properties") or {}), CORRELATION: correlation}
         addressed: MessageOptions = {**options, "properties": properties, "queue": queue}
-        return await self._send(topic, body, addressed)
+        sent = await self._send(topic, body, addressed, waits_for_room=False)
+        if sent.dropped:
+            raise QuotaExceeded(f"the reply was not stored: {_dropped(topic)}", topic=topic)
+        return sent
 
-    async def _send(self, topic: str, body: Body, options: MessageOptions) -> Sent:
+    async def _send(self, topic: str, body: Body, options: MessageOptions, *, waits_for_room: bool) -> Sent:
         try:
-            return await (await self._producer(topic)).send_and_wait(body, **options)
+            return await (await self._producer(topic, waits_for_room)).send_and_wait(body, **options)
         except TopicReplaced:  # Nobody asked for the one of before.
-            return await (await self._producer(topic)).send_and_wait(body, **options)
+            return await (await self._producer(topic, waits_for_room)).send_and_wait(body, **options)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -174,24 +177,26 @@ class Requests:
             if reply is not None and not reply.done():
                 reply.set_exception(error)
 
-    async def _producer(self, topic: str) -> Producer:
+    async def _producer(self, topic: str, waits_for_room: bool) -> Producer:
         """The one of a topic; those that were not used for the longest are closed beyond a number of them."""
+        key = topic, waits_for_room
         async with self._starting:
             self._check_open()
-            producer = self._producers.pop(topic, None)
+            producer = self._producers.pop(key, None)
             if producer is not None and producer._replaced is not None:
                 await producer.abort()
                 producer = None
             if producer is None:
                 producer = Producer(self._client, topic, linger_ms=0)
+                producer._options = replace(producer._options, waits_for_room=waits_for_room)
                 await producer.start()
                 if self._closed:  # Meanwhile, by whoever did not find it.
                     await producer.abort()
                     self._check_open()
-            self._producers[topic] = producer
-            idle = [name for name, each in self._producers.items() if not each.buffered_bytes and name != topic]
-            for name in idle[: max(0, len(self._producers) - _MOST_PRODUCERS)]:
-                await self._producers.pop(name).abort()  # What failed before is none of this one's business.
+            self._producers[key] = producer
+            idle = [other for other, each in self._producers.items() if not each.buffered_bytes and other != key]
+            for other in idle[: max(0, len(self._producers) - _MOST_PRODUCERS)]:
+                await self._producers.pop(other).abort()  # What failed before is none of this one's business.
             return producer
 
     async def close(self) -> None:
@@ -279,6 +284,10 @@ class _Inbox:
 
     async def close(self) -> None:
         await self._background.end()
+
+
+def _dropped(topic: str) -> str:
+    return f"topic {topic!r}, or a queue of it, is full and drops what comes (overflow is drop_newest)"
 
 
 def reply_address(message: Message) -> tuple[str, int, str]:

@@ -34,6 +34,7 @@ from lsmq.errors import (
     InvalidBatch,
     LsmqError,
     OutOfOrderSequence,
+    QuotaExceeded,
     StaleSequence,
     TimedOut,
     UnknownProducer,
@@ -60,6 +61,12 @@ class SenderOptions:
     ack: str | None
     flush: str | None
     codec: Codec
+    #: Whether what a full topic refuses is sent again until there is room.
+    waits_for_room: bool = True
+
+    def is_final(self, error: LsmqError) -> bool:
+        """Whether a refusal is what comes of it, though it may pass."""
+        return not self.waits_for_room and isinstance(error, QuotaExceeded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +294,7 @@ class ShardSender:
             except LsmqError as error:
                 last = error
                 may_be_stored = may_be_stored or maybe_carried_out(error)
-                if not self._router.worth_retrying(error):
+                if self._options.is_final(error) or not self._router.worth_retrying(error):
                     break
                 _log.debug("batch not stored, trying again: shard=%d node=%s error=%s", self.shard, leader, error)
                 self._attempts.failed(error)
@@ -347,7 +354,7 @@ class ShardSender:
 
     def _final(self, last: LsmqError | None, may_be_stored: bool, deadline: Deadline) -> LsmqError:
         assert last is not None
-        if not last.retriable and not isinstance(last, StaleSequence):
+        if self._options.is_final(last) or (not last.retriable and not isinstance(last, StaleSequence)):
             return last
         fate = "it may be stored all the same" if may_be_stored else "it is not stored"
         return TimedOut(

@@ -6,7 +6,7 @@ Run a node first (`lsmq serve --data ./data`), then `python docs/examples/reques
 import asyncio
 import uuid
 
-from lsmq import Client, Consumer, Forbidden, InvalidRequest, UnknownQueue, UnknownTopic
+from lsmq import Client, Consumer, Forbidden, InvalidRequest, QuotaExceeded, UnknownQueue, UnknownTopic
 
 TOPIC = f"prices-{uuid.uuid4().hex[:8]}"
 
@@ -19,7 +19,7 @@ async def answer(ready: asyncio.Event) -> None:
             price = f"{message.text()}: {7 * len(message.text())} euros"
             try:
                 await client.reply(message, price)
-            except (UnknownTopic, UnknownQueue, Forbidden, InvalidRequest) as error:
+            except (UnknownTopic, UnknownQueue, Forbidden, InvalidRequest, QuotaExceeded) as error:
                 print(f"nobody is told {price!r}: {error}")  # The same would come of it again.
             await consumer.commit()
 

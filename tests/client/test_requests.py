@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import pytest
@@ -232,6 +232,39 @@ async def test_a_request_that_a_full_topic_drops_is_not_waited_for(shared_node: 
             await client.request(topic_name, b"y")
 
 
+@pytest.mark.parametrize("overflow", ["refuse", "drop_newest"])
+async def test_a_full_topic_for_replies_does_not_hold_who_answers(
+    shared_node: NodeProcess, topic_name: str, overflow: Literal["refuse", "drop_newest"]
+) -> None:
+    full = f"{topic_name}-full"
+    async with Client(shared_node.url, deadline_ms=600_000) as client:
+        await client.create_topic(topic_name)
+        await client.create_topic(full, max_messages=1, overflow=overflow)
+        async with Producer(client, full) as producer:
+            await producer.send_and_wait(b"x", queue=0)
+        async with Consumer(client, topic_name, start="earliest") as consumer:
+            async with asyncio.timeout(PATIENCE_S):
+                unanswered = asyncio.create_task(client.request(topic_name, b"a", reply_topic=full, timeout_ms=600_000))
+                (first,) = await consumer.poll(1)
+                answered = asyncio.create_task(client.request(topic_name, b"b", reply_topic=f"{topic_name}-replies"))
+                with pytest.raises(QuotaExceeded):
+                    await client.reply(first, b"no room")
+                (second,) = await consumer.poll(1)
+                await client.reply(second, b"B")
+                assert (await answered).body == b"B"
+                await client.purge_topic(full)
+                await comes_true(lambda: _replied(client, first), "there is room, and the reply can be sent after all")
+                assert (await unanswered).body == b"later"
+
+
+async def _replied(client: Client, message: Message) -> bool:
+    try:
+        await client.reply(message, b"later")
+    except QuotaExceeded:
+        return False
+    return True
+
+
 async def test_closing_the_client_ends_what_waits(shared_node: NodeProcess, topic_name: str) -> None:
     client = Client(shared_node.url)
     await client.create_topic(topic_name)
@@ -334,7 +367,7 @@ async def test_a_request_is_not_told_of_what_failed_of_another_topic(
         await asked.wait()
         asking.cancel()  # Nobody is told what comes of it.
         assert client._requests is not None
-        given_up = client._requests._producers[f"{topic_name}-2"]
+        given_up = client._requests._producers[f"{topic_name}-2", True, True]
         await comes_true(lambda: not given_up.buffered_bytes, "it is given up")
         async with responder(shared_node.url, topic_name):
             assert (await client.request(topic_name, "y")).text() == "Y"
