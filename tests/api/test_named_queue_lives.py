@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import quote
 
 import pytest
@@ -242,6 +243,7 @@ def test_the_log_of_names_is_written_anew_once_most_of_it_is_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(name_cleaner, "_LOOK_S", 0.02)
+    monkeypatch.setattr(name_cleaner, "_SELDOM_S", 0.02)
     monkeypatch.setattr(topic_names, "LEAST_REWRITTEN", 20)
 
     async def test(client: Session, broker: Broker) -> None:
@@ -372,3 +374,28 @@ def test_no_more_names_are_told_at_once_than_a_request_may_have_queues(tmp_path:
         assert await status(slot, slot + 1) == 200
 
     with_node(tmp_path, test, max_queues_per_request=2)
+
+
+def test_topics_that_forget_no_queue_are_looked_at_no_more_than_others_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What forgets empty queues sees a topic that is to from now on, and asks of others once."""
+    monkeypatch.setattr(name_cleaner, "_LOOK_S", 0.02)
+
+    async def test(client: Session, broker: Broker) -> None:
+        topics, looked_at = broker.topology.topics, list[str]()
+        find = topics.find
+        with patch.object(topics, "find", lambda name: looked_at.append(name) or find(name)):
+            for name in ("keeps", "forgets"):
+                await client.put(f"/v1/topics/{name}", json={"queues": "named"})
+                await client.put(f"/v1/topics/{name}/queues/empty")
+            assert (await client.patch("/v1/topics/forgets", json={"forget_empty_ms": 100})).status == 200
+            looked_at.clear()
+
+            async def is_forgotten() -> bool:
+                return not (await (await client.get("/v1/topics/forgets/queues")).json())["queues"]
+
+            await comes_true(is_forgotten, "what forgets by now is looked at")
+            assert looked_at.count("forgets") > 1 and looked_at.count("keeps") <= 1
+
+    with_node(tmp_path, test)

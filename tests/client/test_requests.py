@@ -367,7 +367,7 @@ async def test_a_request_is_not_told_of_what_failed_of_another_topic(
         await asked.wait()
         asking.cancel()  # Nobody is told what comes of it.
         assert client._requests is not None
-        given_up = client._requests._producers[f"{topic_name}-2", True, True]
+        given_up = client._requests._producers[f"{topic_name}-2", True]
         await comes_true(lambda: not given_up.buffered_bytes, "it is given up")
         async with responder(shared_node.url, topic_name):
             assert (await client.request(topic_name, "y")).text() == "Y"

@@ -92,12 +92,13 @@ class NodeCatalog:
 
         Looks at all of them, unless every change since it did so was made in all shards.
         """
-        if self._changes() == self._complete_at:
+        if self.changes() == self._complete_at:
             return
         with self._in_all_shards():
             self._complete()
 
-    def _changes(self) -> tuple[int, ...]:
+    def changes(self) -> tuple[int, ...]:
+        """Of each store's topics: raised as one comes, goes or changes."""
         return tuple(store.topic_changes() for store in self._stores.values())
 
     @contextmanager
@@ -105,7 +106,7 @@ class NodeCatalog:
         """In the block a change is made in all shards; one that is cut short is completed by whoever comes next."""
         self._complete_at = ()
         yield
-        self._complete_at = self._changes()
+        self._complete_at = self.changes()
 
     def _complete(self) -> None:
         found = {

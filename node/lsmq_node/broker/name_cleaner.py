@@ -9,6 +9,7 @@ a queue may stay longer than ``forget_empty_ms`` says, and never less. One that 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +31,7 @@ _log = structlog.get_logger("lsmq.names")
 _LOOK_S = 1.0
 #: A queue is looked at so often within ``forget_empty_ms``, at least every minute and at most once a look.
 _LOOKS = 4
+#: So seldom is the log of names looked at of topics that forget no queue.
 _SELDOM_S = 60.0
 #: Topics that are looked at before others on the loop have their turn.
 _LOOKED_AT_ONCE = 100
@@ -60,25 +62,45 @@ class NameCleaner(KeptService):
         super().__init__(broker, "names")
         self._seen: dict[tuple[int, int], _Seen] = {}  # by shard and topic id
         self._began = runtime.monotonic()
+        self._changes: object = None
+        #: Names of the topics with named queues, as they were at these changes.
+        self._forgetful: list[str] = []
+        self._others: list[str] = []
 
     async def _run(self) -> None:
-        topics = self._broker.topology.topics
+        others_at = 0.0
         while True:
             await asyncio.sleep(_LOOK_S)
-            named = {topic.id: topic.name for topic in topics.all() if topic.named}
-            self._seen = {key: seen for key, seen in self._seen.items() if key[1] in named}
+            self._sort()
             for port in self._broker.topology.ports():
                 port.store.named.settle()
-            looked_at = 0
-            for number, name in enumerate(named.values(), 1):
-                if looked_at >= _LOOKED_AT_IN_A_ROW:
-                    looked_at = 0
-                    await asyncio.sleep(_LOOK_S)
-                elif number % _LOOKED_AT_ONCE == 0:
-                    await asyncio.sleep(0)
-                topic = topics.find(name)  # As it is by now.
-                if topic is not None and topic.named:
-                    looked_at += await self._look_at(topic)
+            await self._look_at_all(self._forgetful)
+            if runtime.monotonic() >= others_at:
+                others_at = runtime.monotonic() + _SELDOM_S
+                await self._look_at_all(self._others)
+
+    def _sort(self) -> None:
+        """Which topics forget queues, where topics have changed."""
+        topics = self._broker.topology.topics
+        if (changes := topics.changes()) == self._changes:
+            return
+        named = {topic.id: topic for topic in topics.all() if topic.named}
+        self._changes, self._forgetful, self._others = changes, [], []
+        for topic in named.values():
+            (self._others if _forget_after_ms(topic) is None else self._forgetful).append(topic.name)
+        self._seen = {key: seen for key, seen in self._seen.items() if key[1] in named}
+
+    async def _look_at_all(self, names: Sequence[str]) -> None:
+        looked_at = 0
+        for number, name in enumerate(names, 1):
+            if looked_at >= _LOOKED_AT_IN_A_ROW:
+                looked_at = 0
+                await asyncio.sleep(_LOOK_S)
+            elif number % _LOOKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            topic = self._broker.topology.topics.find(name)  # As it is by now.
+            if topic is not None and topic.named:
+                looked_at += await self._look_at(topic)
 
     async def _look_at(self, topic: StoredTopic) -> int:
         """At its names on each shard that is led here; how many these are."""
@@ -96,10 +118,8 @@ class NameCleaner(KeptService):
         port.check_readable()
         if not port.store.has_topic(topic.id):
             return  # nothing was ever written to it here
-        # A name that comes back may have another number, and ids are remembered by number: they go first.
-        forget_ms, window_ms = topic.options.forget_empty_ms, topic.options.dedupe_window_ms or 0
-        if forget_ms is not None and not isinstance(window_ms, str):  # text: for ever
-            await self._forget(port, topic, max(forget_ms, window_ms) / 1000)
+        if (after_ms := _forget_after_ms(topic)) is not None:
+            await self._forget(port, topic, after_ms / 1000)
         earliest, latest = port.store.bounds(topic.names_id, 0)
         if latest - earliest > topic_names.LEAST_REWRITTEN:
             names = await self._broker.names.current(port, topic)
@@ -193,6 +213,15 @@ class NameCleaner(KeptService):
         barrier = port.store.barrier()
         if barrier is not None:
             await port.wait(barrier, Ack.QUORUM)
+
+
+def _forget_after_ms(topic: StoredTopic) -> int | None:
+    """How long a queue of it is empty before it is forgotten; None: no queue is.
+
+    A name that comes back may have another number, and ids are remembered by number: they go first.
+    """
+    forget_ms, window_ms = topic.options.forget_empty_ms, topic.options.dedupe_window_ms or 0
+    return None if forget_ms is None or isinstance(window_ms, str) else max(forget_ms, window_ms)  # text: for ever
 
 
 def _begin_anew(seen: _Seen, topic: StoredTopic, names: TopicNames) -> None:

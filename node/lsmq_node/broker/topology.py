@@ -116,6 +116,9 @@ class Topics(Protocol):
     def all(self) -> Sequence[StoredTopic]:
         """As they are known here."""
 
+    def changes(self) -> object:
+        """Another value once topics have come, gone or changed. Costs nothing."""
+
     def count(self) -> int:
         """How many are known here. Costs nothing."""
 

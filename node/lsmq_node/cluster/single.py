@@ -117,6 +117,9 @@ class LocalTopics:
     def all(self) -> Sequence[StoredTopic]:
         return self._catalog.topics()
 
+    def changes(self) -> object:
+        return self._catalog.changes()
+
     def count(self) -> int:
         return self._catalog.count()
 

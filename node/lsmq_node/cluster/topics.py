@@ -68,6 +68,10 @@ class ClusterTopics:
     def all(self) -> Sequence[StoredTopic]:
         return [topic for _, topic in self._current().values()]
 
+    def changes(self) -> object:
+        self._current()
+        return self._version
+
     def count(self) -> int:
         return len(self._current())
 
