@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,9 +27,28 @@ NOT_JSON = {"sendBatch", "sendBatches", "readSnapshotFile", "push", "acknowledge
 
 
 @pytest.fixture(scope="module")
-def document(api: Api) -> dict[str, Any]:
-    served: dict[str, Any] = api.get("/v1/openapi.json").json()
-    return served
+def served(api: Api) -> dict[str, Any]:
+    found: dict[str, Any] = api.get("/v1/openapi.json").json()
+    return found
+
+
+@pytest.fixture(scope="module")
+def document(served: dict[str, Any]) -> dict[str, Any]:
+    """With what has a name in the places that refer to it."""
+    found: dict[str, Any] = resolved(served, served)
+    return found
+
+
+def resolved(found: Any, served: dict[str, Any]) -> Any:
+    if isinstance(found, list):
+        return [resolved(item, served) for item in found]
+    if not isinstance(found, dict):
+        return found
+    if "$ref" in found:
+        assert found.keys() == {"$ref"}, "generators pass over what stands beside it"
+        _, components, kind, name = found["$ref"].split("/")
+        return resolved(served[components][kind][name], served)
+    return {name: resolved(item, served) for name, item in found.items()}
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -38,11 +58,53 @@ def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, A
 
 
 @pytest.mark.part(2)
-def test_the_document_is_valid_openapi(document: dict[str, Any]) -> None:
+def test_the_document_is_valid_openapi(served: dict[str, Any]) -> None:
     import openapi_spec_validator  # It takes a second, of each process that collects tests.
 
-    assert document["openapi"].startswith("3.1")
-    openapi_spec_validator.validate(document)
+    assert served["openapi"].startswith("3.1")
+    openapi_spec_validator.validate(served)
+
+
+def test_what_several_operations_have_in_common_has_a_name(served: dict[str, Any]) -> None:
+    """Generators of clients make one type of it, and else one for each place."""
+    places: dict[str, set[str]] = {}
+    for _, _, operation in operations(served):
+        for schema in schemas_in(operation):
+            if schema.get("type") == "object" and schema.get("properties"):
+                places.setdefault(json.dumps(schema, sort_keys=True), set()).add(operation["operationId"])
+    assert [each for each in places.items() if len(each[1]) > 1] == []
+    text = json.dumps(served)
+    for kind in ("schemas", "parameters"):
+        for name in served["components"][kind]:
+            assert f'"#/components/{kind}/{name}"' in text, name
+
+
+def test_headers_by_which_a_request_means_a_topic_are_said_where_they_count(
+    api: Api, document: dict[str, Any], topic_name: str
+) -> None:
+    former = api.create(topic_name)["id"]
+    api.call("DELETE", f"/v1/topics/{topic_name}", status=204)
+    api.create(topic_name)
+    looked_at = 0
+    for method, path, operation in operations(document):
+        required = {each["name"] for each in operation["parameters"] if each["required"] and each["in"] == "query"}
+        if method == "get" and ("{topic}" in path or "topic" in required) and "101" not in operation["responses"]:
+            names = {"topic": topic_name, "queue": "0", "group": "g", "id": "0" * 32, "name": "s", "key": "k"}
+            query = "&".join(f"{name}={names.get(name, 'x')}" for name in required)
+            found = api.get(f"{path.format_map(names)}?{query}", None, headers={"Lsmq-Topic-Id": str(former)})
+            said = "Lsmq-Topic-Id" in {each["name"] for each in operation["parameters"] if each["in"] == "header"}
+            assert (found.status == 409 and found.code == "topic_replaced") == said, (operation["operationId"], found)
+            looked_at += said
+    assert looked_at > 10
+
+
+def test_every_operation_says_what_headers_it_heeds(document: dict[str, Any]) -> None:
+    for _, path, operation in operations(document):
+        said = {each["name"] for each in operation["parameters"] if each["in"] == "header"}
+        assert "Lsmq-Forward" in said
+        assert ("Content-Encoding" in said) == ("requestBody" in operation)
+        assert ("Lsmq-Fetch-Shards" in said) == path.endswith("/fetch")
+        assert ("Sec-WebSocket-Protocol" in said) == path.endswith("/push")
 
 
 def test_the_document_and_the_router_have_the_same_operations(document: dict[str, Any], tmp_path: Path) -> None:
@@ -323,7 +385,8 @@ def test_a_schema_has_one_type_or_says_what_may_be_in_its_place(document: dict[s
 def test_the_document_says_how_a_token_is_shown(document: dict[str, Any]) -> None:
     scheme = document["components"]["securitySchemes"]["token"]
     assert (scheme["type"], scheme["scheme"]) == ("http", "bearer")
-    assert document["security"] == [{"token": []}, {}]  # Or none, at a node that asks nobody.
+    # Or a browser's session, or none, at a node that asks nobody.
+    assert document["security"] == [{"token": []}, {"session": [], "antiForgery": []}, {}]
 
 
 def test_an_answer_says_every_field_that_it_may_have(document: dict[str, Any]) -> None:

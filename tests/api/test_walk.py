@@ -64,7 +64,7 @@ def operations(described: dict[str, Any]) -> Iterator[Operation]:
                 method.upper(),
                 path,
                 operation["operationId"],
-                tuple(map(resolved, operation.get("parameters", ()))),
+                tuple(each for each in map(resolved, operation["parameters"]) if each["in"] != "header"),
                 content.get("application/json", {}).get("schema", {}) if content else None,
                 frozenset(int(status) for status in operation["responses"] if status.isdigit()),
             )

@@ -119,7 +119,7 @@ def make_app(node: Node) -> web.Application:
     node.metrics.add(metrics)
     node.history.watch(metrics)
     table, slow = route_table(config), SlowRequests()
-    app[system.OPENAPI_KEY] = document(table, lsmq.__version__)
+    app[system.OPENAPI_KEY] = document(table, lsmq.__version__, config)
     for route in table:
         handler = watched(route, node, metrics, slow, _handler(route, node, metrics))
         path = route.path.replace("}", ":[^/]+}")  # What is left out there takes no braces, which names may have.

@@ -45,7 +45,7 @@ _LAST = {
     "type": ["object", "null"],
     "description": "The last one that was begun at this node since its start, and is over.",
 }
-_STATE = object_of(
+STATE = object_of(
     {
         "place": text("Where they go (`backup_to`); null: this node makes none.", null=True),
         "keep": integer(0, description="So many are kept (`backup_keep`); 0: all."),
@@ -93,7 +93,7 @@ async def _state(call: Call, status: int = 200) -> web.Response:
     return answer(call.request, found, status)
 
 
-@ROUTES.get("/v1/backups", Content("Of the node that is asked.", _STATE))
+@ROUTES.get("/v1/backups", Content("Of the node that is asked.", STATE))
 async def list_backups(call: Call) -> web.StreamResponse:
     """How far a backup is that this node makes, what came of the last one, and which there are."""
     return await _state(call)
@@ -101,8 +101,8 @@ async def list_backups(call: Call) -> web.StreamResponse:
 
 @ROUTES.post(
     "/v1/backups",
-    Content("It is begun, and goes on by itself.", _STATE, status=202),
-    Content("One is under way already.", _STATE),
+    Content("It is begun, and goes on by itself.", STATE, status=202),
+    Content("One is under way already.", STATE),
     errors=(InvalidRequest,),
 )
 async def start_backup(call: Call) -> web.StreamResponse:
@@ -113,7 +113,7 @@ async def start_backup(call: Call) -> web.StreamResponse:
     return await _state(call, 202 if call.node.backups.begin() else 200)
 
 
-@ROUTES.delete("/v1/backups/running", Content("None is under way.", _STATE), errors=(InvalidRequest,))
+@ROUTES.delete("/v1/backups/running", Content("None is under way.", STATE), errors=(InvalidRequest,))
 async def stop_backup(call: Call) -> web.StreamResponse:
     """End the backup that this node makes. What it fetched is kept, and the next one goes on from there."""
     await call.node.backups.cancel()

@@ -67,6 +67,7 @@ from .failures import error_fields, internal_error
 from .filters import FILTER_FIELDS, filter_of
 from .forwarding import ShardPart, each_at_leader
 from .routing import FROM, Call, Content, Parameter, Routes
+from .schema import text
 from .selecting import SELECTING, selected_of
 from .sending import send_parts
 
@@ -75,6 +76,12 @@ PRODUCER_ERRORS = (OutOfOrderSequence, StaleSequence, SequenceReused, ProducerFe
 
 ROUTES = Routes("batches")
 _log = structlog.get_logger("lsmq.http")
+_SHARDS = Parameter(
+    FETCH_SHARDS_HEADER,
+    text(pattern="[0-9]+(,[0-9]+)*"),
+    "Where queues are named: the shards that it is to read, all of which the node is to lead.",
+    header=True,
+)
 _FETCH = {**schemas.FETCH, "properties": {**schemas.FETCH["properties"], **FILTER_FIELDS}}
 #: More names than these are looked at in a thread.
 _MANY = 1_000
@@ -300,7 +307,7 @@ def positions_batch(found: Fetched) -> bytes:
         media_types=(BATCHES_TYPE,),
         headers={FETCH_SESSION_HEADER: "With `keep`: the `session` of the next request."},
     ),
-    parameters=(FROM,),
+    parameters=(FROM, _SHARDS),
     request=Content("Queues, and the offset wanted of each.", _FETCH),
     errors=(
         UnknownTopic,

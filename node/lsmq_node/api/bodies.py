@@ -13,7 +13,7 @@ from lsmq_node.config import NodeConfig
 from lsmq_node.workers import LARGE_BYTES, Workers
 
 #: By coding: what zlib is to expect.
-_CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
 async def read_body(request: web.Request, hold: Hold, config: NodeConfig, workers: Workers) -> bytes:
@@ -22,9 +22,9 @@ async def read_body(request: web.Request, hold: Hold, config: NodeConfig, worker
     Raises ``RequestTooLarge``, ``RequestTimeout``, ``UnsupportedMediaType``, ``InvalidRequest``, ``Unavailable``.
     """
     coding = request.headers.get("Content-Encoding", "identity").strip().lower()
-    if coding != "identity" and coding not in _CODINGS:
+    if coding != "identity" and coding not in CODINGS:
         raise UnsupportedMediaType(
-            f"Content-Encoding is {coding!r}; bodies are sent as they are, or in {' or '.join(_CODINGS)}", field=coding
+            f"Content-Encoding is {coding!r}; bodies are sent as they are, or in {' or '.join(CODINGS)}", field=coding
         )
     limit = config.max_request_bytes
     length = request.content_length
@@ -68,13 +68,13 @@ async def _arrived(request: web.Request, hold: Hold, limit: int, timeout_ms: int
 def _becomes_large(body: bytes, coding: str) -> bool:
     """A few bytes may become a thousand times as many."""
     try:
-        return len(zlib.decompressobj(_CODINGS[coding]).decompress(body, LARGE_BYTES)) == LARGE_BYTES
+        return len(zlib.decompressobj(CODINGS[coding]).decompress(body, LARGE_BYTES)) == LARGE_BYTES
     except zlib.error:
         return False
 
 
 def _decompress(body: bytes, coding: str, limit: int) -> bytes:
-    unpacker = zlib.decompressobj(_CODINGS[coding])
+    unpacker = zlib.decompressobj(CODINGS[coding])
     try:
         unpacked = unpacker.decompress(body, limit + 1)
     except zlib.error as error:

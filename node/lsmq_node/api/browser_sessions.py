@@ -35,7 +35,7 @@ from .routing import ApiOperation, Call, Content, Routes
 
 ANTI_FORGERY_HEADER: Final = "Lsmq-Anti-Forgery"
 _NAME: Final = "lsmq-session"
-_SECURE_NAME: Final = f"__Host-{_NAME}"
+SESSION_COOKIE: Final = f"__Host-{_NAME}"
 _SET: Final = {"Set-Cookie": "The session's cookie."}
 _ERRORS: Final = (AuthenticationOff, Unauthenticated, AntiForgeryFailed, OriginNotAllowed)
 
@@ -49,7 +49,7 @@ def shown_cookie(request: web.Request, config: NodeConfig) -> str | None:
     """
     lines = request.headers.getall("Cookie", ())
     pairs = [pair.strip().partition("=") for line in lines for pair in line.split(";")]
-    for known in (_SECURE_NAME,) if config.tls_cert is not None else (_SECURE_NAME, _NAME):
+    for known in (SESSION_COOKIE,) if config.tls_cert is not None else (SESSION_COOKIE, _NAME):
         found = [value for name, _, value in pairs if name == known]
         if len(found) > 1:
             raise Unauthenticated(f"the request has {len(found)} cookies {known}; delete them, and sign in again")
@@ -128,7 +128,7 @@ def _answer(
 def _set_cookie(call: Call, response: web.Response, value: str, max_age_s: int) -> None:
     """Browsers keep no cookie whose age is 0."""
     by_tls = call.broker.config.tls_cert is not None or call.request.headers.get("Origin", "").startswith("https://")
-    name = _SECURE_NAME if by_tls else _NAME
+    name = SESSION_COOKIE if by_tls else _NAME
     response.set_cookie(name, value, path="/", max_age=max_age_s, secure=by_tls, httponly=True, samesite="Strict")
 
 

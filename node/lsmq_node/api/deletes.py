@@ -15,6 +15,7 @@ from lsmq.errors import (
     NotEnoughReplicas,
     NotLeader,
     OffsetOutOfRange,
+    TopicReplaced,
     Unavailable,
     UnknownQueue,
     UnknownTopic,
@@ -36,7 +37,7 @@ ROUTES = Routes("messages")
     "/v1/topics/{topic}/delete",
     Content("Deleted, durably, for every group; their space comes back with merges.", schemas.DELETED),
     request=Content("Which.", schemas.DELETE_MESSAGES),
-    errors=(UnknownTopic, UnknownQueue, OffsetOutOfRange, NotLeader, NotEnoughReplicas, DiskFull),
+    errors=(UnknownTopic, TopicReplaced, UnknownQueue, OffsetOutOfRange, NotLeader, NotEnoughReplicas, DiskFull),
 )
 async def delete_messages(call: Call) -> web.StreamResponse:
     """Delete messages by queue and offset.
@@ -60,7 +61,7 @@ async def delete_messages(call: Call) -> web.StreamResponse:
     "/v1/topics/{topic}/trim",
     Content("Gone, durably, for every group.", schemas.TRIMMED),
     request=Content("Up to where.", schemas.TRIM),
-    errors=(UnknownTopic, UnknownQueue, OffsetOutOfRange, NotEnoughReplicas, DiskFull, Unavailable),
+    errors=(UnknownTopic, TopicReplaced, UnknownQueue, OffsetOutOfRange, NotEnoughReplicas, DiskFull, Unavailable),
 )
 async def trim_topic(call: Call) -> web.StreamResponse:
     """Delete the beginning of queues.
@@ -82,7 +83,7 @@ async def trim_topic(call: Call) -> web.StreamResponse:
     "/v1/topics/{topic}/purge",
     Content("Gone, durably, for every group.", schemas.TRIMMED),
     request=Content("Of which queues.", schemas.PURGE),
-    errors=(UnknownTopic, UnknownQueue, NotEnoughReplicas, DiskFull, Unavailable),
+    errors=(UnknownTopic, TopicReplaced, UnknownQueue, NotEnoughReplicas, DiskFull, Unavailable),
 )
 async def purge_topic(call: Call) -> web.StreamResponse:
     """Delete all messages that are there now; the topic, its offsets and its groups stay.

@@ -20,6 +20,7 @@ from lsmq.errors import (
     OffsetOutOfRange,
     StaleGeneration,
     TooManyGroups,
+    TopicReplaced,
     Unavailable,
     UnknownMember,
     UnknownQueue,
@@ -67,6 +68,7 @@ _SHARD = Parameter("shard", integer(0, 1_023), "Number of the shard.", required=
     request=Content("The next offset to read of each queue.", group_schemas.COMMIT),
     errors=(
         UnknownTopic,
+        TopicReplaced,
         UnknownQueue,
         StaleGeneration,
         UnknownMember,
@@ -149,7 +151,7 @@ async def reset_offsets(
     "/v1/groups/{group}/offsets",
     Content("Those queues that have one.", schemas.COMMITTED),
     parameters=(GROUP, TOPIC, QUEUES, _SLOTS),
-    errors=(UnknownTopic, UnknownQueue),
+    errors=(UnknownTopic, TopicReplaced, UnknownQueue),
 )
 async def get_committed_offsets(call: Call) -> web.StreamResponse:
     """Committed offsets of a group."""
@@ -215,7 +217,7 @@ async def drop_offsets(call: Call, group: str, shard: int) -> None:
     Content("Where to go on, once no earlier commit can come any more.", group_schemas.COMMITTED),
     parameters=(GROUP,),
     request=Content("The queues and the generation they were assigned in.", group_schemas.FENCE),
-    errors=(UnknownTopic, UnknownQueue, StaleGeneration, UnknownMember, FencedMember, NotLeader),
+    errors=(UnknownTopic, TopicReplaced, UnknownQueue, StaleGeneration, UnknownMember, FencedMember, NotLeader),
 )
 async def fence_group(call: Call) -> web.StreamResponse:
     """Take over queues: refuse commits of earlier generations.
@@ -237,7 +239,7 @@ async def fence_group(call: Call) -> web.StreamResponse:
     "/v1/groups/{group}/lag",
     Content("Counted at this moment.", group_schemas.LAG),
     parameters=(GROUP, TOPIC, _RANGES),
-    errors=(UnknownTopic, UnknownQueue),
+    errors=(UnknownTopic, TopicReplaced, UnknownQueue),
 )
 async def get_lag(call: Call) -> web.StreamResponse:
     """How far a group is behind.
@@ -263,7 +265,10 @@ async def get_lag(call: Call) -> web.StreamResponse:
     "/v1/groups/{group}/lag/history",
     Content("As it was counted in the background.", group_schemas.LAG_HISTORY),
     parameters=(GROUP, TOPIC),
-    errors=(UnknownTopic,),
+    errors=(
+        UnknownTopic,
+        TopicReplaced,
+    ),
 )
 async def get_lag_history(call: Call) -> web.StreamResponse:
     """How far a group was behind in the last hour.

@@ -27,18 +27,23 @@ from lsmq.errors import (
     TooManyConnections,
     TooManyItems,
     TooManyRequests,
+    TopicReplaced,
     Unauthenticated,
     Unavailable,
     UnsupportedMediaType,
     WrongPort,
 )
+from lsmq.topics import FORWARD_HEADER, TOPIC_CREATED_HEADER, TOPIC_ID_HEADER
 from lsmq_coordinator.errors import NoControlLeader
 from lsmq_coordinator.http_status import status_of
+from lsmq_node.config import Forward, NodeConfig
 
-from . import schemas
+from .bodies import CODINGS
+from .browser_sessions import ANTI_FORGERY_HEADER, SESSION_COOKIE
 from .codec import JSON_TYPE, MSGPACK_TYPE
-from .routing import ApiOperation, Content
-from .schema import Schema
+from .components import Components
+from .routing import ApiOperation, Content, Parameter
+from .schema import Schema, integer
 
 _TAGS = {
     "topics": "Topics and the bounds of their queues.",
@@ -58,6 +63,26 @@ status; `retriable` errors come with `Retry-After` when waiting helps. What answ
 answers HEAD, except for streams."""
 
 _TOKEN = "Where the node asks who its clients are: see docs/security.md. Elsewhere there are no tokens."
+
+_SESSION = "Of a browser that signed in on the console; without TLS its name has no `__Host-`."
+_ANTI_FORGERY = "As GET /v1/session tells it: with a session, for all that changes something, beside `Origin`."
+
+#: Headers of requests that several operations heed.
+FORWARD = Parameter(
+    FORWARD_HEADER,
+    {"enum": [each.value for each in Forward]},
+    "What becomes of it where another node leads the shard: it is passed on, answered by 307, or by 421; else as the "
+    "setting `forward` says.",
+    header=True,
+)
+MEANT = (
+    Parameter(TOPIC_ID_HEADER, integer(0), "Id of the topic that is meant: no later one of its name.", header=True),
+    Parameter(
+        TOPIC_CREATED_HEADER, integer(0), "Its `created_ms`: none that another cluster has under its id.", header=True
+    ),
+)
+CODING = Parameter("Content-Encoding", {"enum": ["identity", *CODINGS]}, "How the body is compressed.", header=True)
+_HEADERS = (FORWARD, *MEANT, CODING)
 
 #: What any operation may be refused with: for who asks, and how, and for the state of the node, of a leader or a disk.
 ANYWHERE: tuple[type[LsmqError], ...] = (
@@ -89,11 +114,12 @@ ANYWHERE: tuple[type[LsmqError], ...] = (
 )
 
 
-def document(routes: Iterable[ApiOperation], version: str) -> dict[str, Any]:
+def document(routes: Iterable[ApiOperation], version: str, config: NodeConfig) -> dict[str, Any]:
     """The whole document."""
+    components = Components(config)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, components)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -106,46 +132,74 @@ def document(routes: Iterable[ApiOperation], version: str) -> dict[str, Any]:
         "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
         "paths": paths,
         "components": {
-            "schemas": {"Error": schemas.ERROR},
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer", "description": _TOKEN}},
+            "schemas": components.schemas(),
+            "parameters": {each.name: _parameter(each, "header", components) for each in _HEADERS},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer", "description": _TOKEN},
+                "session": {"type": "apiKey", "in": "cookie", "name": SESSION_COOKIE, "description": _SESSION},
+                "antiForgery": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": ANTI_FORGERY_HEADER,
+                    "description": _ANTI_FORGERY,
+                },
+            },
         },
-        "security": [{"token": []}, {}],
+        "security": [{"token": []}, {"session": [], "antiForgery": []}, {}],
     }
 
 
-def _operation(route: ApiOperation) -> dict[str, Any]:
+def _operation(route: ApiOperation, components: Components) -> dict[str, Any]:
+    answers = {str(content.status): _response(content, components) for content in route.answers}
     operation: dict[str, Any] = {
         "operationId": route.operation,
         "tags": [route.tag],
         "summary": route.summary,
-        "responses": {**{str(content.status): _response(content) for content in route.answers}, **_errors(route)},
+        "responses": {**answers, **_errors(route)},
     }
     if route.description:
         operation["description"] = route.description
-    if route.parameters:
-        operation["parameters"] = [
-            {
-                "name": parameter.name,
-                "in": "path" if route.is_in_path(parameter) else "query",
-                "required": parameter.required or route.is_in_path(parameter),
-                "description": parameter.description,
-                "schema": _typed(parameter.schema),
-            }
-            for parameter in route.parameters
-        ]
+    operation["parameters"] = [
+        *(_parameter(each, _place(route, each), components) for each in route.parameters),
+        *({"$ref": f"#/components/parameters/{each.name}"} for each in _headers(route)),
+    ]
     if route.request is not None:
         operation["requestBody"] = {
             "required": True,
             "description": route.request.description,
-            "content": _content(route.request.media_types, route.request.schema),
+            "content": _content(route.request.media_types, route.request.schema, components),
         }
     return operation
 
 
-def _response(content: Content) -> dict[str, Any]:
+def _parameter(parameter: Parameter, place: str, components: Components) -> dict[str, Any]:
+    return {
+        "name": parameter.name,
+        "in": place,
+        "required": parameter.required or place == "path",
+        "description": parameter.description,
+        "schema": components.referring(parameter.schema),
+    }
+
+
+def _place(route: ApiOperation, parameter: Parameter) -> str:
+    return "path" if route.is_in_path(parameter) else "header" if parameter.header else "query"
+
+
+def _headers(route: ApiOperation) -> list[Parameter]:
+    """Those of :data:`_HEADERS` that it heeds. It means a topic, and no other of its name, where it can say so."""
+    found = [FORWARD]
+    if TopicReplaced in route.errors:
+        found += MEANT
+    if route.request is not None:
+        found.append(CODING)
+    return found
+
+
+def _response(content: Content, components: Components) -> dict[str, Any]:
     response: dict[str, Any] = {"description": content.description}
     if content.status not in (101, 204):
-        response["content"] = _content(content.media_types, content.schema)
+        response["content"] = _content(content.media_types, content.schema, components)
     if content.headers:
         response["headers"] = {
             name: {"description": text, "schema": {"type": "string"}} for name, text in content.headers.items()
@@ -153,20 +207,9 @@ def _response(content: Content) -> dict[str, Any]:
     return response
 
 
-def _content(media_types: Iterable[str], schema: Schema | None) -> dict[str, Any]:
-    return {media_type: {} if schema is None else {"schema": _typed(schema)} for media_type in media_types}
-
-
-def _typed(schema: Any) -> Any:
-    """With the type of words that are enumerated, without which generators of clients take anything for them."""
-    if isinstance(schema, list):
-        return [_typed(each) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    found = {name: _typed(each) for name, each in schema.items()}
-    if isinstance(words := found.get("enum"), list) and "type" not in found:
-        found["type"] = ["string", "null"] if None in words else "string"
-    return found
+def _content(media_types: Iterable[str], schema: Schema | None, components: Components) -> dict[str, Any]:
+    said = {} if schema is None else {"schema": components.referring(schema)}
+    return dict.fromkeys(media_types, said)
 
 
 def _errors(route: ApiOperation) -> dict[str, Any]:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from lsmq.errors import InvalidRequest, NotEnoughReplicas, NotLeader, ProducerFenced, TooManyProducers, UnknownTopic
+from lsmq.errors import (
+    InvalidRequest,
+    NotEnoughReplicas,
+    NotLeader,
+    ProducerFenced,
+    TooManyProducers,
+    TopicReplaced,
+    UnknownTopic,
+)
 
 from . import schemas
 from .codec import answer
@@ -34,7 +42,7 @@ _TAKEN = object_of(
     Content("Older epochs are fenced at this shard, durably; sequences begin at 0.", _TAKEN),
     parameters=(Parameter("producer", integer(1, 2**63 - 1), "Id of the producer."),),
     request=Content("Which shard, and which epoch.", _TAKE),
-    errors=(UnknownTopic, ProducerFenced, TooManyProducers, NotLeader, NotEnoughReplicas),
+    errors=(UnknownTopic, TopicReplaced, ProducerFenced, TooManyProducers, NotLeader, NotEnoughReplicas),
 )
 async def take_producer(call: Call) -> web.StreamResponse:
     """Go on with a producer's id.

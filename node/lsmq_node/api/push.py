@@ -15,6 +15,7 @@ from lsmq.errors import (
     InvalidRequest,
     LsmqError,
     OriginNotAllowed,
+    TopicReplaced,
     Unavailable,
     UnknownStream,
     UnknownTopic,
@@ -85,6 +86,12 @@ _PARAMETERS = (
         "`topic`: all queues, whichever node leads them. `node`: those that this node leads.",
     ),
     *FILTER_PARAMETERS,
+    Parameter(
+        "Sec-WebSocket-Protocol",
+        {"enum": [JSON_PROTOCOL, MSGPACK_PROTOCOL]},
+        f"Of a WebSocket: how frames are written, `{JSON_PROTOCOL}` where nothing is said.",
+        header=True,
+    ),
 )
 
 
@@ -104,7 +111,7 @@ def _check_protocol(request: web.Request) -> None:
     Content("A WebSocket, with the subprotocol `lsmq.json` or `lsmq.msgpack`.", status=101),
     Content("Server-sent events.", text(), (EVENTS_TYPE,)),
     parameters=_PARAMETERS,
-    errors=(UnknownTopic, GroupModeMismatch, OriginNotAllowed),
+    errors=(UnknownTopic, TopicReplaced, GroupModeMismatch, OriginNotAllowed),
     is_stream=True,
 )
 async def push(call: Call) -> web.StreamResponse:

@@ -7,7 +7,15 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from lsmq.errors import GroupHasMembers, GroupModeMismatch, InvalidRequest, NotLeader, UnknownQueue, UnknownTopic
+from lsmq.errors import (
+    GroupHasMembers,
+    GroupModeMismatch,
+    InvalidRequest,
+    NotLeader,
+    TopicReplaced,
+    UnknownQueue,
+    UnknownTopic,
+)
 from lsmq_node.broker.requests import ReadStart
 from lsmq_node.groups.ranges import RangePairs, normal
 from lsmq_node.groups.resets import Cursor, Moves, ResetTo, next_moves
@@ -23,7 +31,7 @@ _SHOWN: Final = 100
 _WHERE: Final = tuple(
     Parameter(name, schema, schema["description"]) for name, schema in group_schemas.RESET_WHERE.items()
 )
-_ERRORS: Final = (UnknownTopic, UnknownQueue, GroupModeMismatch, NotLeader)
+_ERRORS: Final = (UnknownTopic, TopicReplaced, UnknownQueue, GroupModeMismatch, NotLeader)
 
 ROUTES = Routes("groups")
 

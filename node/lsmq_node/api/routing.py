@@ -50,12 +50,16 @@ _MANY_QUEUES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Of the path where that has its name, else of the query: it may be absent without a ``default``."""
+    """Of the path where that has its name, else of the query: it may be absent without a ``default``.
+
+    ``header``: of the request's headers, which who reads it parses.
+    """
 
     name: str
     schema: Schema
     description: str
     required: bool = False
+    header: bool = False
 
     def parse(self, text: str) -> Any:
         """The value of the parameter's text. Raises :class:`InvalidRequest`."""
@@ -100,7 +104,7 @@ class ApiOperation:
     defaults: Mapping[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        queries = tuple(parameter for parameter in self.parameters if not self.is_in_path(parameter))
+        queries = tuple(each for each in self.parameters if not self.is_in_path(each) and not each.header)
         object.__setattr__(self, "queries", queries)
         fields = {} if self.request is None else (self.request.schema or {}).get("properties", {})
         defaults = {name: schema["default"] for name, schema in fields.items() if "default" in schema}

@@ -200,7 +200,7 @@ async def get_topic(call: Call) -> web.StreamResponse:
     "/v1/topics/{topic}/usage",
     Content("Over all shards.", schemas.USAGE),
     parameters=(Parameter("groups", schemas.COUNT, "List at most so many groups. Left out: all of them."),),
-    errors=(UnknownTopic, NotLeader, Unavailable),
+    errors=(UnknownTopic, TopicReplaced, NotLeader, Unavailable),
 )
 async def get_topic_usage(call: Call) -> web.StreamResponse:
     """How much a topic holds, and what has gone of it by itself."""
