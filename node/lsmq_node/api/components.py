@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
@@ -67,7 +66,9 @@ class Components:
 
     def __init__(self, config: NodeConfig) -> None:
         self._typed = {name: typed(bound(schema, config)) for name, schema in NAMED.items()}
-        self._names = {_text(schema): name for name, schema in self._typed.items()}
+        self._names: dict[frozenset[str], list[str]] = {}  # by their properties
+        for name, schema in self._typed.items():
+            self._names.setdefault(_properties(schema), []).append(name)
 
     def schemas(self) -> dict[str, Any]:
         return {name: self._within(schema) for name, schema in self._typed.items()}
@@ -78,9 +79,9 @@ class Components:
 
     def _referring(self, schema: Any) -> Any:
         if isinstance(schema, Mapping) and ("anyOf" in schema or schema.get("type") == "object"):
-            name = self._names.get(_text(schema))
-            if name is not None:
-                return {"$ref": f"#/components/schemas/{name}"}
+            for name in self._names.get(_properties(schema), ()):
+                if self._typed[name] == schema:
+                    return {"$ref": f"#/components/schemas/{name}"}
         return self._within(schema)
 
     def _within(self, schema: Any) -> Any:
@@ -89,8 +90,9 @@ class Components:
         return {name: self._referring(each) for name, each in schema.items()} if isinstance(schema, Mapping) else schema
 
 
-def _text(schema: Any) -> str:
-    return json.dumps(schema, sort_keys=True)
+def _properties(schema: Schema) -> frozenset[str]:
+    """None of what is no object."""
+    return frozenset(schema.get("properties", ()))
 
 
 def typed(schema: Any) -> Any:
