@@ -10,23 +10,28 @@ import numpy as np
 import pytest
 
 from lsmq._bundles import Bundles
+from lsmq._requests import Requests
 from lsmq_lab.world.runs import in_child, prepare, uses_of
 from lsmq_lab.world.uses import USES
+from lsmq_node.api import find
 from lsmq_node.delayed import shard_delayed
 from lsmq_node.schedules.records import Schedule
 from lsmq_node.schedules.shard_schedules import ShardSchedules
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.dedupe import DedupeIds
 from lsmq_node.storage.key_cleaner import KeyCleaner
+from lsmq_node.storage.key_search import Position
 from lsmq_node.storage.lapses import Lapses
 from lsmq_node.storage.queries import Queries
 from lsmq_node.storage.queue_bytes import QueueBytes
 from lsmq_node.storage.retention import Retention
+from lsmq_node.storage.sequences import Sequences
 from lsmq_node.storage.shard_time import ShardTime
 from lsmq_node.storage.sieve import Picked
 from lsmq_node.storage.state import TopicState
 from lsmq_node.storage.topic_names import TopicNames
 from lsmq_node.workqueue.ledger import NEVER, WorkLedger
+from lsmq_node.workqueue.open_messages import OpenMessages
 from lsmq_node.workqueue.tasks import OpenMessage
 from lsmq_node.workqueue.turns import TenantTurns
 from lsmq_node.workqueue.waiting_queues import WaitingQueues
@@ -152,7 +157,35 @@ def what_makes_room_just_goes(patch: Patch) -> None:
     patch.setattr(Lapses, "drop", lambda self, topic_id, queues, offsets: False)
 
 
+def any_number_is_in_flight(patch: Patch) -> None:
+    patch.setattr(OpenMessages, "room_of", lambda self, tenant: 1_000)
+
+
+def a_page_ends_before_its_last_millisecond(patch: Patch) -> None:
+    cursor = find._cursor
+    patch.setattr(find, "_cursor", lambda place: cursor(Position(place.stored_ms - 1, 1 << 62, 1 << 62)))
+
+
+def whoever_waits_is_given_the_answer(patch: Patch) -> None:
+    def take(self: Requests, message: Any) -> None:
+        waiting = next((reply for reply in self._waiting.values() if not reply.done()), None)
+        if waiting is not None:
+            waiting.set_result(message)
+
+    patch.setattr(Requests, "_take", take)
+
+
+def half_an_age_is_enough(patch: Patch) -> None:
+    expired_before = ShardTime.expired_before
+    patch.setattr(ShardTime, "expired_before", lambda self, age_ms: expired_before(self, age_ms // 2))
+
+
+def positions_are_forgotten(patch: Patch) -> None:
+    patch.setattr(Sequences, "position", lambda self, producer_id: -1)
+
+
 BROKEN: dict[str, Callable[[Patch], None]] = {
+    "aged": half_an_age_is_enough,
     "awaited": what_comes_during_a_look_is_forgotten,
     "bounded": queues_hold_twice_their_bytes,
     "compacted": superseded_is_the_one_behind,
@@ -162,11 +195,15 @@ BROKEN: dict[str, Callable[[Patch], None]] = {
     "delayed": due_too_early,
     "forgotten": idle_queues_are_forgotten,
     "moved": what_makes_room_just_goes,
+    "fair": any_number_is_in_flight,
+    "found": a_page_ends_before_its_last_millisecond,
     "named": deleted_queues_stay,
     "pushed": everything_is_picked,
+    "requested": whoever_waits_is_given_the_answer,
     "ring": trims_leave_a_message,
     "scheduled": the_first_time_comes_twice,
     "short-lived": nothing_expires,
+    "taken": positions_are_forgotten,
     "together": answers_of_a_bundle_are_exchanged,
     "urgent": priorities_are_one,
 }

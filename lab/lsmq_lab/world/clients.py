@@ -12,14 +12,13 @@ from contextlib import suppress
 from itertools import count
 from typing import Any
 
-from lsmq import Client, Consumer, Producer, Task, Topic, TransactionalProducer, WorkQueue
+from lsmq import Client, Consumer, Producer, Task, TransactionalProducer, WorkQueue
 from lsmq.errors import LsmqError, ReceiptExpired
-from lsmq.work_queue_values import PoppedMessage
 from lsmq_lab.history import History
 
 from .simulated_cluster import SimulatedCluster
 from .uses import USES, Use
-from .uses.use import DEADLINE_MS, UsedTopics, UseRole, all_of, text_of
+from .uses.use import DEADLINE_MS, AskedWork, UsedTopics, UseRole, all_of, text_of
 
 QUEUES = 4
 #: What clients do beside orders where nothing else is said: each in a topic of its name.
@@ -29,20 +28,6 @@ _ACCOUNTS = ("account-1", "account-2", "account-3")
 
 class RolledBack(Exception):
     """Ends a transaction that is not to be."""
-
-
-class _Work(WorkQueue):
-    """Keeps when each delivery was asked for: it was made after that."""
-
-    def __init__(self, *arguments: Any, now: Callable[[], float], **named: Any) -> None:
-        super().__init__(*arguments, **named)
-        self._now = now
-        self.asked: dict[str, float] = {}
-
-    def _found(self, topic: Topic, popped: PoppedMessage, asked_at: float) -> None:
-        ago = asyncio.get_running_loop().time() - asked_at
-        self.asked[popped.receipt] = self._now() - ago
-        super()._found(topic, popped, asked_at)
 
 
 class Clients:
@@ -193,15 +178,15 @@ class Clients:
                     pass
                 await self.pause(0.01, 0.2)
 
-    def _crew(self, client: Client, visibility_ms: int) -> _Work:
+    def _crew(self, client: Client, visibility_ms: int) -> AskedWork:
         world = self.cluster.world
         more: dict[str, Any] = {"visibility_ms": visibility_ms, "wait_ms": 300, "order": "key"}
-        return _Work(client, "jobs", "crew", now=lambda: world.now, **more)
+        return AskedWork(client, "jobs", "crew", now=lambda: world.now, **more)
 
     async def _configure(self, work: WorkQueue) -> None:
         await work.configure(order="key", max_deliveries=1_000)
 
-    def _came(self, work: _Work, task: Task) -> tuple[int, int]:
+    def _came(self, work: AskedWork, task: Task) -> tuple[int, int]:
         place, number = (task.message.queue, task.message.offset), int(task.text())
         if self.done_jobs.get(place, work.asked[task.receipt]) < work.asked[task.receipt]:
             self.broke(f"job {number} at {place} was asked for after it was acknowledged, and came")

@@ -5,6 +5,7 @@ A seed switches some of them on, so that a run stays short.
 
 from __future__ import annotations
 
+from .aged import Aged
 from .awaited import Awaited
 from .bounded import Bounded
 from .compacted import Compacted
@@ -12,13 +13,17 @@ from .consumed import Consumed
 from .dead import Dead
 from .deduplicated import Deduplicated
 from .delayed import Delayed
+from .fair import Fair
 from .forgotten import Forgotten
+from .found import FoundOnce
 from .moved import MovedOn
 from .named import Named
 from .pushed import Pushed
+from .requested import Requested
 from .ring import Ring
 from .scheduled import Scheduled
 from .short_lived import ShortLived
+from .taken import TakenOver
 from .together import Together
 from .urgent import Urgent
 from .use import Use
@@ -27,6 +32,7 @@ from .use import Use
 USES: dict[str, type[Use]] = {
     use.name: use
     for use in (
+        Aged,
         Awaited,
         Bounded,
         Compacted,
@@ -34,13 +40,17 @@ USES: dict[str, type[Use]] = {
         Dead,
         Deduplicated,
         Delayed,
+        Fair,
         Forgotten,
+        FoundOnce,
         MovedOn,
         Named,
         Pushed,
+        Requested,
         Ring,
         Scheduled,
         ShortLived,
+        TakenOver,
         Together,
         Urgent,
     )

@@ -98,7 +98,7 @@ class Bounded(Use):
 
     async def _counted(self, client: Client) -> bool:
         """Whether the same nodes lead as long as it takes to count, and all is as it should be then."""
-        leaders = self._leaders()
+        leaders = self.leaders()
         await client.trim_topic("bounded-tight", {0: (await client.offsets("bounded-tight")).latest[0]})
         async with (
             Producer(client, "bounded-ring") as ring,
@@ -117,14 +117,10 @@ class Bounded(Use):
                 await refused.send_and_wait(b"0" * (2 * _PIECE + 1))
             except TimedOut:
                 is_refused = True
-            if leaders != self._leaders():
+            if leaders != self.leaders():
                 return False
             if max(held) > _MOST:
                 self.wrong(f"queues hold {held} bytes, at most {_MOST}")
             if not is_refused:
                 self.wrong("a full queue takes more")
         return True
-
-    def _leaders(self) -> set[tuple[int, str, int]]:
-        replicas = self.load.cluster.replicas()
-        return {(each.shard, node.id, each.epoch) for node, each in replicas if each.serving}

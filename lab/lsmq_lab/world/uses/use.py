@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
 from typing import Any, ClassVar, Protocol
 
-from lsmq import Client, Consumer, Message
+from lsmq import Client, Consumer, Message, Topic, WorkQueue
+from lsmq.work_queue_values import PoppedMessage
 
 from ..simulated_cluster import SimulatedCluster
 
@@ -59,8 +61,27 @@ class Use:
         """By a clock that is right."""
         return self.load.cluster.world.scheduler.world.wall_time() * 1000
 
+    def leaders(self) -> set[tuple[int, str, int]]:
+        """Of each shard, and in which epoch."""
+        replicas = self.load.cluster.replicas()
+        return {(each.shard, node.id, each.epoch) for node, each in replicas if each.serving}
+
     def wrong(self, what: str) -> None:
         self.load.broke(f"{self.name}: {what}")
+
+
+class AskedWork(WorkQueue):
+    """Keeps when each delivery was asked for: it was made after that."""
+
+    def __init__(self, *arguments: Any, now: Callable[[], float], **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._now = now
+        self.asked: dict[str, float] = {}
+
+    def _found(self, topic: Topic, popped: PoppedMessage, asked_at: float) -> None:
+        ago = asyncio.get_running_loop().time() - asked_at
+        self.asked[popped.receipt] = self._now() - ago
+        super()._found(topic, popped, asked_at)
 
 
 async def all_of(client: Client, topic: str, **named: Any) -> list[Message]:
