@@ -416,7 +416,7 @@ def test_what_a_filter_finds_at_first_is_not_disturbed_by_acknowledgements(tmp_p
             if body == "old":
                 assert len(await pop(session)) == 2
         work = await work_service(session).work("g", await broker.topic("t"), 0)
-        receipts.extend(work.ledger.deliveries()[:1])
+        receipts.extend(left.receipt for left in work.ledger.deliveries()[:1])
         with patch.object(Window, "ahead_count", property(counts)):
             found = await pop(session, tag="a")
         assert [message["body"] for message in found] == ["new", "new"]
@@ -451,7 +451,7 @@ def test_an_acknowledgement_that_comes_again_waits_for_the_first_one(tmp_path: P
         messages = await pop(session)
         assert await settle(session, "ack", messages[1:2]) == 200  # There is a document of the queue from here on.
         (work,) = work_service(session).shards()
-        receipt = next(each for each in work.leaves() if each.offset == 2)
+        receipt = next(left.receipt for left in work.leaves() if left.receipt.offset == 2)
 
         def acknowledge() -> asyncio.Task[Any]:
             return asyncio.create_task(work.settle([receipt], work.ledger.ack))

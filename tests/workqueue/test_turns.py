@@ -220,6 +220,19 @@ def test_who_has_as_many_in_flight_as_it_may_waits_and_others_go_on() -> None:
     assert ledger._turns.lane_count == 2
 
 
+def test_who_is_in_flight_as_a_ledger_begins_anew_counts_before_anybody_has_looked() -> None:
+    before = a_ledger([1, 2], fair_by=FairBy.KEY, max_in_flight_per=1)
+    receipts = pop(before, 5)
+    ledger = WorkLedger(before.settings, 2, lambda queue: 0, lambda queue: 2)
+    ledger.carry_over(before.deliveries(), 0)
+    ledger.look_at(1, [0, 1], [2, 3], [0, 0], 2, 0)
+    assert [receipt.offset for receipt in pop(ledger, 5)] == [1]
+    ledger.look_at(0, [0, 1], [1, 2], [0, 0], 2, 0)
+    assert pop(ledger, 5) == []
+    assert ledger.ack(receipts[1], 0) is None
+    assert [(receipt.queue, receipt.offset) for receipt in pop(ledger, 5)] == [(1, 0)]
+
+
 @given(st.sampled_from([0.1, 1, 2.5, 30]), st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 60)), min_size=2))
 def test_nobody_goes_faster_than_it_may_and_nobody_waits_for_longer(rate: float, pops: list[tuple[int, int]]) -> None:
     ledger = a_ledger([1] * 3_000, fair_by=FairBy.KEY, max_rate_per=rate)

@@ -33,7 +33,7 @@ from .chunks import FailedMessage, SettledChunk
 from .open_messages import OpenMessages
 from .receipts import DeliveryReceipt
 from .settings import MAX_DELAY_MS, WorkSettings
-from .tasks import DeliveryState, OpenMessage, Refusal, WorkCounts
+from .tasks import DeliveryState, LeftDelivery, OpenMessage, Refusal, WorkCounts
 from .window import Window
 
 #: As a due time: it is not to be delivered again.
@@ -94,12 +94,20 @@ class WorkLedger(OpenMessages):
         task.at_ms = min(fail.due_ms, now + MAX_DELAY_MS)  # whatever the clock of the earlier leader said
         self._rest(task, now)
 
-    def deliveries(self) -> list[DeliveryReceipt]:
+    def deliveries(self) -> list[LeftDelivery]:
         """Those in flight, and those that have settled what is not stored yet."""
         tasks = [task for changes in self._storing.values() for task in changes.settled] + self._settled
         for window in self._windows.values():
             tasks += [task for task in window.open.values() if task.state is DeliveryState.IN_FLIGHT]
-        return [DeliveryReceipt(task.queue, task.offset, task.count, task.at_ms, task.token) for task in tasks]
+        return [
+            LeftDelivery(
+                DeliveryReceipt(task.queue, task.offset, task.count, task.at_ms, task.token),
+                task.tenant,
+                task.level,
+                task.stored_ms,
+            )
+            for task in tasks
+        ]
 
     def in_flight(self, after: tuple[int, int], limit: int) -> list[DeliveryReceipt]:
         """Up to so many deliveries that nobody has settled and whose visibility has not ended, of messages behind this
@@ -114,10 +122,15 @@ class WorkLedger(OpenMessages):
                 break
         return [DeliveryReceipt(task.queue, task.offset, task.count, task.at_ms, task.token) for task in tasks]
 
-    def carry_over(self, deliveries: Iterable[DeliveryReceipt], now: int) -> None:
-        """Go on with these, of a ledger that could not store something and delivered last before this one."""
-        for receipt in deliveries:
-            self._find(receipt, now)
+    def carry_over(self, deliveries: Iterable[LeftDelivery], now: int) -> None:
+        """Go on with these, of a ledger that could not store something and delivered last before this one.
+
+        Whose they were counts until they are looked at: what is in flight of a tenant may lie behind a long backlog.
+        """
+        for receipt, tenant, level, stored_ms in deliveries:
+            task = self._find(receipt, now)
+            if self.looks_ahead and isinstance(task, OpenMessage):
+                self._place(task, tenant, level, stored_ms)
 
     # Delivering
 

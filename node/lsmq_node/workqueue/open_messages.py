@@ -181,7 +181,7 @@ class OpenMessages(ABC):
 
     def _place(self, task: OpenMessage, tenant: int, level: int, stored_ms: int) -> None:
         """Whose it is, which was not known before."""
-        flies = self._is_metered and task.state in _FLYING
+        flies = self._is_metered and task.state in _FLYING and tenant != task.tenant
         if flies:
             self._fly(task.tenant, -1)
         task.tenant, task.level, task.stored_ms = tenant, level, stored_ms

@@ -34,7 +34,7 @@ from .queue_turns import QueueTurn, QueueTurns
 from .reading import Found, Fresh, Seen, Wanted, count_new, look, read_again, read_fresh, tenants_by
 from .receipts import DeliveryReceipt
 from .settings import Order, WorkSettings, decode_settings, encode_settings
-from .tasks import DeliveryState, OpenMessage, Refusal, WorkChanges
+from .tasks import DeliveryState, LeftDelivery, OpenMessage, Refusal, WorkChanges
 from .trimming import delete_all_settled, delete_settled
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class ShardWork(ShardMachine):
 
     # Building
 
-    async def load(self, left: Sequence[DeliveryReceipt] | None) -> None:
+    async def load(self, left: Sequence[LeftDelivery] | None) -> None:
         """A shard that has no settings for it is told that the group is a work queue.
 
         ``left``: deliveries of the one before, which could not store something. They stay in flight.
@@ -178,7 +178,7 @@ class ShardWork(ShardMachine):
             if not self.store.has_topic(int(key.removeprefix(start).partition("/")[0]))
         ]
 
-    def leaves(self) -> Sequence[DeliveryReceipt]:
+    def leaves(self) -> Sequence[LeftDelivery]:
         """Deliveries in flight, and those that have settled what may not be stored."""
         return self.ledger.deliveries()
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
+
+from .receipts import DeliveryReceipt
 
 
 class DeliveryState(StrEnum):
@@ -63,6 +66,15 @@ class OpenMessage:
     def ended(self) -> int:
         """Deliveries that have failed."""
         return self.count - (self.state is DeliveryState.IN_FLIGHT)
+
+
+class LeftDelivery(NamedTuple):
+    """What a ledger leaves to the next one of a delivery: with whose it is, and when its turn was."""
+
+    receipt: DeliveryReceipt
+    tenant: int
+    level: int
+    stored_ms: int
 
 
 @dataclass(frozen=True, slots=True)
