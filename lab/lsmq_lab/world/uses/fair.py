@@ -87,13 +87,13 @@ class Fair(Use):
 
     async def _put(self, producer: Producer, tenant: str, count: int) -> None:
         numbers = [self.load.number() for _ in range(count)]
+        receipts = []
         with suppress(LsmqError):
-            queues = (self.random.randrange(_QUEUES) for _ in numbers)
-            sent = [
-                await producer.send(f"{tenant} {number}", queue=queue, **self._of(tenant))
-                for number, queue in zip(numbers, queues, strict=True)
-            ]
-            for number, receipt in zip(numbers, sent, strict=True):
+            for number in numbers:
+                queue = self.random.randrange(_QUEUES)
+                receipts.append(await producer.send(f"{tenant} {number}", queue=queue, **self._of(tenant)))
+        for number, receipt in zip(numbers, receipts, strict=False):
+            with suppress(LsmqError):
                 await receipt
                 self._sent.add(number)
 
