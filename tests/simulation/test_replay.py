@@ -27,6 +27,8 @@ _SEEDS = {
     12: ("urgent", "short-lived", "bounded"),
     15: ("moved", "consumed"),
     16: ("forgotten", "dead"),
+    17: ("fair", "found", "requested"),
+    18: ("aged", "taken"),
     20: ("jobs", "ledger", "compacted"),
     21: ("delayed", "named", "pushed"),
     22: ("ring", "scheduled", "deduplicated", "awaited", "together"),
