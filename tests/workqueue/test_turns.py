@@ -233,6 +233,41 @@ def test_who_is_in_flight_as_a_ledger_begins_anew_counts_before_anybody_has_look
     assert [(receipt.queue, receipt.offset) for receipt in pop(ledger, 5)] == [(1, 0)]
 
 
+@pytest.mark.parametrize("how", ["ack", "nack", "release", "extend"])
+@pytest.mark.parametrize("given_", [{"fair_by": FairBy.KEY, "max_in_flight_per": 2}, {"order": Order.PRIORITY}])
+def test_receipts_of_an_earlier_leader_count_for_messages_whose_turn_has_not_come(
+    how: str, given_: dict[str, object]
+) -> None:
+    """Who leads now has looked at all, and nobody has got the last two since."""
+    settings_ = WorkSettings(**given_)  # type: ignore[arg-type]
+    ledger = WorkLedger(settings_, 2, lambda queue: 0, lambda queue: 6)
+    ledger.look_at(0, range(6), [7] * 6, [0] * 6, 6, 0)
+    receipts = [DeliveryReceipt(0, offset, 1, 60_000, 1 << 32 | offset) for offset in (4, 5)]
+    hidden = [offset for offset in range(6) if offset not in (4, 5)]
+    for receipt in receipts:
+        match how:
+            case "ack":
+                assert ledger.ack(receipt, 0) is None and ledger.ack(receipt, 0) is None
+            case "nack":
+                assert ledger.nack(receipt, 0, delay_ms=1_000) is None and ledger.nack(receipt, 0) is None
+            case "release":
+                assert ledger.release(receipt, 0) is None
+            case _:
+                assert ledger.extend(receipt, 0, 30_000) is None
+    assert ledger.lined == 4
+    came = []
+    while found := pop(ledger, 2):
+        for receipt in found:
+            came.append(receipt.offset)
+            assert ledger.ack(receipt, 0) is None
+        ledger.stored(ledger.take_changes(), 0)
+    assert sorted(came) == (list(range(6)) if how == "release" else hidden)
+    ledger.advance(29_999)
+    assert [receipt.offset for receipt in pop(ledger, 9)] == ([4, 5] if how == "nack" else [])
+    if how in ("ack", "release"):
+        assert (ledger.windows(), ledger.open_count, ledger.lined) == ([], 0, 0)
+
+
 @given(st.sampled_from([0.1, 1, 2.5, 30]), st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 60)), min_size=2))
 def test_nobody_goes_faster_than_it_may_and_nobody_waits_for_longer(rate: float, pops: list[tuple[int, int]]) -> None:
     ledger = a_ledger([1] * 3_000, fair_by=FairBy.KEY, max_rate_per=rate)

@@ -163,19 +163,18 @@ class WorkLedger(OpenMessages):
             return taken
         if self.looks_ahead:
             limit = min(limit, MAX_OPEN - self.open_count)
-        for level, tenant, item, stored_ms in self._turns.take(limit):
-            if isinstance(item, OpenMessage):
-                self._set(item, DeliveryState.TAKEN)
-                taken.append(item)
-                continue
-            queue, offset = item
-            window = self._windows[queue]
-            window.blocked -= 1
-            self.lined -= 1
-            task = self._new_task(window, offset, tenant=tenant, level=level)
-            task.stored_ms = stored_ms
-            taken.append(task)
-            self._resume(queue)
+        room = limit
+        while room > 0:
+            passed = []
+            for turn in self._turns.take(room):
+                opened = self._open_in_its_turn(turn)
+                if opened is None:
+                    passed.append(turn)
+                else:
+                    taken.append(opened)
+            for turn in passed:
+                self._pass_by(turn)
+            room = limit - len(taken) if passed else 0
         return taken
 
     def take(self, task: OpenMessage) -> bool:
@@ -463,6 +462,10 @@ class WorkLedger(OpenMessages):
             if receipt.expires_ms <= now or not self._open_for(receipt):
                 return Refusal.EXPIRED
         task = self._open(receipt)
+        if task is None and self._is_lined_up(receipt.queue, receipt.offset):
+            if ours or self._by_key or receipt.expires_ms <= now:
+                return Refusal.EXPIRED
+            task = self._leave_line(receipt.queue, receipt.offset)
         if task is None:
             settled_by = self._recent.get((receipt.queue, receipt.offset), receipt.token)
             return None if settled_by == receipt.token else Refusal.EXPIRED

@@ -10,7 +10,7 @@ from . import chunks as chunk_documents
 from .pace import TenantPace
 from .settings import Order, WorkSettings
 from .tasks import DeliveryState, OpenMessage, WorkChanges, WorkCounts
-from .turns import TenantTurns
+from .turns import TenantTurns, Turn
 from .window import Window
 
 #: Receipts of settled messages that are remembered, so that an acknowledgement can be sent again.
@@ -179,6 +179,47 @@ class OpenMessages(ABC):
             self._fly(tenant, 1)
         return task
 
+    def _open_in_its_turn(self, turn: Turn) -> OpenMessage | None:
+        """``TAKEN``; None where it was open before its turn came."""
+        if isinstance(turn.item, OpenMessage):
+            self._set(turn.item, DeliveryState.TAKEN)
+            return turn.item
+        queue, offset = turn.item
+        window = self._windows[queue]
+        if offset in window.left:
+            return None
+        window.blocked -= 1
+        self.lined -= 1
+        task = self._new_task(window, offset, tenant=turn.tenant, level=turn.level)
+        task.stored_ms = turn.stored_ms
+        self._resume(queue)
+        return task
+
+    def _pass_by(self, turn: Turn) -> None:
+        """The turn of one has come that was open before: it is known now whose it is."""
+        assert not isinstance(turn.item, OpenMessage)
+        queue, offset = turn.item
+        window = self._windows[queue]
+        window.left.discard(offset)
+        if (task := window.open.get(offset)) is not None:
+            self._place(task, turn.tenant, turn.level, turn.stored_ms)
+        self._forget_idle(window)
+
+    def _is_lined_up(self, queue: int, offset: int) -> bool:
+        """Whether it was looked at, and waits for its turn or its key."""
+        window = self._windows.get(queue)
+        return window is not None and window.is_lined_up(offset)
+
+    def _leave_line(self, queue: int, offset: int) -> OpenMessage:
+        """It is open before its turn has come: then it is passed by."""
+        window = self._windows[queue]
+        window.leave_line(offset)
+        self.lined -= 1
+        task = self._new_task(window, offset)
+        self._set(task, DeliveryState.READY)
+        self._resume(queue)
+        return task
+
     def _place(self, task: OpenMessage, tenant: int, level: int, stored_ms: int) -> None:
         """Whose it is, which was not known before."""
         flies = self._is_metered and task.state in _FLYING and tenant != task.tenant
@@ -297,8 +338,11 @@ class OpenMessages(ABC):
                 continue
             window = self._windows[queue]
             window.unlogged -= 1
-            if window.is_idle and queue not in self._dirty:
-                del self._windows[queue]
+            self._forget_idle(window)
+
+    def _forget_idle(self, window: Window) -> None:
+        if window.is_idle and window.queue not in self._dirty:
+            del self._windows[window.queue]
 
     @abstractmethod
     def _free(self, queue: int, key: int, now: int) -> None:

@@ -78,6 +78,7 @@ class Window:
         "early",
         "failed",
         "held",
+        "left",
         "logged",
         "next",
         "open",
@@ -100,6 +101,7 @@ class Window:
         self.unlogged = 0  # changes under way to the log
         self.held: dict[int, KeyLine | None] = {} if looks else _NO_KEYS
         self.blocked = 0  # in all lines, and those whose turn has not come
+        self.left: set[int] = _NO_OFFSETS  # open, or settled, and their turn has not come
         self.ahead: dict[int, int] = _NO_MASKS  # settled offsets from ``next`` on, a mask for each chunk
         self.early: set[int] = _NO_OFFSETS  # open, though they were not looked at in their turn
         self.settling: dict[int, OpenMessage] = _NO_TASKS  # so were these, and are settled; that is not stored yet
@@ -130,7 +132,9 @@ class Window:
     @property
     def is_idle(self) -> bool:
         """Whether all that is known of it is its cursor, and that is stored."""
-        if self.unsettled or self.open or self.dirty or self.stored or self.unlogged or self.held or self.settling:
+        if self.unsettled or self.open or self.dirty or self.stored or self.unlogged:
+            return False
+        if self.held or self.settling or self.left:
             return False
         return self.logged == self.next
 
@@ -167,6 +171,18 @@ class Window:
     def is_settled_ahead(self, offset: int) -> bool:
         number, place = divmod(offset, chunks.CHUNK_OFFSETS)
         return bool(self.ahead) and bool(self.ahead.get(number, 0) >> place & 1)
+
+    def is_lined_up(self, offset: int) -> bool:
+        """Whether it was looked at, and waits for its turn or its key."""
+        number, place = divmod(offset, chunks.CHUNK_OFFSETS)
+        return offset not in self.open and bool(self.unsettled.get(number, 0) >> place & 1)
+
+    def leave_line(self, offset: int) -> None:
+        """It waits no longer for its turn, which is to be passed over when it comes."""
+        self.blocked -= 1
+        if self.left is _NO_OFFSETS:
+            self.left = set()
+        self.left.add(offset)
 
     def hold(self, offset: int, key: int) -> None:
         """It is open, and the others of its key wait. A key of 0 is none."""
