@@ -268,6 +268,25 @@ def test_receipts_of_an_earlier_leader_count_for_messages_whose_turn_has_not_com
         assert (ledger.windows(), ledger.open_count, ledger.lined) == ([], 0, 0)
 
 
+@pytest.mark.parametrize("looked", [False, True])
+def test_what_comes_again_under_another_leader_goes_by_the_limit_of_its_tenant(looked: bool) -> None:
+    """Whose it is that leader learns as it looks at it, or as its turn comes."""
+    settings_ = WorkSettings(fair_by=FairBy.KEY, max_in_flight_per=1)
+    ledger = WorkLedger(settings_, 2, lambda queue: 0, lambda queue: 3)
+    if looked:
+        ledger.look_at(0, range(3), [7] * 3, [0] * 3, 3, 0)
+    for offset in (1, 2):
+        assert ledger.nack(DeliveryReceipt(0, offset, 1, 60_000, 1 << 32 | offset), 0, delay_ms=0) is None
+    if not looked:
+        ledger.look_at(0, range(3), [7] * 3, [0] * 3, 3, 0)
+    came = []
+    while found := pop(ledger, 10):
+        (receipt,) = found
+        came.append(receipt.offset)
+        assert ledger.ack(receipt, 0) is None
+    assert sorted(came) == [0, 1, 2]
+
+
 @given(st.sampled_from([0.1, 1, 2.5, 30]), st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 60)), min_size=2))
 def test_nobody_goes_faster_than_it_may_and_nobody_waits_for_longer(rate: float, pops: list[tuple[int, int]]) -> None:
     ledger = a_ledger([1] * 3_000, fair_by=FairBy.KEY, max_rate_per=rate)

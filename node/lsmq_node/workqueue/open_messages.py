@@ -180,10 +180,14 @@ class OpenMessages(ABC):
         return task
 
     def _open_in_its_turn(self, turn: Turn) -> OpenMessage | None:
-        """``TAKEN``; None where it was open before its turn came."""
+        """``TAKEN``; None where it was open before its turn came, or this is not its turn, as it is known by now."""
         if isinstance(turn.item, OpenMessage):
-            self._set(turn.item, DeliveryState.TAKEN)
-            return turn.item
+            task = turn.item
+            is_its_own = (turn.level, turn.tenant) == (task.level, task.tenant)
+            if not is_its_own or task.offset in self._windows[task.queue].left:
+                return None
+            self._set(task, DeliveryState.TAKEN)
+            return task
         queue, offset = turn.item
         window = self._windows[queue]
         if offset in window.left:
@@ -196,8 +200,9 @@ class OpenMessages(ABC):
         return task
 
     def _pass_by(self, turn: Turn) -> None:
-        """The turn of one has come that was open before: it is known now whose it is."""
-        assert not isinstance(turn.item, OpenMessage)
+        """Where the turn of one has come that was open before, it is known now whose it is."""
+        if isinstance(turn.item, OpenMessage):
+            return
         queue, offset = turn.item
         window = self._windows[queue]
         window.left.discard(offset)
