@@ -63,12 +63,12 @@ class Life:
                     break  # It went meanwhile, and a reader moves with what comes.
         return found
 
-    async def ask_crew(self, what: str, name: str, **fields: Any) -> Any:
-        """The only worker asks for work, or settles it: without the client's consumer, which asks ahead, and what it
-        has then is not the highest by now."""
+    async def ask_crew(self, what: str, name: str, *, queue: int = 0, **fields: Any) -> Any:
+        """The only worker asks who leads a queue for work, or settles it: without the client's consumer, which asks
+        ahead, and what it has then is not the highest by now."""
         topic, path = await self.client.topic(name), f"/v1/groups/crew/{what}"
         value = {"topic": name, **fields}
-        shard, deadline = topic.route(0).shard, Deadline(60_000)
+        shard, deadline = topic.route(queue).shard, Deadline(60_000)
         answer = await self.client._router.ask_leader(topic, shard, "POST", path, value=value, deadline=deadline)
         return answer.value()
 

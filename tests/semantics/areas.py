@@ -5,13 +5,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .area import Area
+from .asked import Asked
+from .keyed import Keyed
 from .later import Later
 from .leaving import Eaten, Moved
 from .log import Log
 from .named import Named
 from .sized import Sized
+from .takeovers import Briefly, Copied, Outbox
+from .tenants import Customers, Limited, Paced
+from .transactions import Transactions
 from .work import Doomed, Shared, Urgent
 
 AREAS: Mapping[str, type[Area]] = {
-    area.__name__.lower(): area for area in (Doomed, Eaten, Later, Log, Moved, Named, Shared, Sized, Urgent)
+    area.__name__.lower(): area
+    for area in (
+        Asked,
+        Briefly,
+        Copied,
+        Customers,
+        Doomed,
+        Eaten,
+        Keyed,
+        Later,
+        Limited,
+        Log,
+        Moved,
+        Named,
+        Outbox,
+        Paced,
+        Shared,
+        Sized,
+        Transactions,
+        Urgent,
+    )
 }

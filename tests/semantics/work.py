@@ -70,8 +70,10 @@ class Shared(Area):
 
     topics: ClassVar[Mapping[str, Mapping[str, Any]]] = {"shared": {"queues": 1}}
     deeds = ("share", "share", "pop")
-    #: Of tenants, by key, where that is not 1.
+    #: Of tenants, where that is not 1.
     weights: ClassVar[Mapping[str, int]] = {"b": 2}
+    name = "shared"
+    fair_by = "key"
 
     def __init__(self, life: Life) -> None:
         super().__init__(life)
@@ -81,14 +83,18 @@ class Shared(Area):
         self.leader = 0
 
     async def start(self) -> None:
-        shared = WorkQueue(self.client, "shared", "crew")
-        await shared.configure(fair_by="key", weights=self.weights, max_deliveries=1_000)
+        shared = WorkQueue(self.client, self.name, "crew")
+        await shared.configure(fair_by=self.fair_by, weights=self.weights, max_deliveries=1_000)
+
+    def told(self, tenant: str | None) -> dict[str, Any]:
+        """What a message of this tenant says."""
+        return {"key": tenant}
 
     async def share(self, where: int, how: int, what: int) -> None:
         """Some tenants get work."""
         for key in dict.fromkeys((KEYS[how % 4], KEYS[what % 4])):
             for _ in range(1 + what % 3):
-                sent = await self.life.send("shared", f"{self.life.number()}", key=key, queue=0)
+                sent = await self.life.send(self.name, f"{self.life.number()}", queue=0, **self.told(key))
                 self.open[sent.offset] = key
                 self.passed.setdefault(key, Counter())
 
@@ -97,13 +103,13 @@ class Shared(Area):
             await self._pop(done=what % 4 != 0)
 
     async def _pop(self, *, done: bool) -> None:
-        topic, task = await self.client.topic("shared"), await self.life.pop("shared", waits=bool(self.open))
+        topic, task = await self.client.topic(self.name), await self.life.pop(self.name, waits=bool(self.open))
         if task is None:
             assert not self.open, f"nobody was given the work {self.open}"
             return
         receipt = decode_receipt(task["receipt"], group_hash("crew"), topic.id)
         assert receipt is not None
-        await self.life.settle_task("shared", task, done=done)
+        await self.life.settle_task(self.name, task, done=done)
         self._popped(task["offset"], receipt.token >> 32, done=done)
 
     def _popped(self, offset: int, leader: int, *, done: bool) -> None:
