@@ -10,6 +10,7 @@ from .keyed import Keyed
 from .later import Later
 from .leaving import Eaten, Moved
 from .log import Log
+from .members import Members
 from .named import Named
 from .sized import Sized
 from .takeovers import Briefly, Copied, Outbox
@@ -30,6 +31,7 @@ AREAS: Mapping[str, type[Area]] = {
         Later,
         Limited,
         Log,
+        Members,
         Moved,
         Named,
         Outbox,

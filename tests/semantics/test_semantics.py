@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from lsmq import Message
 from lsmq._requests import Requests
+from lsmq.groups import Group
 from lsmq_node.broker import selection
 from lsmq_node.storage import search as searching
 from lsmq_node.storage import sequences, shard_store
@@ -215,6 +216,16 @@ def the_next_reply_is_anybodys(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Requests, "_take", take)
 
 
+def who_takes_over_begins_anew(patch: pytest.MonkeyPatch) -> None:
+    fence = Group.fence
+
+    async def nothing_committed(self: Group, *given: Any, **named: Any) -> dict[int, int]:
+        await fence(self, *given, **named)
+        return {}
+
+    patch.setattr(Group, "fence", nothing_committed)
+
+
 def ids_are_remembered_for_ever(patch: pytest.MonkeyPatch) -> None:
     find = DedupeIds.find
     patch.setattr(DedupeIds, "find", lambda self, ids, since_ms: find(self, ids, 0))
@@ -243,6 +254,8 @@ BROKEN: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None]], ...] = (
     ("log", test_uses.nothing_expires),
     ("log", test_uses.trims_leave_a_message),
     ("log", pages_leave_one_out),
+    ("members", test_uses.everything_is_picked),
+    ("members", who_takes_over_begins_anew),
     ("moved", test_uses.nothing_expires),
     ("named", test_uses.deleted_queues_stay),
     ("named", parts_of_names_are_any_rest),
