@@ -133,7 +133,7 @@ def test_what_was_given_back_is_not_carried_over() -> None:
     given_back, failed, held = stored.deliver(3)
     assert stored.ledger.release(given_back, stored.now) is None
     assert stored.ledger.nack(failed, stored.now) is None
-    assert stored.ledger.deliveries() == [held]
+    assert [each.receipt for each in stored.ledger.deliveries()] == [held]
 
 
 def test_receipts_say_by_which_leader_they_are_and_of_which_life_of_the_work_queue() -> None:
