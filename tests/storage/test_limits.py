@@ -18,6 +18,7 @@ from lsmq_node.storage.losses import LossReason
 from lsmq_node.storage.producers import BROKER_PRODUCERS
 from lsmq_node.storage.queue_options import QueueOptions, encode, key_of
 from lsmq_node.storage.retention import Retention
+from lsmq_node.storage.sample import BYTES_A_POINT
 from lsmq_node.storage.shares import Holding, Rest, allowed_share, kept_share
 from lsmq_node.storage.state import TopicState
 
@@ -337,6 +338,18 @@ def test_the_oldest_of_a_topic_make_room_in_the_background(bench: Bench, option:
     assert bench.store.earliest_offsets(topic.id).tolist() == [4, 3, 3], "whichever queue they lie in"
     retain(bench.store)
     assert gone(bench, topic.id) == {LossReason.OVERFLOW: 10}
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_small_messages_do_not_go_by_the_bytes_of_large_ones(bench: Bench, flushed: bool) -> None:
+    topic = bench.store.create_topic("t", 1, TopicOptions(max_messages=200, overflow="drop_oldest"))
+    send(bench, topic.id, 0, 200, 40)
+    send(bench, topic.id, 0, 10, 5_000)
+    if flushed:
+        flush(bench.store)
+    retain(bench.store)
+    ((start, end),) = bounds(bench, topic.id, 0)
+    assert (start == 10 or flushed) and 10 <= start <= 10 + 2 * BYTES_A_POINT // 40 and end == 210
 
 
 def test_what_expires_in_a_round_is_not_dropped_for_the_limit_as_well(bench: Bench) -> None:

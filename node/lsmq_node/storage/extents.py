@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from lsmq.errors import CorruptFile
 from lsmq.record_batch import Column
 
-from .columns import I64
+from .columns import I64, U64
 from .compaction import LogStarts, below
 from .memtable import Memtable
 from .sample import MAX_POINTS, Sample
@@ -24,17 +24,18 @@ from .state import TopicState
 from .table import Table
 from .tables import TableSet
 
-_ROUNDING_BYTES = 0.5
+_ROUNDING = 0.5
 #: Samples that are kept in memory, of 12 KiB at most.
 _KEPT_SAMPLES = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Points of a topic's messages: when each was stored, and for how many bytes it stands."""
+    """Points of a topic's messages: when each was stored, and for how many bytes and messages it stands."""
 
     stored_ms: I64
     sizes: NDArray[np.float64]
+    counts: NDArray[np.float64]
 
     @property
     def size_bytes(self) -> int:
@@ -45,7 +46,7 @@ class Extent:
 
         What is left is rather more than that, by less than a point.
         """
-        order, newest_first = self._newest_first()
+        order, newest_first = self._newest_first(self.sizes)
         reached = int(newest_first.searchsorted(size_bytes))
         return int(self.stored_ms[order[reached]]) if reached < len(order) else 0
 
@@ -54,23 +55,32 @@ class Extent:
 
         What was stored at the time of the newest message stays.
         """
-        order, newest_first = self._newest_first()
+        return self._time_of_oldest(self.sizes, size_bytes)
+
+    def time_of_oldest_part(self, part: float) -> int:
+        """Likewise of so great a part of the messages."""
+        return self._time_of_oldest(self.counts, part * float(self.counts.sum()))
+
+    def _time_of_oldest(self, weights: NDArray[np.float64], weight: float) -> int:
+        order, newest_first = self._newest_first(weights)
         if not len(order):
             return 0
-        kept = int(newest_first.searchsorted(newest_first[-1] - size_bytes + _ROUNDING_BYTES, "right"))
+        kept = int(newest_first.searchsorted(newest_first[-1] - weight + _ROUNDING, "right"))
         return int(self.stored_ms[order[max(kept - 1, 0)]])
 
-    def _newest_first(self) -> tuple[I64, NDArray[np.float64]]:
+    def _newest_first(self, weights: NDArray[np.float64]) -> tuple[I64, NDArray[np.float64]]:
         order = np.argsort(-self.stored_ms, kind="stable")
-        return order, np.cumsum(self.sizes[order])
+        return order, np.cumsum(weights[order])
 
 
 def joined(extents: list[Extent]) -> Extent:
     """Of several topics."""
     if not extents:
-        return Extent(np.zeros(0, np.int64), np.zeros(0, np.float64))
+        return Extent(np.zeros(0, np.int64), np.zeros(0, np.float64), np.zeros(0, np.float64))
     return Extent(
-        np.concatenate([extent.stored_ms for extent in extents]), np.concatenate([extent.sizes for extent in extents])
+        np.concatenate([extent.stored_ms for extent in extents]),
+        np.concatenate([extent.sizes for extent in extents]),
+        np.concatenate([extent.counts for extent in extents]),
     )
 
 
@@ -116,8 +126,10 @@ class Extents:
         gone = below(sample.keys[first:end], sample.offsets[first:end], self._log_starts)
         gone |= sample.before(table.meta.first_key, table.meta.first_offset)[first:end]
         stored_ms = sample.stored_ms[first:end][~gone]
-        each = table.meta.topic_bytes[table.meta.topics.index(topic_id)] / (end - first)
-        return Extent(stored_ms, np.full(len(stored_ms), each))
+        at = table.meta.topics.index(topic_id)
+        each = table.meta.topic_bytes[at] / (end - first)
+        counts = _counts(sample.keys[first:end], sample.offsets[first:end], table.meta.topic_records[at])
+        return Extent(stored_ms, np.full(len(stored_ms), each), counts[~gone])
 
     def _sample(self, table: Table) -> Sample:
         number = table.meta.number
@@ -129,15 +141,25 @@ class Extents:
         return found
 
 
+def _counts(keys: U64, offsets: I64, records: int) -> NDArray[np.float64]:
+    """For how many of so many records each point stands: those since the one before it in its queue, and of the others
+    the first points for as many each."""
+    counts = np.diff(offsets, prepend=0).astype(np.float64)
+    firsts = np.diff(keys, prepend=keys[:1] - np.uint64(1)) != 0
+    counts[firsts] = max(0.0, records - float(counts[~firsts].sum())) / np.count_nonzero(firsts)
+    return counts
+
+
 def _of_memtable(memtable: Memtable, item: TopicState) -> Extent:
     keys, columns = memtable.arrived()
     rows = np.flatnonzero(keys >> np.uint64(32) == np.uint64(item.topic.id))
     if len(rows):
         queues = (keys[rows] & np.uint64(0xFFFFFFFF)).astype(np.int64) - item.first
         rows = rows[columns[Column.OFFSET][rows] >= item.live_from(queues)]
-    sizes = columns[Column.LENGTH][rows].astype(np.float64)
+    sizes, counts = columns[Column.LENGTH][rows].astype(np.float64), np.ones(len(rows))
     stored_ms = columns[Column.STORED_MS][rows]
     if len(rows) > MAX_POINTS:
         firsts = np.arange(0, len(rows), -(-len(rows) // MAX_POINTS))
-        sizes, stored_ms = np.add.reduceat(sizes, firsts), stored_ms[firsts]
-    return Extent(stored_ms, sizes)
+        sizes, counts = np.add.reduceat(sizes, firsts), np.add.reduceat(counts, firsts)
+        stored_ms = stored_ms[firsts]
+    return Extent(stored_ms, sizes, counts)

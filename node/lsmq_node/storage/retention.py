@@ -305,13 +305,15 @@ class Retention:
         if options.max_bytes is None and options.max_messages is None:
             return None
         self._measure(item)  # something may just have expired
-        held, part = self.holdings[item.topic.id], 1.0
-        if options.max_bytes is not None and held.size_bytes:
-            part = kept_share(options.max_bytes, held.size_bytes, rest.size_bytes) / held.size_bytes
-        if options.max_messages is not None and held.messages:
-            part = min(part, kept_share(options.max_messages, held.messages, rest.messages) / held.messages)
-        extent = self._extents.of(item)
-        return extent.time_of_oldest((1 - part) * extent.size_bytes) if part < 1 else None
+        held, extent = self.holdings[item.topic.id], self._extents.of(item)
+        befores = []
+        if options.max_bytes is not None:
+            over = held.size_bytes - kept_share(options.max_bytes, held.size_bytes, rest.size_bytes)
+            befores += [extent.time_of_oldest(over)] if over > 0 else []
+        if options.max_messages is not None:
+            over = held.messages - kept_share(options.max_messages, held.messages, rest.messages)
+            befores += [extent.time_of_oldest_part(over / held.messages)] if over > 0 else []
+        return max(befores, default=None)
 
     def _keep_newest(self, item: TopicState, limit: int | None, trim: Trim) -> Gone:
         """Of each queue the newest; of those with limits of their own what these say, bytes among it."""
