@@ -386,6 +386,23 @@ def test_a_limit_is_shared_with_other_shards(bench: Bench) -> None:
     put(bench.store, topic.id, *[(0, b"x")] * 3)
 
 
+@pytest.mark.parametrize("option", ["max_messages", "max_bytes", "retention_bytes"])
+def test_what_went_on_other_shards_meanwhile_is_not_let_go_here_once_more(bench: Bench, option: str) -> None:
+    """Two shards hold as much as the topic may, each: a half of it goes on each, at the same time."""
+    by_messages, dropping = option == "max_messages", option != "retention_bytes"
+    limits: dict[str, object] = {option: 40 if by_messages else 40 * 5_100}
+    options = TopicOptions.from_dict(limits | ({"overflow": "drop_oldest"} if dropping else {}))
+    topic = bench.store.create_topic("t", 1, options)
+    send(bench, topic.id, 0, 40, 5_000)
+    bench.store.retention.rest = {topic.id: Rest(messages=40, size_bytes=40 * 5_100, shards=1)}
+    retain(bench.store)
+    left = bench.store.bounds(topic.id, 0)
+    assert left[0] in (19, 20, 21)
+    assert bench.store.retention.holdings[topic.id].messages == left[1] - left[0], "others are told of what is left"
+    retain(bench.store)
+    assert bench.store.bounds(topic.id, 0) == left
+
+
 # Consumed
 
 

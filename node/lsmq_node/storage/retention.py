@@ -22,6 +22,7 @@ from enum import IntEnum
 
 import numpy as np
 
+from lsmq import runtime
 from lsmq.errors import CorruptFile
 
 from .columns import I64, U32
@@ -43,6 +44,8 @@ from .time_cuts import TimeCut
 from .topic_options import BY_RANK
 
 _NEVER = 1 << 62
+#: After so long shards that let their part of a topic go have heard of each other's.
+_HEARD_S = 3.0
 
 _log = logging.getLogger("lsmq.storage")
 
@@ -118,6 +121,7 @@ class Retention:
         self._newest: dict[int, tuple[int, int | None]] = {}  # at which version, and limit, of each topic
         self._rings: dict[int, int] = {}  # at which revision of each topic its queues were cut to a limit
         self._consumed: dict[int, tuple[int, int, Rest | None]] = {}
+        self._shares: dict[int, dict[str, tuple[float, int]]] = {}  # of topics' limits: until when no less is kept
         self._empty: dict[int, tuple[int, bool]] = {}  # at a version of the topic, whether it was
         #: What the other shards hold, by topic, as the node says: a topic that is not named is not known of. None where
         #: this shard is all there is of any topic. Replaced as a whole.
@@ -139,7 +143,8 @@ class Retention:
         """
         if trim is None:
             self._rings.clear()
-        for known in (self._heads, self._measured, self._newest, self._rings, self._consumed, self._empty):
+        by_topic = self._heads, self._measured, self._newest, self._rings, self._consumed, self._empty, self._shares
+        for known in by_topic:
             for topic_id in known.keys() - self._state.topics.keys():
                 del known[topic_id]
         self._evictions.forget_others(self._state.topics)
@@ -159,6 +164,8 @@ class Retention:
         done = applied = True
         for item in items:
             gone = self._look(item, trim)
+            if trim is not None and item.topic.options.needs_rest and item.losses != self._measured[item.topic.id][1]:
+                self._measure(item)  # The other shards are told what is left.
             done, applied = done and gone is Gone.ALL, applied and gone is not Gone.LATER
             if delete is not None and item.topic.options.overflow in BY_RANK:
                 self._evictions.run(item, delete)
@@ -281,6 +288,19 @@ class Retention:
     def _rest(self, topic_id: int) -> Rest | None:
         return ALONE if self.rest is None else self.rest.get(topic_id)
 
+    def _kept_share(self, item: TopicState, option: str, limit: int, own: int, rest: int) -> int:
+        """Of a limit, what is kept here. Shards that are over it let go at the same time, of what each knows of the
+        others from before: so until they have heard of each other again, no shard goes below what it has kept then.
+        """
+        kept = kept_share(limit, own, rest)
+        shares, now = self._shares.setdefault(item.topic.id, {}), runtime.monotonic()
+        until, least = shares.get(option, (0.0, 0))
+        if now < until:
+            return max(kept, least)
+        if rest and kept < own:
+            shares[option] = now + _HEARD_S, kept
+        return kept
+
     # -- what has to go ----------------------------------------------------------------------------------
 
     def _cuts(self, item: TopicState, trim: Trim | None) -> tuple[int | None, I64 | None]:
@@ -291,7 +311,8 @@ class Retention:
         by_bytes = 0
         if options.retention_bytes is not None and trim is not None:
             extent, rest = self._extents.of(item), self._rest(item.topic.id) or ALONE
-            keep = kept_share(options.retention_bytes, extent.size_bytes, rest.size_bytes)
+            limit = options.retention_bytes
+            keep = self._kept_share(item, "retention_bytes", limit, extent.size_bytes, rest.size_bytes)
             by_bytes = extent.time_of_newest(keep)
         cuts = [] if options.retention_ms is None else [self._expired_before(options.retention_ms)]
         if own_limits is None:
@@ -308,10 +329,12 @@ class Retention:
         held, extent = self.holdings[item.topic.id], self._extents.of(item)
         befores = []
         if options.max_bytes is not None:
-            over = held.size_bytes - kept_share(options.max_bytes, held.size_bytes, rest.size_bytes)
+            limit = options.max_bytes
+            over = held.size_bytes - self._kept_share(item, "max_bytes", limit, held.size_bytes, rest.size_bytes)
             befores += [extent.time_of_oldest(over)] if over > 0 else []
         if options.max_messages is not None:
-            over = held.messages - kept_share(options.max_messages, held.messages, rest.messages)
+            limit = options.max_messages
+            over = held.messages - self._kept_share(item, "max_messages", limit, held.messages, rest.messages)
             befores += [extent.time_of_oldest_part(over / held.messages)] if over > 0 else []
         return max(befores, default=None)
 
