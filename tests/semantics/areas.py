@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .ageing import Ageing
 from .area import Area
 from .asked import Asked
 from .keyed import Keyed
@@ -12,7 +13,11 @@ from .leaving import Eaten, Moved
 from .log import Log
 from .members import Members
 from .named import Named
+from .quotas import Quotas
+from .retained import Retained
+from .scheduled import Scheduled
 from .sized import Sized
+from .tables import Tables
 from .takeovers import Briefly, Copied, Outbox
 from .tenants import Customers, Limited, Paced
 from .transactions import Transactions
@@ -21,6 +26,7 @@ from .work import Doomed, Shared, Urgent
 AREAS: Mapping[str, type[Area]] = {
     area.__name__.lower(): area
     for area in (
+        Ageing,
         Asked,
         Briefly,
         Copied,
@@ -36,8 +42,12 @@ AREAS: Mapping[str, type[Area]] = {
         Named,
         Outbox,
         Paced,
+        Quotas,
+        Retained,
+        Scheduled,
         Shared,
         Sized,
+        Tables,
         Transactions,
         Urgent,
     )

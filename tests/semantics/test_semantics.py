@@ -21,13 +21,18 @@ from lsmq import Message
 from lsmq._requests import Requests
 from lsmq.groups import Group
 from lsmq_node.broker import selection
+from lsmq_node.broker.limit_sharing import LimitSharing
+from lsmq_node.schedules.shard_schedules import ShardSchedules
+from lsmq_node.storage import evictions, own_limits, sequences, shard_store
 from lsmq_node.storage import search as searching
-from lsmq_node.storage import sequences, shard_store
 from lsmq_node.storage.dedupe import DedupeIds
+from lsmq_node.storage.extents import Extent
+from lsmq_node.storage.lapses import Lapses
 from lsmq_node.storage.producers import BatchKey, Head
 from lsmq_node.storage.queries import Queries
 from lsmq_node.storage.retention import Gone, Retention
 from lsmq_node.storage.search import SearchFound, SearchQuery
+from lsmq_node.storage.shard_time import ShardTime
 from lsmq_node.transactions.book import TransactionBook
 from lsmq_node.transactions.coordinator import ShardTransactions
 from lsmq_node.transactions.records import BookChange, RecordKey, TransactionRecord, TransactionState
@@ -231,8 +236,49 @@ def ids_are_remembered_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DedupeIds, "find", lambda self, ids, since_ms: find(self, ids, 0))
 
 
+def nothing_ages(patch: pytest.MonkeyPatch) -> None:
+    place = TenantTurns._place
+
+    def by_level(self: TenantTurns, level: int) -> int:
+        return min(place(self, level), -level)
+
+    patch.setattr(TenantTurns, "_place", by_level)
+
+
+def deadlines_are_priorities(patch: pytest.MonkeyPatch) -> None:
+    ranked = evictions._ranked
+    patch.setattr(evictions, "_ranked", lambda *given, by_priority: ranked(*given, by_priority=True))
+
+
+def what_makes_room_is_not_moved(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Lapses, "held_back", lambda self, topic_id, queues, offsets, why: (queues, offsets, True))
+
+
+def as_great_a_part_of_the_bytes_goes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Extent, "time_of_oldest_part", lambda self, part: self.time_of_oldest(part * self.size_bytes))
+
+
+def a_moment_is_eight(patch: pytest.MonkeyPatch) -> None:
+    expired_before = ShardTime.expired_before
+    patch.setattr(ShardTime, "expired_before", lambda self, age_ms: expired_before(self, age_ms // 8))
+
+
+def queues_have_no_limits_of_their_own(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(own_limits, "own", lambda limit, of_topic: of_topic)
+
+
+def shards_do_not_hear_of_each_other(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LimitSharing, "_tell", lambda self, port, holders: None)
+
+
+def schedules_are_listed_and_sent_though_deleted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ShardSchedules, "_drop", lambda self, key: None)
+
+
 #: What is broken, and in which area that shows.
 BROKEN: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None]], ...] = (
+    ("ageing", nothing_ages),
+    ("ageing", test_uses.priorities_are_one),
     ("asked", test_uses.ids_are_forgotten),
     ("asked", the_next_reply_is_anybodys),
     ("briefly", ids_are_remembered_for_ever),
@@ -249,23 +295,34 @@ BROKEN: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None]], ...] = (
     ("later", test_uses.due_too_early),
     ("limited", what_comes_again_is_over_the_limit),
     ("limited", what_waits_for_its_turn_is_done),
-    ("log", test_uses.ids_are_forgotten),
+    ("log", pages_leave_one_out),
     ("log", test_uses.everything_is_picked),
+    ("log", test_uses.ids_are_forgotten),
     ("log", test_uses.nothing_expires),
     ("log", test_uses.trims_leave_a_message),
-    ("log", pages_leave_one_out),
     ("members", test_uses.everything_is_picked),
     ("members", who_takes_over_begins_anew),
     ("moved", test_uses.nothing_expires),
-    ("named", test_uses.deleted_queues_stay),
     ("named", parts_of_names_are_any_rest),
+    ("named", test_uses.deleted_queues_stay),
     ("outbox", positions_are_forgotten),
     ("outbox", those_before_go_on),
     ("paced", a_rate_is_of_all_together),
     ("paced", rates_are_doubled),
+    ("quotas", as_great_a_part_of_the_bytes_goes),
+    ("quotas", deadlines_are_priorities),
+    ("quotas", what_makes_room_is_not_moved),
+    ("retained", a_moment_is_eight),
+    ("retained", queues_have_no_limits_of_their_own),
+    ("retained", shards_do_not_hear_of_each_other),
+    ("retained", test_uses.nothing_expires),
+    ("scheduled", schedules_are_listed_and_sent_though_deleted),
+    ("scheduled", test_uses.the_first_time_comes_twice),
     ("shared", a_turn_never_ends),
     ("sized", test_uses.queues_hold_twice_their_bytes),
     ("sized", test_uses.what_a_queue_had_counts_for_nothing),
+    ("tables", test_uses.nothing_expires),
+    ("tables", test_uses.superseded_is_the_one_behind),
     ("transactions", only_the_first_part_is_delivered),
     ("transactions", rolling_back_commits),
     ("urgent", test_uses.priorities_are_one),
