@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+
+from lsmq import Message
 
 
 @dataclass
@@ -61,3 +64,9 @@ class Queue:
             assert wanted[offset].number == number, f"offset {offset} is another message"
         surely = {offset for offset, row in wanted.items() if not row.may_be_gone}
         assert surely <= {offset for offset, _ in came}, "messages are missing"
+
+
+def stored_together(messages: Iterable[Message]) -> int:
+    """How many were not stored alone in their millisecond, as while a clock that was ahead stands still: of these none
+    goes by age, bytes or at a limit of the topic, or all."""
+    return sum(count for count in Counter(message.stored_ms for message in messages).values() if count > 1)
