@@ -243,7 +243,7 @@ BROKEN: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None]], ...] = (
     ("log", test_uses.trims_leave_a_message),
     ("members", test_uses.everything_is_picked),
     ("members", who_takes_over_begins_anew),
-    ("moved", test_uses.nothing_expires),
+    ("moved", test_uses.what_makes_room_just_goes),
     ("named", parts_of_names_are_any_rest),
     ("named", test_uses.deleted_queues_stay),
     ("outbox", positions_are_forgotten),

@@ -54,6 +54,7 @@ class Moved(Area):
                 assert numbers <= there[queue] | over | late, f"{numbers - there[queue] - over - late} are lost"
                 assert not there[queue] & (over | late), "what was moved has gone where it was"
                 assert len(there[queue]) <= _MOST, f"queue {queue} is over its limit"
+                assert there[queue] <= lasting, f"{there[queue] - lasting} have expired, and stay"
         if settled:
             assert there[0] == {number for _, number in sorted(self.sent[0])[-_MOST:]}, "the lowest have made room"
 

@@ -54,7 +54,7 @@ def profile(examples: int) -> settings:
     )
 
 
-@profile(part_in_number(6, 2))
+@profile(part_in_number(8, 4))
 @given(st.integers(0, 999), plans(20, 40))
 @pytest.mark.part(3)
 def test_a_cluster_means_what_the_model_says(seed: int, plan: list[Step]) -> None:
@@ -62,7 +62,7 @@ def test_a_cluster_means_what_the_model_says(seed: int, plan: list[Step]) -> Non
 
 
 @pytest.mark.slow
-@profile(part_in_number(40, 8))
+@profile(part_in_number(60, 10))
 @given(st.integers(1_000, 9_999), plans(40, 80))
 def test_longer_lives_mean_what_the_model_says(seed: int, plan: list[Step]) -> None:
     play(seed, plan)
