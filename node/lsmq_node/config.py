@@ -208,8 +208,8 @@ class NodeConfig(BackupConfig):
     )
     group_retention_hours: int = setting(
         720,
-        "A consumer group that has no members, and commits nothing for so long, is forgotten with its offsets. Counted "
-        "while its shard is served. 0: never.",
+        "A consumer group that has no members, and commits nothing for so long, is forgotten with its offsets; one "
+        "whose topics are all deleted after an hour or two. Counted while its shard is served. 0: never, neither.",
         range=(0, 1_000_000),
         hazard="A consumer that comes back later begins anew.",
     )

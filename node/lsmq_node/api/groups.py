@@ -164,7 +164,7 @@ async def _description(call: Call) -> dict[str, Any]:
         "topics": [
             {"topic": name, "id": topic.id, "queues": topic.queues, "members": len(topic.shares)}
             for name, topic in group.plan.topics.items()
-            if name in topics
+            if group.plan.members and name in topics
         ],
         "members": [_member(group, id, shard.now, topics) for id in sorted(group.members)],
     }

@@ -68,7 +68,11 @@ class ShardGroups(ShardMachine):
         allowances = service.broker.allowances
         self._made = Made(allowances, Limited.GROUPS, allowances.addresses.share(self._max_groups, _SHARED_GROUPS))
         self._is_in_use = service.is_in_use
-        self._idle = IdleNames("group", service.broker.config.group_retention_hours)
+        self._has_topics = service.has_topics
+        retention_hours = service.broker.config.group_retention_hours
+        self._forgets = retention_hours > 0
+        self._idle = IdleNames("group", retention_hours)
+        self._topicless: set[str] = set()  # those that had no topic any more an hour ago, and were not used since
         self._hour_began = 0.0
         self._forgetting = self._looking = False
         self.fences: dict[str, int] = {}
@@ -288,13 +292,15 @@ class ShardGroups(ShardMachine):
             self._hour_began = now
             yield Step(self._idle.hour())
             yield Step(self._touched_first())
-            if (idle := self._idle.idle()) and not self._forgetting:
-                self._start(self._forget_idle(idle))
+            if self._forgets and not self._forgetting:
+                self._forgetting = True
+                self._start(self._forget_unused())
 
     # Groups that nobody uses
 
     def _touch(self, group: str) -> None:
         """The group is used. Nobody waits for that; what is refused of it makes a group seem older by a part."""
+        self._topicless.discard(group)
         self.put_aside(Step(self._idle.touch(group)))
 
     def _touched_first(self) -> dict[str, bytes | None]:
@@ -305,20 +311,40 @@ class ShardGroups(ShardMachine):
             touched |= self._idle.touch(name)
         return touched
 
-    async def _forget_idle(self, groups: Sequence[str]) -> None:
-        """Forget what is here of groups that their coordinators say have no members."""
-        self._forgetting = True
+    async def _forget_unused(self) -> None:
         try:
-            for name in groups:
-                if await self._is_in_use(name):
-                    self._touch(name)
-                elif self._idle.is_idle(name):  # Nor has anybody come since the first of them was asked about.
-                    await self.unfence(name, partial(self._forget_memberless, name))
-                    _log.info("group_forgotten", group=name, shard=self.port.number)
+            await self._forget_topicless()
+            await self._forget_idle(self._idle.idle())
         except LsmqError as error:
             _log.info("groups_not_forgotten", shard=self.port.number, code=error.code, message=error.message)
         finally:
             self._forgetting = False
+
+    async def _forget_idle(self, groups: Sequence[str]) -> None:
+        """Forget what is here of groups that their coordinators say have no members."""
+        for name in groups:
+            if await self._is_in_use(name):
+                self._touch(name)
+            elif self._idle.is_idle(name):  # Nor has anybody come since the first of them was asked about.
+                await self._forget_here(name)
+
+    async def _forget_topicless(self) -> None:
+        """Forget what is here of groups whose topics are all gone: at the second look, an hour after the first."""
+        candidates = {*self.groups, *self.fences, *self._idle.names()} - self._committing
+        self._topicless &= candidates
+        for name in candidates:
+            was_topicless = name in self._topicless
+            if await self._has_topics(name):
+                self._topicless.discard(name)
+            elif not was_topicless:
+                self._topicless.add(name)
+            elif name in self._topicless:  # Nor has anybody come while it was asked about.
+                self._topicless.discard(name)
+                await self._forget_here(name)
+
+    async def _forget_here(self, name: str) -> None:
+        await self.unfence(name, partial(self._forget_memberless, name))
+        _log.info("group_forgotten", group=name, shard=self.port.number)
 
     def _forget_memberless(self, name: str) -> None:
         documents = self._idle.forget(name)

@@ -271,6 +271,8 @@ class CoordinatedGroup:
                 for name in spec.topics:
                     subscribers.setdefault(name, []).append(id)
             found = {name: info for name in sorted(subscribers) if (info := catalog(name)) is not None}
+            if not members:  # Who asks whether it has any topic left is told of these.
+                topics = {name: replace(topic, shares={}, pending={}) for name, topic in old.topics.items()}
             demands = {name: Demand(info[1], tuple(subscribers[name])) for name, info in found.items()}
             shares = self._shares(demands, {name: info[0] for name, info in found.items()})
             for name, (topic_id, queues) in found.items():

@@ -21,6 +21,7 @@ from lsmq.errors import (
     Unavailable,
     UnknownGroup,
     UnknownQueue,
+    UnknownTopic,
 )
 from lsmq.messages import key_hash
 from lsmq_node.broker import Broker, LeaderCalls, Leadership, ShardPort
@@ -53,6 +54,7 @@ class GroupService(MachineService[ShardGroups]):
         self.counts = GroupCounts()
         self._permits = Permits(self._standing, asyncio.get_running_loop().time)
         self._lags = LeaderCalls(broker.topology, "group-lag", self._lag_here, _COUNT_TIMEOUT_S)
+        self._offsets = LeaderCalls(broker.topology, "group-has-offsets", self._has_offsets_here, _ASK_TIMEOUT_S)
         broker.topology.peers.answer("declare-group", self._answer_declare)
         broker.topology.peers.answer("group-members", self._answer_members)
 
@@ -146,6 +148,40 @@ class GroupService(MachineService[ShardGroups]):
         """
         found = await self._standing(name.partition("/")[0], None)
         return bool(found.members) or found.mode in (Mode.PUSH.value, Mode.WORK_QUEUE.value)
+
+    async def has_topics(self, name: str) -> bool:
+        """Whether a group has members, a topic that its last members subscribed to, or offsets of one.
+
+        Elsewhere than at its coordinator: whether that knows it. ``name`` as in :meth:`is_in_use`, which a group is
+        that need not have any. Raises ``Unavailable``, ``NotLeader``, ``ConnectionFailed``.
+        """
+        group = name.partition("/")[0]
+        number, leads = self.coordinator(group)
+        if not leads.here:
+            return (await self._standing(group, None)).mode is not None
+        known = (await self.shard(number)).groups.get(group)
+        if known is None:
+            return False
+        if await self.is_in_use(group):
+            return True
+        for topic in known.plan.topics.values():
+            try:
+                await self.broker.topic_by_id(topic.id)  # Asks whoever knows all topics, where this node does not.
+                return True
+            except UnknownTopic:
+                continue
+        for shard in range(self.broker.topology.shard_count):
+            if (await self._offsets.ask(shard, {"group": group}))["found"]:
+                return True
+        return False
+
+    async def _has_offsets_here(self, number: int, asked: dict[str, Any]) -> dict[str, Any]:
+        """Of a group, or one of the members of a broadcast group, in a shard that this node leads."""
+        group, shard = str(asked["group"]), await self.shard(number)
+        await shard.barrier()  # What was committed lately may not show yet.
+        of_members = shard.store.groups(f"{group}/", 1)
+        shard.check()
+        return {"found": bool(shard.store.topics_of(group)) or any(each.startswith(f"{group}/") for each in of_members)}
 
     async def check_no_members(self, name: str) -> None:
         """Raises ``GroupHasMembers``, ``Unavailable``."""

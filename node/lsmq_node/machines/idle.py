@@ -53,6 +53,10 @@ class IdleNames:
         self._hours += 1
         return {self.hours_key: b"%d" % self._hours}
 
+    def names(self) -> list[str]:
+        """All whose use is written down."""
+        return list(self._used)
+
     def idle(self) -> list[str]:
         """Those that were not used for the whole retention."""
         return [name for name in self._used if self.is_idle(name)]

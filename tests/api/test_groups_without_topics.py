@@ -1,0 +1,125 @@
+"""Groups whose topics were all deleted, in a node of the test's own process: they are forgotten within hours.
+
+Hours are counted by the loop's time while a shard is served; here they are told to have passed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lsmq_node.broker import Broker
+from lsmq_node.groups.coordinator import ShardGroups
+from lsmq_node.machines import HOUR_S
+from support.waiting import comes_true
+
+from .in_process import Session, node_of, with_node
+
+SHARDS = 3
+
+
+async def shards_of(client: Session) -> list[ShardGroups]:
+    return [await node_of(client).groups.shard(number) for number in range(SHARDS)]
+
+
+async def hour(client: Session) -> None:
+    shards = await shards_of(client)
+    for shard in shards:
+        await comes_true(lambda shard=shard: not shard._forgetting, "it has looked before")
+        await shard._look_for_gone()
+        shard._hour_began = shard.now - HOUR_S
+        shard.tick()
+    for shard in shards:
+        await comes_true(lambda shard=shard: not shard._forgetting, "it has looked")
+
+
+async def groups(client: Session) -> list[str]:
+    async with client.get("/v1/groups?limit=1000") as answer:
+        return list((await answer.json())["groups"])
+
+
+async def documents(client: Session) -> list[str]:
+    """What is stored of groups."""
+    found = [key for shard in await shards_of(client) for key, _ in shard.store.documents()]
+    return sorted(key for key in found if key.startswith(("group/", "group-used/", "fence/")))
+
+
+async def post(client: Session, path: str, document: dict[str, Any]) -> dict[str, Any]:
+    async with client.post(path, json=document) as answer:
+        assert answer.status == 200, await answer.text()
+        return dict(await answer.json())
+
+
+async def consume(client: Session, group: str, topic: str) -> None:
+    """A member comes, takes over all queues, commits where they begin, and goes."""
+    beat = {"member": "m", "topics": [topic], "session_ms": 300_000}
+    found = await post(client, f"/v1/groups/{group}/heartbeat", beat)
+    await post(
+        client,
+        f"/v1/groups/{group}/fence",
+        {"topic": topic, "queues": [[0, 6]], "member": "m", "epoch": found["epoch"]},
+    )
+    await post(
+        client,
+        f"/v1/groups/{group}/offsets",
+        {"topic": topic, "queues": [0, 2, 4], "offsets": [0, 0, 0], "member": "m", "epoch": found["epoch"]},
+    )
+    await post(client, f"/v1/groups/{group}/heartbeat", {**beat, "leave": True})
+
+
+def test_a_topic_and_a_group_for_each_run_leave_nothing(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        for run in range(200):
+            await client.put(f"/v1/topics/run{run}", json={"queues": 6})
+            await consume(client, f"run{run}", f"run{run}")
+            await client.delete(f"/v1/topics/run{run}")
+            if run % 10 == 9:  # Some forty live for these two hours; else the limit is met soon.
+                await hour(client)
+        for _ in range(3):
+            await hour(client)
+        assert await groups(client) == [] and await documents(client) == []
+        assert not any(shard._made._maker for shard in await shards_of(client))
+
+    with_node(tmp_path, test, shards=SHARDS, max_groups=30)
+
+
+def test_a_group_is_kept_for_an_hour_at_least_and_by_any_topic_that_is_there(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        for topic in ("old", "there"):
+            await client.put(f"/v1/topics/{topic}", json={"queues": 6})
+        for group in ("gone", "back", "elsewhere"):
+            await consume(client, group, "old")
+        await post(client, "/v1/groups/elsewhere/offsets", {"topic": "there", "queues": [5], "offsets": [0]})
+        quiet = {"member": "m", "topics": ["there"], "session_ms": 300_000}
+        await post(client, "/v1/groups/quiet/heartbeat", quiet)
+        await post(client, "/v1/groups/quiet/heartbeat", {**quiet, "leave": True})
+        await post(client, "/v1/groups/living/heartbeat", {**quiet, "topics": ["old"]})
+        await client.put("/v1/groups/work", json={"mode": "work_queue"})
+        await post(client, "/v1/groups/stranger/offsets", {"topic": "old", "queues": [0], "offsets": [0]})
+        await client.delete("/v1/topics/old")
+
+        kept = ["elsewhere", "living", "quiet", "work"]
+        await hour(client)
+        assert await groups(client) == sorted([*kept, "back", "gone"])
+        await client.put("/v1/topics/old", json={"queues": 6})
+        await consume(client, "back", "old")
+        await hour(client)
+        await hour(client)
+        assert await groups(client) == sorted([*kept, "back"])
+        used = [key for key in await documents(client) if not key.startswith("fence/")]
+        assert {key.partition("/")[2] for key in used} == {*kept, "back"}
+        await consume(client, "gone", "old")  # anew
+
+    with_node(tmp_path, test, shards=SHARDS)
+
+
+def test_groups_of_deleted_topics_stay_where_none_are_forgotten(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/old", json={"queues": 6})
+        await consume(client, "g", "old")
+        await client.delete("/v1/topics/old")
+        for _ in range(3):
+            await hour(client)
+        assert await groups(client) == ["g"]
+
+    with_node(tmp_path, test, shards=SHARDS, group_retention_hours=0)
