@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -44,6 +44,7 @@ from lsmq.errors import (
 from lsmq.topics import Topic
 
 T = TypeVar("T")
+DoneBefore = type[LsmqError] | tuple[type[LsmqError], ...]
 
 HEDGE_S = 0.4
 HEDGE_WRITE_S = 2.0
@@ -108,13 +109,14 @@ class Router:
         path: str,
         *,
         deadline: Deadline,
-        accept_repeated: type[LsmqError] | tuple[type[LsmqError], ...] = (),
+        accept_repeated: DoneBefore = (),
+        accept_reasons: Container[str] = (),
         **request: Any,
     ) -> tuple[Response, bool]:
         """Ask any node until one answers; whether another attempt may have been carried out as well.
 
         ``accept_repeated`` are errors that mean "done before": they count as success when another attempt may have
-        done it.
+        done it. So do ``accept_reasons``, of errors that say a ``reason``.
         """
         self._refresher.start()
         backoff = Backoff()
@@ -143,7 +145,8 @@ class Router:
                         attempts.passed()
                         return answer, repeated
                     except LsmqError as error:
-                        if repeated and isinstance(error, accept_repeated):
+                        reason = error.details.get("reason")
+                        if repeated and (isinstance(error, accept_repeated) or reason in accept_reasons):
                             return Response(204, "", {}, b""), repeated
                         is_last = not under_way and all(other in asked_in_round for other in self.urls)
                         if isinstance(error, WrongPort) and not is_last:
@@ -190,23 +193,32 @@ class Router:
         path: str,
         *,
         deadline: Deadline,
+        accept_repeated: DoneBefore = (),
         **request: Any,
     ) -> Response:
-        """Ask the leader of ``shard``, whoever that is, until it answers.
+        """Ask the leader of ``shard``, whoever that is, until it answers. ``accept_repeated`` as in :meth:`ask_any`.
 
         Raises ``TopicReplaced`` when ``topic`` is not the topic of its name any more.
         """
         backoff = Backoff()
         url: str | None = None
+        repeated = False
 
         async def attempt() -> Response:
             nonlocal url
             url = None
             url = self.leader(await self.current(topic, deadline), shard)
             timeout_s = deadline.attempt_s(self.request_timeout_s)
-            return await self.attempt(topic, url, (shard,), method, path, timeout_s=timeout_s, **request)
+            try:
+                return await self.attempt(topic, url, (shard,), method, path, timeout_s=timeout_s, **request)
+            except accept_repeated:
+                if not repeated:
+                    raise
+                return Response(204, "", {}, b"")
 
         async def recover(error: LsmqError) -> None:
+            nonlocal repeated
+            repeated = repeated or maybe_carried_out(error)
             await self.recover(topic, (shard,), url, error, backoff, deadline)
 
         return await self.until_answered(method, path, deadline, attempt, recover)

@@ -78,12 +78,9 @@ class QueueRequests:
         return await self._ask_queue("PUT", topic, name, NamedQueue.from_dict)
 
     async def delete_queue(self, topic: str, name: str, *, missing_ok: bool = False) -> None:
-        """Delete a queue of a named topic with its messages. Raises ``UnknownQueue`` unless ``missing_ok``.
-
-        Where the answer was lost and the request is sent again, it may be raised though this call has deleted it.
-        """
+        """Delete a queue of a named topic with its messages. Raises ``UnknownQueue`` unless ``missing_ok``."""
         try:
-            await self._ask_queue("DELETE", topic, name, lambda _: None)
+            await self._ask_queue("DELETE", topic, name, lambda _: None, accept_repeated=UnknownQueue)
         except UnknownQueue:
             if not missing_ok:
                 raise
@@ -93,7 +90,7 @@ class QueueRequests:
 
         Raises ``UnknownQueue``, and ``OffsetOutOfRange`` for an offset beyond its end.
         """
-        return await self._ask_queue("POST", topic, name, NamedQueue.from_dict, "/trim", {"before": before})
+        return await self._ask_queue("POST", topic, name, NamedQueue.from_dict, "/trim", value={"before": before})
 
     async def alter_queue(self, topic: str, queue: int | str, **changes: Unpack[QueueChanges]) -> QueueChanges:
         """Have a queue keep more or less than its topic says: see :class:`lsmq.QueueChanges`. Returns what is set now.
@@ -132,7 +129,7 @@ class QueueRequests:
         return [queue if isinstance(queue, int) else (await self.queue(topic, queue)).number for queue in queues]
 
     async def _ask_queue(
-        self, method: str, topic: str, name: str, parse: Callable[[Any], T], after: str = "", value: Any = None
+        self, method: str, topic: str, name: str, parse: Callable[[Any], T], after: str = "", **request: Any
     ) -> T:
         """Ask the leader of the shard that the name lies in; what ``parse`` makes of the answer."""
 
@@ -144,7 +141,7 @@ class QueueRequests:
                 )
             path = queue_path(topic, check_queue_name(name)) + after
             shard = known.route(queue_slot(name)).shard
-            answer = await self._router.ask_leader(known, shard, method, path, value=value, deadline=self._deadline())
+            answer = await self._router.ask_leader(known, shard, method, path, deadline=self._deadline(), **request)
             return answer.parsed(parse) if answer.body else parse(None)
 
         return await self._with_topic(topic, work)
