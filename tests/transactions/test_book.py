@@ -28,6 +28,7 @@ from lsmq_node.transactions.book import TransactionBook
 from lsmq_node.transactions.lanes import last_numbers, producer_of
 from lsmq_node.transactions.records import BookChange, split_key
 from support.clock import SimClock
+from lsmq_node.transactions.records import BookChange, ProducerMember, split_key
 
 
 class Played:
@@ -250,6 +251,35 @@ def test_a_session_ends_in_silence(played: Played) -> None:
     assert played.book.members_of("g") == ["n"]
     with pytest.raises(UnknownProducerMember):
         played.begin()
+
+
+def test_members_that_fall_silent_together_go_in_changes_that_can_be_stored() -> None:
+    """As after an outage that their clients did not outlive."""
+    played, long = Played(), "n" * 240
+    keys = [(f"{long}{group}", f"{long}{number}") for group in range(40) for number in range(limits.MAX_MEMBERS)]
+    played.put(BookChange(members=dict.fromkeys(keys, ProducerMember(0, (), 10_000, "", checks=True))))
+    played.now = 11.0
+    gone = 0
+    while plan := played.put(played.book.expire(played.now)):
+        encode_changes(plan.documents({}))  # raises
+        gone += len(plan.members)
+    assert gone == len(keys) and not played.book.members and not played.documents
+
+
+def test_finished_ones_that_grow_old_together_go_in_changes_that_can_be_stored() -> None:
+    played, long = Played(), "n" * 240
+    done = {
+        (each.group, each.id): each
+        for each in (
+            TransactionRecord(long, f"{long}{number}", "m", "", "", "", 0, 1, 1, 1, TransactionState.ROLLED_BACK.value)
+            for number in range(limits.MAX_REMEMBERED + 5_000)
+        )
+    }
+    played.put(BookChange(transactions=dict(done)))
+    played.now += limits.REMEMBER_S
+    while plan := played.put(played.book.forget(played.now)):
+        encode_changes(plan.documents({}))  # raises
+    assert not played.book.transactions and not played.documents
 
 
 def test_a_number_begins_once(played: Played) -> None:

@@ -11,8 +11,9 @@ from api.calls import Api
 from lsmq.errors import DocumentsFull
 from lsmq_node.storage import ShardStore
 from lsmq_node.transactions import TransactionDelivery, TransactionService
+from lsmq_node.transactions.records import BookChange, ProducerMember
 from support.node_process import NodeProcess
-from support.waiting import eventually
+from support.waiting import comes_true, eventually
 
 from .test_http import Member, message
 from .test_steps import Session, begin, commit, never, on, post, until_seen
@@ -99,3 +100,19 @@ def test_a_coordinator_that_goes_on_above_what_it_lost_when_there_is_room_loses_
         await until_seen(session, 1)
 
     on(tmp_path / "data", test, max_documents_bytes=64 << 10)
+
+
+def test_members_that_fall_silent_together_all_go(tmp_path: Path) -> None:
+    """More of them than one change of documents may name."""
+
+    async def test(session: Session, service: TransactionService) -> None:
+        coordinator = await service.coordinator("g")
+        silent, long = ProducerMember(0, (), 3_600_000, "", checks=True), "n" * 240
+        for group in range(40):
+            members = {(f"{long}{group}", f"{long}{number}"): silent for number in range(1_000)}
+            await coordinator.done(coordinator._step(BookChange(members=dict(members))))
+        coordinator.book._seen = dict.fromkeys(coordinator.book._seen, float("-inf"))
+        await comes_true(lambda: service.counts.expired == 40_000, "all of them have expired")
+        assert not coordinator.book.members and not coordinator.store.documents("producer/")
+
+    on(tmp_path / "data", test)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from typing import TypeVar
 
 from lsmq.errors import (
@@ -53,6 +54,10 @@ BELIEVED_S = 3_600.0
 #: take a quarter of what those may that are not finished.
 REMEMBER_S = 600.0
 MAX_REMEMBERED = 30_000
+
+#: Members whose sessions end, or transactions that are forgotten, in one change: with their names it is well below what
+#: such a change may have. The others have their turn the next time.
+MOST_AT_ONCE = 10_000
 
 #: A member may have so many beginnings under way that overtake one another.
 MAX_MISSING = 256
@@ -131,9 +136,9 @@ class TransactionBook(Memory):
         return BookChange(members={key: None}) if key in self.members else BookChange()
 
     def expire(self, now: float) -> BookChange:
-        """Members that have been silent for a whole session."""
-        gone = [key for key, member in self.members.items() if now - self._seen[key] > member.session_ms / 1000]
-        return BookChange(members=dict.fromkeys(gone))
+        """Members that have been silent for a whole session, up to :data:`MOST_AT_ONCE` of them."""
+        gone = (key for key, member in self.members.items() if now - self._seen[key] > member.session_ms / 1000)
+        return BookChange(members=dict.fromkeys(islice(gone, MOST_AT_ONCE)))
 
     # Transactions
 
@@ -398,11 +403,11 @@ class TransactionBook(Memory):
         return plan
 
     def forget(self, now: float) -> BookChange:
-        """Finished transactions that nobody will ask for any more."""
+        """Finished transactions that nobody will ask for any more, up to :data:`MOST_AT_ONCE` of them."""
         old: list[RecordKey] = []
         surplus = len(self._finished) - self.max_remembered
         surplus_bytes = self.finished_bytes - self.max_held_bytes // 4
-        for key, (since, size) in self._finished.items():
+        for key, (since, size) in islice(self._finished.items(), MOST_AT_ONCE):
             if len(old) >= surplus and surplus_bytes <= 0 and now - since < REMEMBER_S:
                 break
             old.append(key)

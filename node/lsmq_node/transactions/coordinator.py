@@ -43,6 +43,7 @@ _log = structlog.get_logger("lsmq.transactions")
 
 _LOAD_AT_ONCE = 500
 _MOST_AN_HOUR = 1_000  # sequences that are forgotten
+_SHOWN = 10  # names in a line of the log
 _DELIVERED_BATCHES = 200
 _DELIVERED_BYTES = 1 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
@@ -280,7 +281,8 @@ class ShardTransactions(ShardMachine):
         if not members:
             return  # what they had open ended alone
         self.counts.expired += len(members)
-        _log.info("producers_expired", members=[f"{group}/{id}" for group, id in members])
+        shown = [f"{group}/{id}" for group, id in members[:_SHOWN]]
+        _log.info("producers_expired", shard=self.port.number, count=len(members), members=shown)
 
     def _checked(self, plan: BookChange) -> None:
         asked = [key for key, each in plan.transactions.items() if each is not None and each.is_open]
