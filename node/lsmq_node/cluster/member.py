@@ -33,6 +33,7 @@ from lsmq_node.replication.actions import ProposeInSync, ProposeLeave, RegisterS
 from .clock import ClusterClock
 from .handing_over import DamagedLeaders
 from .hosted import HostedReplicas
+from .lagging_followers import LaggingFollowers
 from .replica import Replica
 from .rights import ClusterRights
 from .topics import ClusterTopics
@@ -65,6 +66,7 @@ class ClusterMember:
         self._parts = parts
         self._lease = parts.part("lease")
         self._clock = parts.part("clock", essential=False)
+        self._followers = LaggingFollowers(parts.part("followers", essential=False))
         #: What is stored here is stamped by it.
         self.clock = ClusterClock()
         self.topics = ClusterTopics(control)
@@ -394,7 +396,8 @@ class ClusterMember:
                     self._submit(command.pop("op"), command.pop("shard"), command)
 
     async def tidy(self) -> None:
-        """Bring deletions and changes of topics into the logs that this node leads, and see to replicas that stopped.
+        """Bring deletions and changes of topics into the logs that this node leads, see to replicas that stopped, and
+        say who does not follow.
 
         Until cancelled.
         """
@@ -402,6 +405,8 @@ class ClusterMember:
             state = self.control.state
             await self._note_growth()
             self._give_up_leadership(state)
+            led = (state.shards[each.shard] for each in self.ports() if each.serving and each.shard in state.shards)
+            self._followers.look(led, asyncio.get_running_loop().time())
             for replica in self.ports() if state.bootstrapped else ():
                 if replica.serving:
                     try:
