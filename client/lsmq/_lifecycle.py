@@ -1,19 +1,48 @@
-"""What is closed at the end of a ``with`` block, and what is iterated over until it is closed."""
+"""What is closed at the end of a ``with`` block, what is iterated over until then, and what nobody closes."""
 
 from __future__ import annotations
 
+import sys
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Generic, Self, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 from lsmq.errors import ClientClosed, LsmqError
 
 T = TypeVar("T")
 
 
-class AsyncCloseable(ABC):
+class NamedWhenDropped:
+    """A ``ResourceWarning`` names what is dropped while it is open. It is not closed by that: what it does goes on.
+
+    When the interpreter ends all is over, and nothing is said.
+    """
+
+    _remedy: ClassVar[str]
+    _told = False  # or whoever has made it tells
+
+    def _left_open(self) -> str:
+        """What it is, while it has something that only :meth:`close` ends; else nothing. From any thread."""
+        return ""
+
+    def __del__(self) -> None:
+        if self._told or sys.is_finalizing():
+            return
+        what = ""
+        with suppress(AttributeError):  # It was refused, as it was made.
+            what = self._left_open()
+        if what:
+            self._told = True
+            text = f"{what} was dropped, and nobody has closed it; {self._remedy}"
+            warnings.warn(text, ResourceWarning, stacklevel=2, source=self)
+
+
+class AsyncCloseable(ABC, NamedWhenDropped):
     """``async with`` closes it."""
+
+    _remedy = "use 'async with', or await close()"
 
     @abstractmethod
     async def close(self) -> None: ...

@@ -49,6 +49,13 @@ class MessageConsumer(Starting, Iterated[Message]):
             await self._finish()  # What whoever closes it found nothing of.
             self._check_open()
 
+    @abstractmethod
+    def _name(self) -> str:
+        """Of what it is, for people."""
+
+    def _left_open(self) -> str:
+        return self._name() if self._started and not self._closed and self._client._transport.is_open else ""
+
     # Reading
 
     async def _next(self) -> Message:

@@ -132,6 +132,11 @@ class Transport:
         self._rests = Rests()
         self.has_been_answered = False  # by any node, with what it was asked for
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there was a request, and it was not closed."""
+        return self._session is not None and not self._closed
+
     def check_loop(self) -> None:
         """Raises ``InvalidRequest`` in another event loop than that of the requests before."""
         if self._session is not None and self._loop is not asyncio.get_running_loop():

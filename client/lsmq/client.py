@@ -130,8 +130,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
             raise InvalidRequest("a client needs the URL of a node, such as http://127.0.0.1:7600, or a ZooKeeper")
         check_times(deadline_ms=deadline_ms, request_timeout_ms=request_timeout_ms, or_inf=True)
         check_times(connect_timeout_ms=connect_timeout_ms, refresh_s=refresh_s)
-        self.deadline_ms = deadline_ms
-        self.request_timeout_ms = request_timeout_ms
+        self.deadline_ms, self.request_timeout_ms = deadline_ms, request_timeout_ms
         self._connect_timeout_ms = connect_timeout_ms
         self._credentials = Credentials.given(token, token_file)
         self._tls_files = ca, cert, cert_key
@@ -161,6 +160,9 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
             for part in (self._requests, self._heartbeats):
                 if part is not None:
                     closing.push_async_callback(part.close)
+
+    def _left_open(self) -> str:
+        return f"a client of {', '.join(self.urls[:1])}" if self._transport.is_open else ""
 
     @property
     def urls(self) -> list[str]:
@@ -539,7 +541,7 @@ class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
             cert_key=cert_key,
         )
         twin._tracing = self._tracing
-        twin._outages.warn = False  # Whoever has a twin says by itself what fails there.
+        twin._outages.warn, twin._told = False, True  # Whoever has a twin says by itself what fails there.
         return twin
 
     def _deadline(self) -> Deadline:

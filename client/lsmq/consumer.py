@@ -198,6 +198,10 @@ class Consumer(MessageConsumer):
             )
         self._started = True
 
+    def _name(self) -> str:
+        of = "" if self._group is None else f" in group {self._group!r}"
+        return f"a consumer of {', '.join(self._topics)}{of}"
+
     async def close(self, *, leave: bool | None = None) -> None:
         """Stop reading. What :meth:`run` has in its hands is finished and committed; else nothing is committed.
 

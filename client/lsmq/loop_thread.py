@@ -121,6 +121,11 @@ class LoopThread:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._loop.shutdown_default_executor()
 
+    @property
+    def runs_here(self) -> bool:
+        """Whether it is this process's, and nobody has stopped it."""
+        return not self._stopped and self._pid == os.getpid()
+
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run ``work`` in the loop and wait for it. An interrupt, or whatever else the handler of a signal raises, or a
         timeout cancels it."""

@@ -105,6 +105,9 @@ class PushConsumer(MessageConsumer):
             await self._unless_closed(self._open())
             self._started = True
 
+    def _name(self) -> str:
+        return f"a push consumer of {self._topic} in group {self._group!r}"
+
     async def _open(self) -> None:
         # Asked afresh: what was known before may have been deleted, and made anew.
         topic = await self._client._router.topic(self._topic, Deadline(self._deadline_ms))

@@ -151,6 +151,10 @@ class TransactionalProducer(Starting):
                 await self._end_thread()
                 raise
 
+    def _left_open(self) -> str:
+        beats = self._thread is not None and not self._closed and self._client._transport.is_open
+        return f"a producer in group {self._group.name!r}" if beats else ""
+
     async def _join(self) -> None:
         """Become a member, under a new id."""
         member = new_member_id()

@@ -210,12 +210,15 @@ class WorkQueue(Iterated[Task]):
         self._pulling: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._sparing: asyncio.Task[None] | None = None
-        self._background = BackgroundTasks(self._broke)
-        self._extensions = BackgroundTasks(self._broke)
+        self._background, self._extensions = BackgroundTasks(self._broke), BackgroundTasks(self._broke)
         self._failed, self._late, self._unsettled, self._shown = (RateLimitedWarnings() for _ in range(4))
         self._error: LsmqError | None = None
         self._closed = False
         self._closing = asyncio.Lock()  # who closes it a second time waits for the first
+
+    def _left_open(self) -> str:
+        used = self._pulling is not None and not self._closed and self._client._transport.is_open
+        return f"a work queue of {self.topic} in group {self.group!r}" if used else ""
 
     async def close(self) -> None:
         """Stop asking, and give back what was not handed out, which does not count as delivered."""

@@ -369,7 +369,7 @@ def test_a_member_whose_event_loop_is_closed_leaves_no_thread(shared_node: NodeP
 def test_a_blocking_client_that_is_closed_first_leaves_no_thread(shared_node: NodeProcess, topic_name: str) -> None:
     client = sync.Client(shared_node.url)
     client.create_topic(topic_name)
-    sync.Consumer(client, topic_name, group=topic_name)
+    consumer = sync.Consumer(client, topic_name, group=topic_name)
     thread = client._async._heartbeats
     client.close()
-    assert is_over(thread)
+    assert is_over(thread) and consumer.member_id

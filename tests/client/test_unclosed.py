@@ -94,6 +94,23 @@ def test_a_blocking_producer_that_is_dropped_is_named_and_stores_all_the_same(
     assert stored() == 3
 
 
+def test_a_blocking_producer_of_a_group_is_named_and_flushed_as_well(
+    shared_node: NodeProcess, topic_name: str, stored: Callable[[], int]
+) -> None:
+    program = """
+    client = sync.Client(URL)
+    producer = sync.GroupProducer(client, TOPIC, f"g{DROPPED}", linger_ms=60_000)
+    for number in range(3):
+        producer.send(str(number), position=number)
+    if DROPPED:
+        del producer
+    """
+    for number, said in enumerate(("the interpreter ended with producers", "a producer of topic")):
+        done = run(f"DROPPED = {bool(number)}" + textwrap.dedent(program), shared_node, topic_name, "-X", "dev")
+        assert f"ResourceWarning: {said}" in done.stderr and done.stderr.count("3 messages pending") == 1
+        assert stored() == 3 + 3 * number
+
+
 def test_a_flush_in_the_end_takes_no_longer_than_it_may(make_node: Callable[[], NodeProcess], topic_name: str) -> None:
     node = make_node().start()
     with sync.Client(node.url) as client:

@@ -18,6 +18,8 @@ from lsmq.sync._lifecycle import BlockingCloseable
 class Client(BlockingCloseable):
     """Blocking :class:`lsmq.Client`."""
 
+    _async: asynchronous.Client
+
     @with_all_options_of(asynchronous.Client)
     def __init__(self, *urls: Any, on_outage: OnOutage | None = None, **options: Any) -> None:
         """``on_outage`` is called in a thread of its own, and may use the client."""
@@ -27,6 +29,7 @@ class Client(BlockingCloseable):
 
         told = None if on_outage is None else in_a_thread
         self._async = asynchronous.Client(*urls, on_outage=told, **options)
+        self._async._told = True
         self._thread = LoopThread()
         # Names of nodes are looked up in threads, and since Python 3.12 none can be begun once the interpreter ends.
         try:
@@ -34,6 +37,9 @@ class Client(BlockingCloseable):
         except BaseException:
             self._thread.begin_stop()
             raise
+
+    def _left_open(self) -> str:
+        return f"a client of {', '.join(self.urls[:1])}" if self._thread.runs_here else ""
 
     def close(self) -> None:
         """Close the connections and stop the thread. Close producers and consumers first."""

@@ -27,6 +27,52 @@ if TYPE_CHECKING:
 _READ_AHEAD_MESSAGES = 1_000
 
 
+class ReadAhead:
+    """What a consumer has read and not handed out, which is told of when queues are given up and offsets committed.
+
+    In the event loop's thread, but for taking. It knows nothing of the blocking consumer, which can be dropped.
+    """
+
+    def __init__(self, consumer: asynchronous.Consumer) -> None:
+        self.messages: deque[Message] = deque()
+        self._reader = consumer._reader
+        consumer._withdraw, consumer._kept_back = self.drop, self.offsets
+
+    def forget(self, topic: str, is_one: Callable[[int], bool]) -> dict[int, int]:
+        """Nothing of these queues is handed out any more; the first offset of each that was to be."""
+        first: dict[int, int] = {}
+        kept: list[Message] = []
+        with suppress(IndexError):
+            while True:
+                message = self.messages.pop()  # From its end: whoever takes meanwhile goes on with what comes next.
+                if message.topic == topic and is_one(message.queue):
+                    first[message.queue] = message.offset
+                else:
+                    kept.append(message)
+        self.messages.extend(reversed(kept))
+        return first
+
+    def drop(self, topic: str, ranges: Ranges) -> None:
+        """These queues are given up: what was read ahead of them was never handed out."""
+        loop = self._reader.loops.get(topic)
+        if loop is not None:
+            share = loop.share
+            first = self.forget(topic, lambda queue: contains(ranges, share(queue)))
+            loop.hand_back({queue: offset for queue, offset in first.items() if queue in loop.positions})
+
+    def offsets(self) -> dict[str, dict[int, int]]:
+        """By topic, the first offset of each queue that was read ahead and not handed out."""
+        first: dict[str, dict[int, int]] = {}
+        for message in self.messages.copy():
+            first.setdefault(message.topic, {}).setdefault(message.queue, message.offset)
+        return first
+
+    def drop_all(self) -> None:
+        """Let it be fetched again."""
+        for topic, loop in self._reader.loops.items():
+            self.drop(topic, loop.positions.ranges)
+
+
 class Consumer(BlockingIterable[Message]):
     """Blocking :class:`lsmq.Consumer`: the same options and guarantees.
 
@@ -47,14 +93,13 @@ class Consumer(BlockingIterable[Message]):
         **options: Any,
     ) -> None:
         self._thread = client._thread
-        self._ahead: deque[Message] = deque()
         self._handlers = HandlerThreads()
         options |= {"on_assigned": in_a_thread(on_assigned), "on_revoked": in_a_thread(on_revoked)}
 
         async def make() -> asynchronous.Consumer:
             made = asynchronous.Consumer(client._async, topic, **options)
-            made._withdraw, made._kept_back = self._drop, self._ahead_offsets
-            self._async = made
+            made._told = True
+            self._async, self._ahead = made, ReadAhead(made)
             await made.__aenter__()
             return made
 
@@ -66,11 +111,11 @@ class Consumer(BlockingIterable[Message]):
             self._async._leave = leave
             self._thread.call(self._async._close_from_inside())
             return
-        self._ahead.clear()
+        self._ahead.messages.clear()
         try:
             self._thread.call_through(self._async.close(leave=leave))
         finally:
-            self._ahead.clear()  # The event loop may just have been looking through it.
+            self._ahead.messages.clear()  # The event loop may just have been looking through it.
 
     def _next(self) -> Message:
         return self.poll(1)[0]
@@ -93,8 +138,8 @@ class Consumer(BlockingIterable[Message]):
         self, max_messages: int = asynchronous.MAX_POLL_BATCH, timeout_ms: float | None = None
     ) -> MessageBatch | None:
         """See :meth:`lsmq.Consumer.poll_batch`. What :meth:`poll` has read ahead is fetched again."""
-        if self._ahead:
-            self._give_back()
+        if self._ahead.messages:
+            self._thread.do(self._ahead.drop_all)
         return self._thread.take(lambda: self._async.poll_batch(max_messages, timeout_ms), self._put_back)
 
     def _put_back(self, batch: MessageBatch | None) -> None:
@@ -108,23 +153,23 @@ class Consumer(BlockingIterable[Message]):
         self._async._read_on()
 
     async def _read_ahead(self, max_messages: int, timeout_ms: float | None) -> bool:
-        if not self._ahead:  # Else it was just being looked through.
-            self._ahead.extend(await self._async.poll(max_messages, timeout_ms))
-        return bool(self._ahead)
+        if not self._ahead.messages:  # Else it was just being looked through.
+            self._ahead.messages.extend(await self._async.poll(max_messages, timeout_ms))
+        return bool(self._ahead.messages)
 
     def _take(self, max_messages: int) -> list[Message]:
         """No lock is held meanwhile: the handler of a signal may come in between, and wait for the event loop."""
         taken: list[Message] = []
         try:
-            if self._ahead:
+            if self._ahead.messages:
                 self._async._read_in_progress.take()  # Before taking: who gives up queues looks here, and then at this.
                 with suppress(IndexError):  # In one call, in which no interrupt can come.
-                    taken.extend(map(deque.popleft, repeat(self._ahead, max_messages)))
+                    taken.extend(map(deque.popleft, repeat(self._ahead.messages, max_messages)))
                 if not taken:
                     self._async._read_in_progress.put_down()
             return taken
         except BaseException:
-            self._ahead.extendleft(reversed(taken))
+            self._ahead.messages.extendleft(reversed(taken))
             self._async._read_in_progress.put_down()
             raise
 
@@ -134,7 +179,7 @@ class Consumer(BlockingIterable[Message]):
         A thread cannot be cancelled: one whose queue is gone runs on, and only then the next message of its queue, or
         its key, is handled here.
         """
-        self._give_back()
+        self._thread.do(self._ahead.drop_all)
         with self._handlers.open(handler, concurrency) as handle:
             self._thread.call_to_its_end(self._async._run(handle, concurrency, order, cancel=False))
 
@@ -145,7 +190,7 @@ class Consumer(BlockingIterable[Message]):
 
     def positions_of(self, topic: str) -> Mapping[int, int]:
         """:attr:`positions` of one of several topics."""
-        return self._thread.do(lambda: {**self._async.positions_of(topic), **self._ahead_offsets().get(topic, {})})
+        return self._thread.do(lambda: {**self._async.positions_of(topic), **self._ahead.offsets().get(topic, {})})
 
     @property
     def assignment(self) -> ByTopic:
@@ -170,7 +215,7 @@ class Consumer(BlockingIterable[Message]):
 
         def seek() -> None:
             self._async.seek(queue, offset, topic=topic)
-            self._forget(self._async._only_topic(topic), lambda other: other == queue)
+            self._ahead.forget(self._async._only_topic(topic), lambda other: other == queue)
 
         self._thread.do(seek)
 
@@ -183,7 +228,7 @@ class Consumer(BlockingIterable[Message]):
             name = self._async._only_topic(topic)
             chosen = list(self._async.positions_of(name) if queues is None else queues)
             await self._async.seek_to_time(moment, None if queues is None else chosen, topic=topic)
-            self._forget(name, set(chosen).__contains__)
+            self._ahead.forget(name, set(chosen).__contains__)
 
         self._thread.call(seek())
 
@@ -194,7 +239,7 @@ class Consumer(BlockingIterable[Message]):
             chosen = self._async._chosen(queues, topic)
             self._async._pause(chosen)
             for name, ranges in chosen.items():
-                self._drop(name, ranges)
+                self._ahead.drop(name, ranges)
 
         self._thread.do(pause)
 
@@ -202,43 +247,3 @@ class Consumer(BlockingIterable[Message]):
     def paused(self) -> ByTopic:
         """See :attr:`lsmq.Consumer.paused`."""
         return self._thread.do(lambda: self._async.paused)
-
-    # What was read ahead. In the event loop's thread, but for taking.
-
-    def _forget(self, topic: str, is_one: Callable[[int], bool]) -> dict[int, int]:
-        """Nothing of these queues is handed out any more; the first offset of each that was to be."""
-        first: dict[int, int] = {}
-        kept: list[Message] = []
-        with suppress(IndexError):
-            while True:
-                message = self._ahead.pop()  # From its end: whoever takes meanwhile goes on with what comes next.
-                if message.topic == topic and is_one(message.queue):
-                    first[message.queue] = message.offset
-                else:
-                    kept.append(message)
-        self._ahead.extend(reversed(kept))
-        return first
-
-    def _drop(self, topic: str, ranges: Ranges) -> None:
-        """These queues are given up: what was read ahead of them was never handed out."""
-        loop = self._async._reader.loops.get(topic)
-        if loop is not None:
-            share = loop.share
-            first = self._forget(topic, lambda queue: contains(ranges, share(queue)))
-            loop.hand_back({queue: offset for queue, offset in first.items() if queue in loop.positions})
-
-    def _give_back(self) -> None:
-        """Let what was read ahead be fetched again."""
-
-        def give_back() -> None:
-            for topic, loop in self._async._reader.loops.items():
-                self._drop(topic, loop.positions.ranges)
-
-        self._thread.do(give_back)
-
-    def _ahead_offsets(self) -> dict[str, dict[int, int]]:
-        """By topic, the first offset of each queue that was read ahead and not handed out."""
-        first: dict[str, dict[int, int]] = {}
-        for message in self._ahead.copy():
-            first.setdefault(message.topic, {}).setdefault(message.queue, message.offset)
-        return first

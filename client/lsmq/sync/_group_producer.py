@@ -24,6 +24,7 @@ class GroupProducer(BlockingSender):
         async def make() -> asynchronous.GroupProducer:
             made = asynchronous.GroupProducer(client._async, topic, group, **options)
             await made.__aenter__()
+            self._holds(made._producer)
             return made
 
         self._async = self._thread.take(make, asynchronous.GroupProducer.close)

@@ -10,14 +10,22 @@ from contextvars import copy_context
 from typing import Any, Generic, Self, TypeVar
 
 from lsmq import runtime
-from lsmq._lifecycle import Iterated
+from lsmq._lifecycle import AsyncCloseable, Iterated, NamedWhenDropped
 from lsmq.errors import ClientClosed
+from lsmq.loop_thread import LoopThread
 
 T = TypeVar("T")
 
 
-class BlockingCloseable(ABC):
+class BlockingCloseable(ABC, NamedWhenDropped):
     """``with`` closes it."""
+
+    _remedy = "use 'with', or close() it"
+    _thread: LoopThread
+    _async: AsyncCloseable
+
+    def _left_open(self) -> str:
+        return self._async._left_open() if self._thread.runs_here else ""
 
     @abstractmethod
     def close(self) -> None: ...

@@ -124,10 +124,23 @@ class BatchReceipt:
 
 
 class BlockingSender:
-    """What producers of all kinds have: ``with`` flushes, and what waits can be seen."""
+    """What producers of all kinds have: ``with`` flushes, and what waits can be seen.
+
+    One that is never closed is flushed when the interpreter ends, for at most five seconds; a ``ResourceWarning`` names
+    it where it held messages then, or when it was dropped.
+    """
 
     _thread: LoopThread
     _async: asynchronous.Producer | GroupProducer
+    _holder: asynchronous.Producer  # of the messages that wait
+
+    def _holds(self, holder: asynchronous.Producer) -> None:
+        self._holder = holder
+        open_producers.add(holder, self._thread)
+
+    def __del__(self) -> None:
+        if "_holder" in self.__dict__:
+            warn_of_unclosed(self._holder, "use 'with', or close() it")
 
     def __enter__(self) -> Self:
         return self
@@ -153,11 +166,7 @@ class BlockingSender:
 
 
 class Producer(BlockingSender):
-    """Blocking :class:`lsmq.Producer`: the same options, limits and guarantees.
-
-    One that is never closed is flushed when the interpreter ends, for at most five seconds; a ``ResourceWarning`` names
-    it where it held messages then, or when it was dropped.
-    """
+    """Blocking :class:`lsmq.Producer`: the same options, limits and guarantees."""
 
     _async: asynchronous.Producer
 
@@ -168,14 +177,10 @@ class Producer(BlockingSender):
         async def make() -> asynchronous.Producer:
             made = asynchronous.Producer(client._async, topic, **options)
             await made.start()
-            open_producers.add(made, self._thread)
+            self._holds(made)
             return made
 
         self._async = self._thread.take(make, asynchronous.Producer.close)
-
-    def __del__(self) -> None:
-        if "_async" in self.__dict__:
-            warn_of_unclosed(self._async, "use 'with', or close() it")
 
     def send(self, body: Body, **options: Unpack[MessageOptions]) -> Receipt:
         """Accept one message; waits only while the buffer is full. See :meth:`lsmq.Producer.send`."""

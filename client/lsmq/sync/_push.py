@@ -26,6 +26,7 @@ class PushConsumer(BlockingIterable[Message]):
 
         async def make() -> asynchronous.PushConsumer:
             made = asynchronous.PushConsumer(client._async, topic, **options)
+            made._told = True
             await made.__aenter__()
             return made
 

@@ -16,12 +16,15 @@ from lsmq.transactions import Check
 class TransactionalProducer(BlockingCloseable):
     """Blocking :class:`lsmq.TransactionalProducer`: the same options and guarantees. Checks run in threads."""
 
+    _async: asynchronous.TransactionalProducer
+
     @with_options_of(asynchronous.TransactionalProducer)
     def __init__(self, client: Client, group: str, *, check: Check | None = None, **options: Any) -> None:
         self._thread = client._thread
 
         async def make() -> asynchronous.TransactionalProducer:
             made = asynchronous.TransactionalProducer(client._async, group, check=in_a_thread(check), **options)
+            made._told = True
             await made.__aenter__()
             return made
 

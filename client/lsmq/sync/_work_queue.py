@@ -75,6 +75,7 @@ class WorkQueue(BlockingIterable[Task]):
         self.group = group
         self._thread = client._thread
         self._async = self._thread.do(lambda: asynchronous.WorkQueue(client._async, topic, group, **options))
+        self._async._told = True
 
     close = blocking_through(asynchronous.WorkQueue.close)
     describe = blocking(asynchronous.WorkQueue.describe)
