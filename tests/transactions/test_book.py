@@ -26,9 +26,8 @@ from lsmq_node.transactions import TransactionPart, TransactionRecord, Transacti
 from lsmq_node.transactions import book as limits
 from lsmq_node.transactions.book import TransactionBook
 from lsmq_node.transactions.lanes import last_numbers, producer_of
-from lsmq_node.transactions.records import BookChange, split_key
-from support.clock import SimClock
 from lsmq_node.transactions.records import BookChange, ProducerMember, split_key
+from support.clock import SimClock
 
 
 class Played:
