@@ -216,7 +216,7 @@ def test_of_those_who_can_tell_each_is_asked_in_turn_and_of_what_is_decided_nobo
     assert sorted(asked) == [("n", [id]), ("o", [id])]
     another = played.begin("n")
     played.now += 31
-    played.put(played.book.checks(played.now, played.wall_ms))
+    played.put(played.book.checks(played.now, played.now_ms, played.old_before_ms))
     played.decide(another, TransactionState.COMMITTED, "n")
     assert played.book.take_asked(("g", "n")) == []
 
