@@ -178,11 +178,11 @@ def test_of_too_many_bytes_each_shard_loses_its_share_wherever_they_lie(tmp_path
                 await send(node, "t", 1)
 
             async def half_of_it_has_gone() -> bool:
-                return sum(await starts(node, "t")) >= 49
+                """Within half a kibibyte: how much goes is estimated."""
+                first, second, third = await starts(node, "t")
+                return first >= 35 and second >= 2 and third == 0 and 45 <= first + second <= 50
 
             await comes_true(half_of_it_has_gone, "half of it has gone")
-            first, second, third = await starts(node, "t")
-            assert 35 <= first <= 49 and 2 <= second <= 12 and third == 0
 
     asyncio.run(run())
 

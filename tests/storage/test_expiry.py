@@ -172,7 +172,7 @@ def test_a_moment_is_kept_however_late_the_message_is_stored_and_a_topic_may_sho
 def test_a_clock_that_jumps_ahead_expires_nothing_early(shard: Shard) -> None:
     shard.put((0, b"an hour", 3_600_000))
     shard.clock.wrong_ms = 30 * 86_400_000
-    shard.store._time.check()
+    shard.store.time.check()
     assert shard.bodies() == [b"an hour"]
     shard.after(3_601_000)
     assert shard.bodies() == []

@@ -228,7 +228,7 @@ class Replicas:
 
     def same(self, store: ShardStore) -> None:
         afresh = self.up_to_date(
-            NamedTopics(store._state, store._line, store._queries, tiny(), store._time).names(TOPIC)
+            NamedTopics(store._state, store._line, store._queries, tiny(), store.time).names(TOPIC)
         )
         known = self.up_to_date(store.names(TOPIC))
         if known.version < afresh.version:

@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Any:
 
 def reader_of(store: ShardStore) -> NamedTopics:
     """What another node knows of names, which hears of them by its log."""
-    return NamedTopics(store._state, store._line, store._queries, tiny(), store._time)
+    return NamedTopics(store._state, store._line, store._queries, tiny(), store.time)
 
 
 def delete(store: ShardStore, topic: int, *names: str) -> None:

@@ -536,7 +536,7 @@ def test_names_that_are_read_as_others_come_are_all_listed(store: ShardStore) ->
     topic = named(store)
     put(store, topic, ("a", b"1"), ("b", b"1"))
     store.commit()
-    named_topics = NamedTopics(store._state, store._line, store._queries, tiny(), store._time)
+    named_topics = NamedTopics(store._state, store._line, store._queries, tiny(), store.time)
     names, listing = named_topics.names(topic), named_topics.listing(topic)
     current(names)
     put(store, topic, ("c", b"1"))

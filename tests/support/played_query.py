@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit
@@ -16,7 +17,7 @@ Offsets = dict[str, Any]
 
 
 class PlayedQuery:
-    """What Spark keeps of a query: where its last batch ended. Each reader is a driver of its own."""
+    """What Spark keeps of a query: where its last batch ended. Each reader is a driver of its own, and ends with it."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self.options = {"url": url, **{name: str(value) for name, value in options.items()}}
@@ -28,6 +29,7 @@ class PlayedQuery:
         self.options |= {name: str(value) for name, value in options.items()}
         schema = message_schema(include_queue_names=True)
         self.reader = LsmqStreamReader(read_options(self.options, streaming=True), schema)
+        weakref.finalize(self, self.reader.stop)
         if not self.ended:
             self.ended.append(self._kept(self.reader.initialOffset()))
         return self.reader

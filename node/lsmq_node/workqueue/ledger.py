@@ -203,18 +203,6 @@ class WorkLedger(OpenMessages):
                 self._set(task, DeliveryState.WAITING)
                 self._time(task)
 
-    def gone(self, tasks: Iterable[OpenMessage], now: int) -> None:
-        """Their messages were deleted, expired or fell to retention: nothing is left to be done.
-
-        The next of their keys come at once: whoever leads next cannot hand these out before them.
-        """
-        for task in tasks:
-            if task.state is DeliveryState.TAKEN:
-                key, task.key = task.key, 0
-                self._settle(task)
-                if key:
-                    self._free(task.queue, key, now)
-
     def deliver(self, task: OpenMessage, now: int, visibility_ms: int) -> DeliveryReceipt | None:
         """Hand out what was taken; None when it was settled or adopted meanwhile."""
         if task.state is not DeliveryState.TAKEN:
@@ -531,6 +519,15 @@ class WorkLedger(OpenMessages):
         if len(timers) > 2 * self.open_count + _SPARE_TIMERS:  # most are of messages settled long before
             self._timers = [timer for timer in timers if self._is_timed(timer[0], timer[2])]
             heapq.heapify(self._timers)
+
+    def resting(self, first: int, count: int) -> list[OpenMessage]:
+        """Of so many timers from the first on: messages that wait for their time, and others of their key for them."""
+        tasks = [task for _, _, task in self._timers[first : first + count] if task.state is DeliveryState.WAITING]
+        return [task for task in tasks if (window := self._windows.get(task.queue)) and window.held.get(task.key)]
+
+    @property
+    def timer_count(self) -> int:
+        return len(self._timers)
 
     def advance(self, now: int) -> None:
         """Visibility ends, and what waited is due."""

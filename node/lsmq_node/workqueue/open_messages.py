@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from . import chunks as chunk_documents
 from .pace import TenantPace
@@ -235,6 +235,18 @@ class OpenMessages(ABC):
             self._fly(tenant, 1)
         if task.state is DeliveryState.READY:
             self._turns.add_again(task)
+
+    def gone(self, tasks: Iterable[OpenMessage], now: int) -> None:
+        """Their messages were deleted, expired or fell to retention: nothing is left to be done.
+
+        The next of their keys come at once: whoever leads next cannot hand these out before them.
+        """
+        for task in tasks:
+            if task.state in (DeliveryState.TAKEN, DeliveryState.WAITING):
+                key, task.key = task.key, 0
+                self._settle(task)
+                if key:
+                    self._free(task.queue, key, now)
 
     def _settle(self, task: OpenMessage, token: int = 0) -> None:
         """``token``: of the delivery that did it, where one did."""

@@ -7,7 +7,7 @@ from then on commits say which queues they touched.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -28,6 +28,7 @@ from lsmq_node.storage import StoredTopic
 
 from .burial import Burial, DeadLetterMover
 from .chunks import BURIAL, SETTINGS, SettledChunk, prefix
+from .departed import DepartedLook
 from .ledger import MAX_OPEN, WorkLedger
 from .picks import Picks
 from .queue_turns import QueueTurn, QueueTurns
@@ -108,6 +109,7 @@ class ShardWork(ShardMachine):
         self._flush: asyncio.Task[None] | None = None  # not begun yet: takes what changes until it begins
         self._flushing: asyncio.Future[None] | None = None  # begun last
         self._dead_letters = DeadLetterMover(self, service.broker, self._start)
+        self._departed = DepartedLook(self)
         self.ledger = self._new_ledger()
 
     def _new_ledger(self) -> WorkLedger:
@@ -522,6 +524,11 @@ class ShardWork(ShardMachine):
         await self._written()
 
     # Time and waiting
+
+    def due(self) -> Iterable[Step]:
+        if self._departed.due(self._loop.time()):
+            self._start(self._departed.look())
+        return ()
 
     def after(self) -> None:
         """To be called after each step: stores what is to be stored, sets the timer, wakes whom it concerns."""
