@@ -18,6 +18,8 @@ _AGES_MS = (None, 1_000, 12_000, 60_000)
 _COUNTS = (None, 1, 3, 8)
 _SIZES = (None, 320, 640)
 _BODY_BYTES = 100
+#: Who leads all the while has heard by then of what was altered.
+_HEARD_S = 3.0
 #: Of a topic: what it may hold, and by how much an estimate may be off: points of samples, and what files take beside.
 _HEAVY = (None, 4_000, 8_000)
 _HEAVY_BODY_BYTES = 900
@@ -97,6 +99,10 @@ class Retained(Area):
             life_ms = (None, _AGES_MS[1], DAY_MS)[how % 3]
             await self.client.alter_topic("aged", ttl_ms=life_ms)
             self.lives.append(life_ms)
+            leaders = self.life.leaders()
+            await asyncio.sleep(_HEARD_S)
+            if len(leaders) == self.life.cluster.shards and leaders == self.life.leaders():
+                del self.lives[:-1]
             return
         changes: dict[str, Any] = (
             {"retention_ms": _AGES_MS[how % 4]} if where % 3 == 1 else {"retention_messages": _COUNTS[how % 4]}
@@ -199,7 +205,8 @@ class Retained(Area):
         usage = await self.client.topic_usage("aged")
         offsets = await self.client.offsets("aged")
         went = usage.dropped.get("expired", 0)
-        assert went + self.asked == sum(offsets.earliest), (
+        # Who has messages deleted is told how many there were as he asked; some may go by themselves as he does.
+        assert went <= sum(offsets.earliest) <= went + self.asked, (
             f"{went} expired and {self.asked} were trimmed, of {offsets.earliest}"
         )
         assert usage.messages == sum(offsets.latest) - sum(offsets.earliest), f"{usage.messages} of {offsets}"
