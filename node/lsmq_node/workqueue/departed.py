@@ -1,5 +1,5 @@
-"""Messages that rest and are not there any more: where one was deleted, or has expired, the next of its key does not wait
-until its time comes.
+"""Messages that rest and are not there any more: where one was deleted, or has expired, the next of its key does not
+wait until its time comes.
 
 Only those are looked for that others of their key wait for; the rest is found to be gone when its turn comes.
 """
