@@ -113,6 +113,25 @@ def test_a_group_is_kept_for_an_hour_at_least_and_by_any_topic_that_is_there(tmp
     with_node(tmp_path, test, shards=SHARDS)
 
 
+def test_nobody_is_asked_about_groups_that_have_offsets(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/there", json={"queues": 6})
+        for number in range(3):
+            await consume(client, f"g{number}", "there")
+        asked: list[str] = []
+
+        async def has_topics(name: str) -> bool:
+            asked.append(name)
+            return True
+
+        for shard in await shards_of(client):
+            shard._has_topics = has_topics
+        await hour(client)
+        assert asked == []
+
+    with_node(tmp_path, test, shards=SHARDS)
+
+
 def test_groups_of_deleted_topics_stay_where_none_are_forgotten(tmp_path: Path) -> None:
     async def test(client: Session, broker: Broker) -> None:
         await client.put("/v1/topics/old", json={"queues": 6})

@@ -206,6 +206,16 @@ def test_tasks_that_an_interrupt_kept_from_whoever_asked_are_the_next(
         assert set(found.values()) == {1}
 
 
+def _nobody_has_queues(filled: sync.Client, topic: str, kind: Any) -> None:
+    """A member of the group that comes now is given all messages."""
+    with kind(filled, topic, group=topic) as consumer:
+        found: set[tuple[int, int]] = set()
+        while len(found) < 40:
+            messages = consumer.poll(timeout_ms=20_000)
+            assert messages, "they are another one's"
+            found |= _places(messages)
+
+
 @pytest.mark.parametrize("kind", [sync.Consumer, sync.PushConsumer])
 def test_a_consumer_that_an_interrupt_kept_from_whoever_made_it_has_no_queues(
     filled: sync.Client, topic_name: str, interrupt: Callable[..., None], kind: Any
@@ -213,12 +223,7 @@ def test_a_consumer_that_an_interrupt_kept_from_whoever_made_it_has_no_queues(
     interrupt(done=True)
     with pytest.raises(KeyboardInterrupt):
         kind(filled, topic_name, group=topic_name)
-    with kind(filled, topic_name, group=topic_name) as consumer:
-        found: set[tuple[int, int]] = set()
-        while len(found) < 40:
-            messages = consumer.poll(timeout_ms=20_000)
-            assert messages, "they are another one's"
-            found |= _places(messages)
+    _nobody_has_queues(filled, topic_name, kind)
 
 
 @pytest.mark.parametrize("kind", [sync.Consumer, sync.PushConsumer])
@@ -229,12 +234,7 @@ def test_a_consumer_that_an_interrupt_ended_just_as_the_loop_was_told_to_make_it
         interrupt_behind(patched, filled._thread._loop, "call_soon_threadsafe")
         with pytest.raises(KeyboardInterrupt):
             kind(filled, topic_name, group=topic_name)
-    with kind(filled, topic_name, group=topic_name) as consumer:
-        found: set[tuple[int, int]] = set()
-        while len(found) < 40:
-            messages = consumer.poll(timeout_ms=20_000)
-            assert messages, "they are another one's"
-            found |= _places(messages)
+    _nobody_has_queues(filled, topic_name, kind)
 
 
 def interrupt_behind(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
@@ -258,12 +258,7 @@ def test_a_consumer_that_an_interrupt_kept_from_being_closed_has_no_queues_eithe
         interrupt_behind(patched, filled._thread._loop, "call_soon_threadsafe")
         with pytest.raises(KeyboardInterrupt):
             consumer.close()
-    with kind(filled, topic_name, group=topic_name) as consumer:
-        found: set[tuple[int, int]] = set()
-        while len(found) < 40:
-            messages = consumer.poll(timeout_ms=20_000)
-            assert messages, "they are another one's"
-            found |= _places(messages)
+    _nobody_has_queues(filled, topic_name, kind)
 
 
 def test_a_client_that_an_interrupt_kept_from_being_closed_leaves_no_thread(

@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsmq.errors import LsmqError, QuotaExceeded, RequestTooLarge, TooManyDelayed, TooManyMessages
-from lsmq.record_batch import LAST_DUE_MS, BatchBuilder, RecordBatch
-from lsmq_node.delayed.deliveries import moved
+from lsmq.errors import LsmqError, QuotaExceeded, RequestTooLarge, TooManyMessages
+from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.storage import TopicOptions
-from lsmq_node.storage.delayed import BEGIN, DUE
 from lsmq_node.storage.losses import LossReason
 from lsmq_node.storage.producers import BROKER_PRODUCERS
 from lsmq_node.storage.queue_options import QueueOptions, encode, key_of
@@ -23,7 +21,6 @@ from lsmq_node.storage.shares import Holding, Rest, allowed_share, kept_share
 from lsmq_node.storage.state import TopicState
 
 from .harness import (
-    KIB,
     abandon,
     append,
     bodies,
@@ -37,12 +34,15 @@ from .harness import (
 from .test_retention import HOUR_MS, Bench
 
 
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
+def alone(tmp_path: Path) -> Iterator[Bench]:
+    """Whose shard is all there is of any topic."""
     bench = Bench(tmp_path)
     bench.store.retention.rest = None
     yield bench
     abandon(bench.store)
+
+
+bench = pytest.fixture(alone)
 
 
 def send(bench: Bench, topic_id: int, queue: int, count: int, size: int = 100) -> None:
@@ -504,48 +504,6 @@ def test_what_a_transaction_has_decided_is_stored_though_there_is_no_room(bench:
     assert list(bodies(bench.store, topic.id, 0).values()) == [b"x", b"decided"]
     with pytest.raises(QuotaExceeded):
         put(bench.store, topic.id, (0, b"x"))
-
-
-def test_what_comes_later_takes_no_room_before_it_is_due(bench: Bench) -> None:
-    topic = bench.store.create_topic("t", 2, TopicOptions(max_messages=2, max_bytes=1000))
-    later = BatchBuilder()
-    for _ in range(2):
-        later.add(0, body(1, 400), due_ms=HOUR_MS)
-    for _ in range(3):
-        bench.store.wait(bench.store.append(topic.id, RecordBatch(later.build())))
-    send(bench, topic.id, 0, 2)
-    with pytest.raises(QuotaExceeded):
-        send(bench, topic.id, 0, 1)
-
-
-def test_a_delayed_message_is_put_at_another_time_though_its_topic_is_full(bench: Bench) -> None:
-    topic = bench.store.create_topic("t", 1, TopicOptions(max_messages=1))
-    later = BatchBuilder()
-    later.add(0, b"later", due_ms=HOUR_MS)
-    bench.store.wait(bench.store.append(topic.id, RecordBatch(later.build())))
-    send(bench, topic.id, 0, 1)
-    found = bench.store.delayed.read(BEGIN, LAST_DUE_MS, 10, KIB).records
-    assert found is not None
-    old_ms, old_offset = int(found.keys[0] & ~DUE), int(found.offsets[0])
-    bench.store.wait(bench.store.append(topic.id, moved(found, 2 * HOUR_MS, old_ms, old_offset)))
-    again = bench.store.delayed.read(BEGIN, LAST_DUE_MS, 10, KIB).records
-    assert again is not None and len(again) == 1 and int(again.keys[0] & ~DUE) > old_ms
-
-
-def test_a_delayed_message_is_put_at_another_time_though_no_more_may_be_pending(bench: Bench) -> None:
-    bench.reopen(max_delayed=2)
-    topic = bench.store.create_topic("t", 1)
-    some = BatchBuilder()
-    for due_ms in (0, 0, HOUR_MS, HOUR_MS):
-        some.add(0, b"later" if due_ms else b"now", due_ms=due_ms)
-    bench.store.wait(bench.store.append(topic.id, RecordBatch(some.build())))
-    found = bench.store.delayed.read(BEGIN, LAST_DUE_MS, 1, KIB).records
-    assert found is not None
-    old_ms, old_offset = int(found.keys[0] & ~DUE), int(found.offsets[0])
-    bench.store.wait(bench.store.append(topic.id, moved(found, 2 * HOUR_MS, old_ms, old_offset)))
-    assert bench.store.delayed.count == 2
-    with pytest.raises(TooManyDelayed, match="2 delayed messages are pending in this shard, and 2 more"):
-        bench.store.append(topic.id, RecordBatch(some.build()))
 
 
 def test_batches_that_come_together_count_together_and_none_is_stored(bench: Bench) -> None:

@@ -34,6 +34,7 @@ _REMEMBERED_COMMITS = 100_000
 FENCE_PREFIX = "fence/"
 _PLAN = None  # what requests wait for, beside a member, that the next plan of their group answers
 _MOST_TOUCHED = 1_000  # an hour
+_LOOKED_AT_ONCE = 100  # groups, before others on the loop have their turn
 _LOOK_EACH = 4  # ticks: how often each group is asked whether its topics have changed
 _LOOK_FOR_GONE_EACH = 20  # ticks: how often it is asked whose offsets went with their topics
 
@@ -332,15 +333,22 @@ class ShardGroups(ShardMachine):
         """Forget what is here of groups whose topics are all gone: at the second look, an hour after the first."""
         candidates = {*self.groups, *self.fences, *self._idle.names()} - self._committing
         self._topicless &= candidates
-        for name in candidates:
+        for number, name in enumerate(sorted(candidates)):
+            if number % _LOOKED_AT_ONCE == 0:
+                await asyncio.sleep(0)
             was_topicless = name in self._topicless
-            if await self._has_topics(name):
+            if self.has_offsets(name.partition("/")[0]) or await self._has_topics(name):
                 self._topicless.discard(name)
             elif not was_topicless:
                 self._topicless.add(name)
             elif name in self._topicless:  # Nor has anybody come while it was asked about.
                 self._topicless.discard(name)
                 await self._forget_here(name)
+
+    def has_offsets(self, group: str) -> bool:
+        """Whether a group, or one of the members of a broadcast group, has offsets here, as applied by now."""
+        of_members = self.store.groups(f"{group}/", 1)
+        return bool(self.store.topics_of(group)) or any(each.startswith(f"{group}/") for each in of_members)
 
     async def _forget_here(self, name: str) -> None:
         await self.unfence(name, partial(self._forget_memberless, name))

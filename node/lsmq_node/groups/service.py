@@ -179,9 +179,8 @@ class GroupService(MachineService[ShardGroups]):
         """Of a group, or one of the members of a broadcast group, in a shard that this node leads."""
         group, shard = str(asked["group"]), await self.shard(number)
         await shard.barrier()  # What was committed lately may not show yet.
-        of_members = shard.store.groups(f"{group}/", 1)
         shard.check()
-        return {"found": bool(shard.store.topics_of(group)) or any(each.startswith(f"{group}/") for each in of_members)}
+        return {"found": shard.has_offsets(group)}
 
     async def check_no_members(self, name: str) -> None:
         """Raises ``GroupHasMembers``, ``Unavailable``."""

@@ -6,6 +6,7 @@ Only those are looked for that others of their key wait for; the rest is found t
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from lsmq.errors import LsmqError
@@ -41,9 +42,8 @@ class DepartedLook:
 
     async def look(self) -> None:
         try:
-            await self._look()
-        except LsmqError:
-            pass  # Another time.
+            with suppress(LsmqError):  # Another time.
+                await self._look()
         finally:
             self._looking = False
 
