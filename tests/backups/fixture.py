@@ -19,7 +19,14 @@ from support.node_process import NodeProcess
 from .commands import QUEUES, held, lsmq, send
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-SETTINGS: dict[str, Any] = {"shards": 2, "segment_bytes": 64 << 10, "max_message_bytes": 16 << 10}
+SETTINGS: dict[str, Any] = {
+    "shards": 2,
+    "segment_bytes": 64 << 10,
+    "max_message_bytes": 16 << 10,
+    # A fixture is older with every day: nothing of it may be forgotten for that.
+    "producer_expiry_ms": 10 * 365 * 24 * 3_600_000,
+    "group_retention_hours": 0,
+}
 #: Ten years from 2026, the longest that a message can be put off.
 FAR_MS = 2_090_000_000_000
 
