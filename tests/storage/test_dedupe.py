@@ -338,7 +338,7 @@ def test_ids_are_found_in_layers_and_files_and_no_others(ids: list[tuple[int, in
     for begin in range(0, len(here), 7):
         some = here[begin : begin + 7]
         high, low = some["high"].copy(), some["low"].copy()
-        layer.add(IdColumns(high, low, keys_of(high, low), some["offset"], some["stored_ms"], some["topic"]))
+        layer.add(IdColumns(high, low, keys_of(high, low), some["offset"], 0, 1))
     layer.applied = layer.count
     kept = list(layer.kept())
     assert (np.concatenate(kept) if kept else rows_of([])).tolist() == newest_of(here).tolist()

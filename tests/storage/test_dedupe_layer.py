@@ -34,7 +34,7 @@ class LayerMachine(RuleBasedStateMachine):
         for patch in self.patches:
             patch.start()
         self.layer = IdLayer()
-        self.rows: list[tuple[Id, int]] = []
+        self.rows: list[tuple[Id, tuple[int, int, int]]] = []  # of each its offset, time and topic
         self.applied = 0
         self.offset = 0
 
@@ -42,14 +42,14 @@ class LayerMachine(RuleBasedStateMachine):
         for patch in self.patches:
             patch.stop()
 
-    @rule(ids=IDS, again=st.booleans())
-    def add(self, ids: list[Id], again: bool) -> None:
+    @rule(ids=IDS, again=st.booleans(), stored_ms=st.integers(5, 7), topic=st.integers(1, 2))
+    def add(self, ids: list[Id], again: bool, stored_ms: int, topic: int) -> None:
         if again and self.rows:
             ids = [self.rows[-1][0], *(each for each in ids if each != self.rows[-1][0])]
         high, low = (np.array(half, np.uint64) for half in zip(*ids, strict=True))
         offsets = np.arange(self.offset, self.offset + len(ids))
-        self.layer.add(IdColumns(high, low, keys_of(high, low), offsets, 5, 7))
-        self.rows += zip(ids, offsets.tolist(), strict=True)
+        self.layer.add(IdColumns(high, low, keys_of(high, low), offsets, stored_ms, topic))
+        self.rows += [(each, (at, stored_ms, topic)) for each, at in zip(ids, offsets.tolist(), strict=True)]
         self.offset += len(ids)
 
     @precondition(lambda self: self.applied < len(self.rows))
@@ -72,19 +72,22 @@ class LayerMachine(RuleBasedStateMachine):
             asked = list(dict.fromkeys([*asked, data.draw(st.sampled_from(sorted(known)))]))
         high, low = (np.array(half, np.uint64) for half in zip(*asked, strict=True))
         places, offsets, stored_ms = self.layer.find(high, low)
-        found = {asked[place]: offset for place, offset in zip(places.tolist(), offsets.tolist(), strict=True)}
-        assert found == {each: known[each] for each in asked if each in known}
-        assert set(stored_ms.tolist()) <= {5}
+        said = zip(offsets.tolist(), stored_ms.tolist(), strict=True)
+        found = {asked[place]: each for place, each in zip(places.tolist(), said, strict=True)}
+        assert found == {each: known[each][:2] for each in asked if each in known}
 
     @rule()
     def look_at_all(self) -> None:
         applied = dict(self.rows[: self.applied])
         kept = [row for rows in self.layer.kept() for row in rows]
-        assert [((row["high"], row["low"]), row["offset"]) for row in kept] == sorted(applied.items())
-        in_line = self.layer.in_line()
-        ids = zip(in_line.high.tolist(), in_line.low.tolist(), strict=True)
-        assert list(zip(ids, in_line.offsets.tolist(), strict=True)) == self.rows[self.applied :]
-        assert in_line.keys.tolist() == keys_of(in_line.high, in_line.low).tolist()
+        found = [((row["high"], row["low"]), (row["offset"], row["stored_ms"], row["topic"])) for row in kept]
+        assert found == sorted(applied.items())
+        in_line = []
+        for some in self.layer.in_line():
+            assert some.keys.tolist() == keys_of(some.high, some.low).tolist()
+            ids = zip(some.high.tolist(), some.low.tolist(), strict=True)
+            in_line += [(each, (at, some.stored_ms, some.topic)) for each, at in zip(ids, some.offsets, strict=True)]
+        assert in_line == self.rows[self.applied :]
 
 
 TestLayer = LayerMachine.TestCase

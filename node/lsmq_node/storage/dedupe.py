@@ -338,7 +338,8 @@ class DedupeIds:
             frozen = self._layer
             self._layer = IdLayer(self._recent.newest, self.slabs)
             if frozen.count > frozen.applied:
-                self._note(NotedIds(frozen.in_line()))  # again, so that they are no older than the layer
+                for columns in frozen.in_line():
+                    self._note(NotedIds(columns))  # again, so that they are no older than the layer
             frozen.cut()
             self._sources = (self._layer, *self._sources) if frozen.count else (self._layer, *self._sources[1:])
         return frozen

@@ -423,4 +423,4 @@ def is_sorted(rows: IdRows) -> bool:
 
 def newest_of(rows: IdRows) -> IdRows:
     """Sorted by id, and of each id the row that stands first."""
-    return chosen_rows(rows, newest_order(rows["high"], rows["low"]))
+    return chosen_rows(rows, newest_order(rows["high"], rows["low"])[0])
