@@ -84,7 +84,7 @@ def wal_segment() -> bytes:
     appender = Appender(0, SEGMENT_BYTES)
     for entry in wal_entries():
         appender.append(entry)
-    return bytes(appender.take()[1])
+    return b"".join(appender.take()[1])
 
 
 def table_records() -> SortedRecords:

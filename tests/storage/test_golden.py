@@ -186,7 +186,7 @@ def test_a_newer_log_entry_is_refused() -> None:
     entry[0] = 3
     appender.append(bytes(entry))
     with pytest.raises(UnsupportedFormat, match=f"entry at LSN 0 has version 3; {ADVICE.replace('1', '2')}"):
-        read_log(bytes(appender.take()[1]))
+        read_log(b"".join(appender.take()[1]))
 
 
 def test_a_newer_table_is_refused(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_dump_names_damage_after_what_lies_before_it(tmp_path: Path) -> None:
     late = bytearray(entries[-1])
     late[8:16] = lsns[-2][1].to_bytes(8, "little")
     appender.append(bytes(late))
-    raw = bytearray(appender.take()[1])
+    raw = bytearray(b"".join(appender.take()[1]))
     raw[lsns[2][0] + 100] ^= 1
     path.write_bytes(raw)
     before = path.read_bytes()
@@ -279,7 +279,7 @@ def test_a_dump_of_a_segment_skips_the_rest_of_an_entry_of_the_one_before(tmp_pa
     header = wal_entries()[7][:ENTRY_BYTES]
     appender.append(header + bytes(SEGMENT_BYTES))
     second = appender.append(header + b"second")
-    stream = bytes(appender.take()[1])
+    stream = b"".join(appender.take()[1])
     path = tmp_path / "renamed.spare"
     path.write_bytes(stream[SEGMENT_BYTES:])
     [entry, end] = dump_wal(path)

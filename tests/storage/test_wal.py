@@ -347,7 +347,7 @@ def test_entries_of_any_size_come_back_as_they_went_in(sizes: list[int], start: 
         payload = header + body(number, size)
         cut = number * size % (len(payload) + 1)  # in one part or in two, wherever that is
         entries.append((*appender.append(payload[:cut], payload[cut:]), payload))
-    _, stream = appender.take()
+    stream = b"".join(appender.take()[1])
     segments = range(0, len(stream), SEGMENT)
 
     def read(lsn: int, length: int) -> bytes:

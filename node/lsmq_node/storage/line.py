@@ -447,8 +447,8 @@ class Line:
             self.check_open()
             self._check_whole()
             pending, self._pending = self._pending, []
-            lsn, buffer = self._appender.take()
-            return lsn, buffer, pending
+            lsn, parts = self._appender.take()
+        return lsn, b"".join(parts), pending
 
     def _check_whole(self) -> None:
         if self._changing:

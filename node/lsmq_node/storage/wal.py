@@ -171,7 +171,7 @@ def _kind_seed(kind: int, seed: int) -> int:
 class Appender:
     """Turns entries into the bytes of the stream. Pure: it knows positions, not files.
 
-    ``lsn`` is where the next entry goes. ``take`` hands over the bytes made since the last call. Until then they are in
+    ``lsn`` is where the next entry goes. ``take`` hands over the bytes made since the last call. They are in
     parts, those of an entry as they were given: so they are copied once, and all together.
     """
 
@@ -235,9 +235,9 @@ class Appender:
     def pending_bytes(self) -> int:
         return self.lsn - self._pending_lsn
 
-    def take(self) -> tuple[int, bytes]:
-        """LSN of the first pending byte, and the bytes."""
-        taken = self._pending_lsn, b"".join(self._parts)
+    def take(self) -> tuple[int, list[Buffer]]:
+        """LSN of the first pending byte, and the bytes in parts: to copy them need not be waited for by who appends."""
+        taken = self._pending_lsn, self._parts
         self._parts = []
         self._pending_lsn = self.lsn
         return taken
