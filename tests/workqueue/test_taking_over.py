@@ -165,3 +165,18 @@ def test_where_the_first_of_a_key_is_gone_the_next_comes_at_once_and_the_one_aft
     assert ledger.ack(receipt, 0) is None
     ledger.stored(ledger.take_changes(), 0)
     assert [task.offset for task in ledger.take_ready(9)] == [2]
+
+
+def test_what_somebody_has_holds_its_key_though_it_is_deleted_and_its_leader_begins_anew() -> None:
+    settings = WorkSettings(order=Order.KEY)
+    before, ledger = (WorkLedger(settings, leader, lambda _: 0, lambda _: 3) for leader in (1, 2))
+    first, _ = before.line_up(0, range(2), [7, 7], 2, 2, 0)
+    assert first is not None
+    receipt = before.deliver(first, 0, HOUR_MS)
+    assert receipt is not None
+    ledger.carry_over(before.deliveries(), 0)
+    second, other = ledger.line_up(0, [1, 2], [7, 8], 3, 2, 0)
+    assert second is None and other is not None
+    assert ledger.ack(receipt, 0) is None
+    ledger.stored(ledger.take_changes(), 0)
+    assert [task.offset for task in ledger.take_ready(9)] == [1]

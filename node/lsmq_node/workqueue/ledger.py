@@ -99,15 +99,7 @@ class WorkLedger(OpenMessages):
         tasks = [task for changes in self._storing.values() for task in changes.settled] + self._settled
         for window in self._windows.values():
             tasks += [task for task in window.open.values() if task.state is DeliveryState.IN_FLIGHT]
-        return [
-            LeftDelivery(
-                DeliveryReceipt(task.queue, task.offset, task.count, task.at_ms, task.token),
-                task.tenant,
-                task.level,
-                task.stored_ms,
-            )
-            for task in tasks
-        ]
+        return [LeftDelivery(task.receipt, task.tenant, task.level, task.stored_ms, task.key) for task in tasks]
 
     def in_flight(self, after: tuple[int, int], limit: int) -> list[DeliveryReceipt]:
         """Up to so many deliveries that nobody has settled and whose visibility has not ended, of messages behind this
@@ -120,17 +112,23 @@ class WorkLedger(OpenMessages):
             tasks += heapq.nsmallest(limit - len(tasks), behind, key=attrgetter("offset"))
             if len(tasks) >= limit:
                 break
-        return [DeliveryReceipt(task.queue, task.offset, task.count, task.at_ms, task.token) for task in tasks]
+        return [task.receipt for task in tasks]
 
     def carry_over(self, deliveries: Iterable[LeftDelivery], now: int) -> None:
         """Go on with these, of a ledger that could not store something and delivered last before this one.
 
         Whose they were counts until they are looked at: what is in flight of a tenant may lie behind a long backlog.
+        Keys are held at once: a message that was deleted meanwhile is not looked at any more.
         """
-        for receipt, tenant, level, stored_ms in deliveries:
+        for receipt, tenant, level, stored_ms, key in deliveries:
             task = self._find(receipt, now)
-            if self.looks_ahead and isinstance(task, OpenMessage):
+            if not isinstance(task, OpenMessage):
+                continue
+            if self.looks_ahead:
                 self._place(task, tenant, level, stored_ms)
+            elif self._by_key and key:
+                task.key = key
+                self._windows[task.queue].held[key] = None
 
     # Delivering
 
@@ -214,7 +212,7 @@ class WorkLedger(OpenMessages):
         self._time(task)
         self.counts.delivered += 1
         self.counts.redelivered += task.count > 1
-        return DeliveryReceipt(task.queue, task.offset, task.count, task.at_ms, task.token)
+        return task.receipt
 
     def deliver_fresh(
         self, queue: int, offsets: Sequence[int], end: int, now: int, visibility_ms: int

@@ -67,14 +67,20 @@ class OpenMessage:
         """Deliveries that have failed."""
         return self.count - (self.state is DeliveryState.IN_FLIGHT)
 
+    @property
+    def receipt(self) -> DeliveryReceipt:
+        """Of the delivery that was made last."""
+        return DeliveryReceipt(self.queue, self.offset, self.count, self.at_ms, self.token)
+
 
 class LeftDelivery(NamedTuple):
-    """What a ledger leaves to the next one of a delivery: with whose it is, and when its turn was."""
+    """What a ledger leaves to the next one of a delivery: whose it is, when its turn was, and the key that it holds."""
 
     receipt: DeliveryReceipt
     tenant: int
     level: int
     stored_ms: int
+    key: int
 
 
 @dataclass(frozen=True, slots=True)
