@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from .ageing import Ageing
 from .area import Area
 from .asked import Asked
+from .billed import Billed
+from .consumed import Consumed
 from .keyed import Keyed
 from .later import Later
 from .leaving import Eaten, Moved
@@ -17,10 +19,12 @@ from .quotas import Quotas
 from .retained import Retained
 from .scheduled import Scheduled
 from .sized import Sized
+from .subscribed import Subscribed
 from .tables import Tables
 from .takeovers import Briefly, Copied, Outbox
 from .tenants import Customers, Limited, Paced
 from .transactions import Transactions
+from .weighed import Weighed
 from .work import Doomed, Shared, Urgent
 
 AREAS: Mapping[str, type[Area]] = {
@@ -28,7 +32,9 @@ AREAS: Mapping[str, type[Area]] = {
     for area in (
         Ageing,
         Asked,
+        Billed,
         Briefly,
+        Consumed,
         Copied,
         Customers,
         Doomed,
@@ -47,8 +53,10 @@ AREAS: Mapping[str, type[Area]] = {
         Scheduled,
         Shared,
         Sized,
+        Subscribed,
         Tables,
         Transactions,
         Urgent,
+        Weighed,
     )
 }

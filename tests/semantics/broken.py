@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from lsmq._requests import Requests
 from lsmq.groups import Group
 from lsmq_node.broker import selection
 from lsmq_node.broker.limit_sharing import LimitSharing
+from lsmq_node.groups.assignment import _Odd
 from lsmq_node.schedules.shard_schedules import ShardSchedules
 from lsmq_node.storage import evictions, own_limits, sequences, shard_store
 from lsmq_node.storage import search as searching
@@ -22,13 +23,16 @@ from lsmq_node.storage.extents import Extent
 from lsmq_node.storage.lapses import Lapses
 from lsmq_node.storage.producers import BatchKey, Head
 from lsmq_node.storage.queries import Queries
+from lsmq_node.storage.quotas import Quota
 from lsmq_node.storage.retention import Gone, Retention
 from lsmq_node.storage.search import SearchFound, SearchQuery
 from lsmq_node.storage.shard_time import ShardTime
 from lsmq_node.transactions.book import TransactionBook
 from lsmq_node.transactions.coordinator import ShardTransactions
 from lsmq_node.transactions.records import BookChange, RecordKey, TransactionRecord, TransactionState
+from lsmq_node.workqueue import shard_work
 from lsmq_node.workqueue.burial import DeadLetterMover
+from lsmq_node.workqueue.departed import DepartedLook
 from lsmq_node.workqueue.ledger import WorkLedger
 from lsmq_node.workqueue.pace import TenantPace
 from lsmq_node.workqueue.receipts import DeliveryReceipt
@@ -199,6 +203,48 @@ def as_great_a_part_of_the_bytes_goes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Extent, "time_of_oldest_part", lambda self, part: self.time_of_oldest(part * self.size_bytes))
 
 
+def one_has_a_slot_more(patch: pytest.MonkeyPatch) -> None:
+    quotas = _Odd.quotas
+
+    def uneven(self: _Odd) -> dict[str, int]:
+        found = quotas(self)
+        if len(found) > 1:
+            found[min(found)] += 1
+            found[max(found)] -= 1
+        return found
+
+    patch.setattr(_Odd, "quotas", uneven)
+
+
+def nobody_looks_for_what_rests_and_goes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DepartedLook, "due", lambda self, now_s: False)
+
+
+def what_is_gone_holds_its_key(patch: pytest.MonkeyPatch) -> None:
+    gone = WorkLedger.gone
+
+    def holds(self: WorkLedger, tasks: Iterable[OpenMessage], now: int) -> None:
+        with pytest.MonkeyPatch.context() as within:
+            within.setattr(WorkLedger, "_free", lambda self, queue, key, now: None)
+            gone(self, tasks, now)
+
+    patch.setattr(WorkLedger, "gone", holds)
+
+
+def nothing_done_goes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(shard_work, "delete_settled", lambda work, queues, cursors: None)
+
+
+def what_is_new_has_an_even_part(patch: pytest.MonkeyPatch) -> None:
+    """Of the room there is, as where it is refused."""
+    measured = Quota.measured
+
+    def evenly(self: Quota, own: Any, appended_bytes: int, rest: Any, options: Any) -> None:
+        measured(self, own, appended_bytes, rest, replace(options, overflow="refuse"))
+
+    patch.setattr(Quota, "measured", evenly)
+
+
 def a_moment_is_eight(patch: pytest.MonkeyPatch) -> None:
     expired_before = ShardTime.expired_before
     patch.setattr(ShardTime, "expired_before", lambda self, age_ms: expired_before(self, age_ms // 8))
@@ -222,8 +268,14 @@ BROKEN: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None]], ...] = (
     ("ageing", test_uses.priorities_are_one),
     ("asked", test_uses.ids_are_forgotten),
     ("asked", the_next_reply_is_anybodys),
+    ("billed", only_the_first_part_is_delivered),
+    ("billed", rolling_back_commits),
+    ("billed", test_uses.deleted_queues_stay),
+    ("billed", test_uses.idle_queues_are_forgotten),
     ("briefly", ids_are_remembered_for_ever),
     ("briefly", test_uses.ids_are_forgotten),
+    ("consumed", nothing_done_goes),
+    ("consumed", test_uses.the_fastest_group_counts),
     ("copied", sequences_are_anybodys),
     ("copied", sequences_stand_still),
     ("customers", a_turn_never_ends),
@@ -262,9 +314,14 @@ BROKEN: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None]], ...] = (
     ("shared", a_turn_never_ends),
     ("sized", test_uses.queues_hold_twice_their_bytes),
     ("sized", test_uses.what_a_queue_had_counts_for_nothing),
+    ("subscribed", one_has_a_slot_more),
+    ("subscribed", parts_of_names_are_any_rest),
+    ("subscribed", test_uses.deleted_queues_stay),
     ("tables", test_uses.nothing_expires),
     ("tables", test_uses.superseded_is_the_one_behind),
     ("transactions", only_the_first_part_is_delivered),
     ("transactions", rolling_back_commits),
     ("urgent", test_uses.priorities_are_one),
+    ("weighed", shards_do_not_hear_of_each_other),
+    ("weighed", what_is_new_has_an_even_part),
 )

@@ -59,15 +59,21 @@ class Job:
 
 class Keyed(Area):
     """``open``: what was not settled. ``dying``: what has failed for the last time, and may hold its key until it is
-    among the letters. ``done``: receipts of what was. ``deliveries``: which nobody has settled here."""
+    among the letters. ``removed``: what is there no more, and may hold its key still: for moments, or as long as
+    somebody has it. ``done``: receipts of what was. ``deliveries``: which nobody has settled here."""
 
     topics: ClassVar[Mapping[str, Mapping[str, Any]]] = {"keyed": {"queues": 2}}
-    deeds = ("send", "send", "send", "pop", "pop", "pop", "settle", "settle", "settle", "settle", "look", "tune")
+    deeds = (
+        *("send", "send", "send", "pop", "pop", "pop", "settle", "settle", "settle", "settle", "look", "tune"),
+        *("remove", "remove"),
+    )
 
     def __init__(self, life: Life) -> None:
         super().__init__(life)
         self.open: dict[Place, Job] = {}
         self.dying: dict[Place, Job] = {}
+        self.removed: dict[Place, Job] = {}
+        self.ends = [0, 0]
         self.dead: set[int] = set()
         self.done: dict[Place, str] = {}
         self.deliveries: list[Delivery] = []
@@ -79,6 +85,10 @@ class Keyed(Area):
     async def tune(self, where: int, how: int, what: int) -> None:
         """Queues get other turns, for which the leader begins anew with what it has looked at."""
         weights = {"0": 1 + how % 3}
+        starts = (await self.client.offsets("keyed")).earliest
+        for (queue, offset), job in self.removed.items():
+            if offset < starts[queue]:  # who has it is forgotten with what was looked at
+                job.held = None
         await self.work.configure(order="key", max_deliveries=_MOST_DELIVERIES, weights=weights)
 
     async def send(self, where: int, how: int, what: int) -> None:
@@ -88,6 +98,39 @@ class Keyed(Area):
             job = Job(self.life.number(), KEYS[(what + at * (where % 3)) % 4])
             sent = await self.life.send("keyed", f"{job.number}", key=job.key, queue=queue)
             self.open[queue, sent.offset] = job
+            self.ends[queue] = sent.offset + 1
+
+    async def remove(self, where: int, how: int, what: int) -> None:
+        """A message is deleted, whatever has become of it, or all before it; or all that are there."""
+        queue = where % 2
+        if not (end := self.ends[queue]):
+            return
+        if how % 8 == 0:
+            await self.client.purge_topic("keyed", queues=[queue])
+            gone = range(end)
+        elif how % 8 < 3:
+            before = what % (end + 1)
+            await self.client.trim_topic("keyed", {queue: before})
+            gone = range(before)
+        else:
+            offsets = [place[1] for place in self.open if place[0] == queue] or [what % end]
+            holding = [offset for offset in offsets if self._holds(queue, offset)]
+            offset = (holding or offsets)[what % len(holding or offsets)]
+            await self.client.delete_messages("keyed", [(queue, offset)])
+            gone = range(offset, offset + 1)
+        for offset in gone:
+            place = queue, offset
+            if place in self.open:
+                job = self.removed[place] = self.open.pop(place)
+                if job.may_be_dead or (job.held is not None and job.held.count == _MOST_DELIVERIES):
+                    self.dead.add(job.number)
+            elif place in self.dying:
+                self.removed[place] = self.dying.pop(place)
+
+    def _holds(self, queue: int, offset: int) -> bool:
+        """Whether somebody has it, or it rests, so that others of its key wait for it."""
+        job = self.open.get((queue, offset))
+        return job is not None and (job.rests or job.held is not None)
 
     # What a worker is given
 
@@ -123,6 +166,10 @@ class Keyed(Area):
         """Those who have led since, if it is known."""
         return before if before and before == self.life.leaders() else None
 
+    def _waits_for(self, place: Place) -> bool:
+        """Whether another of its key may be before it."""
+        return any(self._before(place, {**self.open, **self.dying, **self.removed}))
+
     def _before(self, place: Place, jobs: Mapping[Place, Job]) -> Iterator[Place]:
         """Those of its key that came before it to its queue."""
         key = self.open[place].key
@@ -136,7 +183,7 @@ class Keyed(Area):
         """What somebody must be given who asks."""
         for place, job in self.open.items():
             waits = job.rests or job.may_rest or job.may_be_dead or job.held is not None
-            if place[0] == queue and not waits and not any(self._before(place, {**self.open, **self.dying})):
+            if place[0] == queue and not waits and not self._waits_for(place):
                 yield place
 
     async def _given(self, task: Mapping[str, Any], topic_id: int, *, is_long: bool) -> Delivery:
@@ -144,7 +191,7 @@ class Keyed(Area):
         receipt = decode_receipt(task["receipt"], group_hash("crew"), topic_id)
         assert receipt is not None
         delivery = Delivery(place, task["receipt"], receipt.token >> 32, task["deliveries"], is_long)
-        assert place in self.open, f"{place} was settled before, or is dead"
+        assert place in self.open, f"{place} was settled before, or is dead, or was deleted"
         job = self.open[place]
         assert int(task["body"]) == job.number, f"{place} is another message"
         assert not job.rests, f"{place} was to rest for a day"
@@ -165,6 +212,12 @@ class Keyed(Area):
         """Those of its key that came before it are settled; what is dead is among the letters."""
         before = [each for each in self._before(place, self.open) if not self.open[each].may_be_dead]
         assert not before, f"{place} came before {before} of its key"
+        leaders = self.life.leaders()
+        for each in self._before(place, self.removed):
+            held = self.removed[each].held
+            assert held is None or not held.hidden_by or held.hidden_by != leaders, (
+                f"{place} came, though somebody has {each} of its key, which was deleted"
+            )
         if any(self._before(place, self.dying)) or any(self._before(place, self.open)):
             await self.look(0, 0, 0)
             before = [*self._before(place, self.dying), *self._before(place, self.open)]
@@ -219,7 +272,7 @@ class Keyed(Area):
     def _is_over(self, delivery: Delivery) -> None:
         """Its message is to be had again, unless that was the last time."""
         delivery.is_over = True
-        job = self.open.get(delivery.place)
+        job = self.open.get(delivery.place) or self.removed.get(delivery.place)
         if job is not None and job.held is delivery:
             job.held, job.most = None, max(job.most, delivery.count)
             job.may_be_dead = delivery.count == _MOST_DELIVERIES
@@ -230,6 +283,8 @@ class Keyed(Area):
         for each in self.deliveries:
             if each.place == delivery.place:
                 each.after = frozenset()
+        if delivery.place in self.removed:
+            self.removed[delivery.place].held = None
         job = self.open.get(delivery.place)
         if job is not None:
             job.held, job.may_be_dead = None, False
@@ -237,7 +292,9 @@ class Keyed(Area):
 
     async def _ack(self, some: Sequence[Delivery], where: int) -> None:
         for delivery in await self._ask("ack", some):
-            if self._settled(delivery) is not None:
+            if self._settled(delivery) is None:
+                self.removed.pop(delivery.place, None)
+            else:
                 del self.open[delivery.place]
                 self.done[delivery.place] = delivery.receipt
 
@@ -293,6 +350,8 @@ class Keyed(Area):
             self._is_over(delivery)
         await self.look(0, 0, 0)
         assert not self.dying, f"{[job.number for job in self.dying.values()]} are no dead letters"
+        held = {delivery.place for delivery in self.deliveries}
+        self.removed = {place: job for place, job in self.removed.items() if place in held}
         for job in self.open.values():
             job.may_rest = job.may_be_dead = False  # What is not dead by now was not counted, as its leader died.
 
@@ -303,4 +362,4 @@ class Keyed(Area):
             while any(True for _ in self._surely(queue)):
                 given = await self._pop(queue, 4, is_long=True)
                 await self._ack(given, 0)
-        assert all(job.rests or any(self._before(place, self.open)) for place, job in self.open.items())
+        assert all(job.rests or self._waits_for(place) for place, job in self.open.items())

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.extent import part_in_number
 
 from .areas import AREAS
-from .broken import BROKEN
+from .broken import BROKEN, nobody_looks_for_what_rests_and_goes, what_is_gone_holds_its_key
 from .played import BEFALLS, Player, Step, play
 
 #: So many areas are in a plan.
@@ -90,3 +90,18 @@ def test_what_is_broken_on_purpose_is_found_by_one_plan_of_ten(
         except AssertionError:
             return
     pytest.fail("ten plans found nothing wrong")
+
+
+@pytest.mark.parametrize("broken", [nobody_looks_for_what_rests_and_goes, what_is_gone_holds_its_key])
+def test_whoever_waits_for_what_rests_and_is_deleted_comes(
+    broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of one key: the first is given back for a day, and deleted."""
+    plan: list[Step] = [
+        *(("keyed.send", 0, 2, 1), ("keyed.pop", 0, 0, 1), ("keyed.settle", 3, 2, 0)),
+        *(("keyed.remove", 0, 3, 0), ("settle", 0, 0, 0)),
+    ]
+    play(2, plan)
+    broken(monkeypatch)
+    with pytest.raises(AssertionError, match="nobody was given"):
+        play(2, plan)
