@@ -1,4 +1,5 @@
-"""Groups whose topics were all deleted, in a node of the test's own process: they are forgotten within hours.
+"""Groups whose topics were all deleted, in a node of the test's own process: they are forgotten within hours, and so is
+what they worked on.
 
 Hours are counted by the loop's time while a shard is served; here they are told to have passed.
 """
@@ -31,6 +32,9 @@ async def hour(client: Session) -> None:
         shard.tick()
     for shard in shards:
         await comes_true(lambda shard=shard: not shard._forgetting, "it has looked")
+    work = node_of(client).work
+    work._hour_began -= HOUR_S
+    work.look()
 
 
 async def groups(client: Session) -> list[str]:
@@ -41,7 +45,7 @@ async def groups(client: Session) -> list[str]:
 async def documents(client: Session) -> list[str]:
     """What is stored of groups."""
     found = [key for shard in await shards_of(client) for key, _ in shard.store.documents()]
-    return sorted(key for key in found if key.startswith(("group/", "group-used/", "fence/")))
+    return sorted(key for key in found if key.startswith(("group/", "group-used/", "fence/", "work/")))
 
 
 async def post(client: Session, path: str, document: dict[str, Any]) -> dict[str, Any]:
@@ -94,11 +98,10 @@ def test_a_group_is_kept_for_an_hour_at_least_and_by_any_topic_that_is_there(tmp
         await post(client, "/v1/groups/quiet/heartbeat", quiet)
         await post(client, "/v1/groups/quiet/heartbeat", {**quiet, "leave": True})
         await post(client, "/v1/groups/living/heartbeat", {**quiet, "topics": ["old"]})
-        await client.put("/v1/groups/work", json={"mode": "work_queue"})
         await post(client, "/v1/groups/stranger/offsets", {"topic": "old", "queues": [0], "offsets": [0]})
         await client.delete("/v1/topics/old")
 
-        kept = ["elsewhere", "living", "quiet", "work"]
+        kept = ["elsewhere", "living", "quiet"]
         await hour(client)
         assert await groups(client) == sorted([*kept, "back", "gone"])
         await client.put("/v1/topics/old", json={"queues": 6})
@@ -109,6 +112,89 @@ def test_a_group_is_kept_for_an_hour_at_least_and_by_any_topic_that_is_there(tmp
         used = [key for key in await documents(client) if not key.startswith("fence/")]
         assert {key.partition("/")[2] for key in used} == {*kept, "back"}
         await consume(client, "gone", "old")  # anew
+
+    with_node(tmp_path, test, shards=SHARDS)
+
+
+async def work(client: Session, group: str, topic: str) -> None:
+    """One message is acknowledged, one fails, one is left in flight; some more are not delivered."""
+    messages = [{"queue": queue, "body": "x"} for queue in range(6)]
+    await post(client, f"/v1/topics/{topic}/messages", {"messages": messages})
+    popped = await post(client, f"/v1/groups/{group}/pop", {"topic": topic, "max": 3, "visibility_ms": 300_000})
+    done, failed, _ = (message["receipt"] for message in popped["messages"])
+    await post(client, f"/v1/groups/{group}/ack", {"topic": topic, "receipts": [done]})
+    await post(client, f"/v1/groups/{group}/nack", {"topic": topic, "receipts": [failed], "delay_ms": 300_000})
+
+
+async def push(client: Session, group: str, topic: str) -> None:
+    """A subscriber is sent a message of each queue, acknowledges them, and goes."""
+    await post(client, f"/v1/topics/{topic}/messages", {"messages": [{"queue": q, "body": "x"} for q in range(6)]})
+    stream = f"/v1/groups/{group}/push?topic={topic}"
+    async with client.ws_connect(stream, protocols=("lsmq.json",)) as socket:
+        await socket.receive_json()
+        got = 0
+        while got < 6:
+            frame = await socket.receive_json()
+            for message in frame.get("messages", ()):
+                got += 1
+                await socket.send_json({"ack": [[message["queue"], message["offset"]]]})
+        await socket.close()
+
+
+async def figure(client: Session, name: str) -> float:
+    async with client.get("/metrics") as answer:
+        lines = (await answer.text()).splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name + " "))
+
+
+def test_work_queues_and_subscriptions_of_deleted_topics_leave_nothing(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        for topic in ("old", "there"):
+            await client.put(f"/v1/topics/{topic}", json={"queues": 6})
+        for topic, group in (("old", "worked"), ("old", "worked-both"), ("there", "worked-both")):
+            await work(client, group, topic)
+        for topic, group in (("old", "pushed"), ("old", "pushed-both"), ("there", "pushed-both")):
+            await push(client, group, topic)
+        async with client.put("/v1/groups/set-up/work-queue", json={"topic": "there", "max_deliveries": 3}) as answer:
+            assert answer.status == 200, await answer.text()
+        assert await figure(client, "lsmq_work_in_flight") == 3
+        await client.delete("/v1/topics/old")
+        for _ in range(3):
+            await hour(client)
+        kept = ["pushed-both", "set-up", "worked-both"]
+        assert await groups(client) == kept
+        there = broker.topology.topics.find("there")
+        assert there is not None
+        stored = [key.split("/") for key in await documents(client)]
+        assert {name for kind, name, *_ in stored if kind == "group"} == set(kept)
+        assert {(name, rest[0]) for kind, name, *rest in stored if kind == "work"} == {
+            ("worked-both", str(there.id)),
+            ("set-up", str(there.id)),
+        }
+        assert await figure(client, "lsmq_work_in_flight") == 1
+        assert {group for group, _ in node_of(client).push._feeds} == set()
+        await client.put("/v1/topics/old", json={"queues": 6})
+        async with client.get("/v1/topics/old/usage?groups=10") as answer:
+            assert (await answer.json())["group_count"] == 0
+
+    with_node(tmp_path, test, shards=SHARDS)
+
+
+def test_a_subscription_that_is_held_stays_though_nothing_was_read(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/there", json={"queues": 6})
+        async with client.ws_connect("/v1/groups/g/push?topic=there", protocols=("lsmq.json",)) as socket:
+            await socket.receive_json()
+            for _ in range(3):
+                await hour(client)
+                service = node_of(client).push
+                service._declared._told.clear()  # as it is each minute
+                await service._declare_again(list(service._feeds.values()))
+            assert await groups(client) == ["g"]
+            await socket.close()
+        for _ in range(3):
+            await hour(client)
+        assert await groups(client) == []
 
     with_node(tmp_path, test, shards=SHARDS)
 

@@ -243,6 +243,7 @@ class ShardGroups(ShardMachine):
         self.check()
         group = self.groups.get(name) or self._new_group(name)
         group.declare(mode)
+        self._topicless.discard(name)
         self._store(name, group)
         while not group.plan.generation and self.groups.get(name) is group:
             await self._planned(name, "")

@@ -52,6 +52,8 @@ class GroupService(MachineService[ShardGroups]):
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker, partial(ShardGroups, self))
         self.counts = GroupCounts()
+        #: Whether a shard at this node has work of a group on a topic that is there.
+        self.has_work: Callable[[ShardStore, str], bool] = lambda store, group: False
         self._permits = Permits(self._standing, asyncio.get_running_loop().time)
         self._lags = LeaderCalls(broker.topology, "group-lag", self._lag_here, _COUNT_TIMEOUT_S)
         self._offsets = LeaderCalls(broker.topology, "group-has-offsets", self._has_offsets_here, _ASK_TIMEOUT_S)
@@ -150,10 +152,10 @@ class GroupService(MachineService[ShardGroups]):
         return bool(found.members) or found.mode in (Mode.PUSH.value, Mode.WORK_QUEUE.value)
 
     async def has_topics(self, name: str) -> bool:
-        """Whether a group has members, a topic that its last members subscribed to, or offsets of one.
+        """Whether a group has members, a topic that its last members subscribed to, or offsets of one or work on it.
 
-        Elsewhere than at its coordinator: whether that knows it. ``name`` as in :meth:`is_in_use`, which a group is
-        that need not have any. Raises ``Unavailable``, ``NotLeader``, ``ConnectionFailed``.
+        Elsewhere than at its coordinator: whether that knows it. ``name`` as in :meth:`is_in_use`. Raises
+        ``Unavailable``, ``NotLeader``, ``ConnectionFailed``.
         """
         group = name.partition("/")[0]
         number, leads = self.coordinator(group)
@@ -162,7 +164,7 @@ class GroupService(MachineService[ShardGroups]):
         known = (await self.shard(number)).groups.get(group)
         if known is None:
             return False
-        if await self.is_in_use(group):
+        if known.members:
             return True
         for topic in known.plan.topics.values():
             try:
@@ -176,11 +178,11 @@ class GroupService(MachineService[ShardGroups]):
         return False
 
     async def _has_offsets_here(self, number: int, asked: dict[str, Any]) -> dict[str, Any]:
-        """Of a group, or one of the members of a broadcast group, in a shard that this node leads."""
+        """Of a group, or one of the members of a broadcast group, in a shard that this node leads; or work."""
         group, shard = str(asked["group"]), await self.shard(number)
         await shard.barrier()  # What was committed lately may not show yet.
         shard.check()
-        return {"found": shard.has_offsets(group)}
+        return {"found": shard.has_offsets(group) or self.has_work(shard.store, group)}
 
     async def check_no_members(self, name: str) -> None:
         """Raises ``GroupHasMembers``, ``Unavailable``."""

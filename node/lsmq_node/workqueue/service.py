@@ -11,14 +11,14 @@ from typing import Any
 from lsmq.errors import InvalidRequest, LsmqError, NotLeader, TooManyGroups, UnsupportedFormat
 from lsmq.filters import MessageFilter
 from lsmq.topics import dead_letter_topic
-from lsmq_node.broker import Broker, Hold
+from lsmq_node.broker import Broker, Hold, ShardPort
 from lsmq_node.broker.leader_calls import LeaderCalls
 from lsmq_node.broker.letter_targets import check_letters
 from lsmq_node.broker.placement import number_end
 from lsmq_node.broker.stages import count_messages
 from lsmq_node.groups import DeclaredGroups, GroupService, Mode
-from lsmq_node.machines import MachineService
-from lsmq_node.storage import StoredTopic
+from lsmq_node.machines import HOUR_S, MachineService
+from lsmq_node.storage import ShardStore, StoredTopic
 
 from .chunks import KEY_PREFIX, SETTINGS, prefix
 from .reading import count_new
@@ -46,6 +46,8 @@ class WorkService(MachineService[ShardWork]):
         super().__init__(broker, None)
         self.counts = WorkCounts()
         self.declared = DeclaredGroups(groups.declare_anywhere)
+        groups.has_work = _has_work
+        self._hour_began = asyncio.get_running_loop().time()
         self._settings = LeaderCalls(broker.topology, OPERATION, self._given_here, _TIMEOUT_S)
         self._turn = 0
 
@@ -163,6 +165,23 @@ class WorkService(MachineService[ShardWork]):
         port = self.broker.topology.port(shard)
         self.forget_all(lambda number, what: number == shard and what[0] == group)
         put_deletions(port, [key for key, _ in port.store.documents(prefix(group))])
+
+    def look(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now - self._hour_began >= HOUR_S:
+            self._hour_began = now
+            for port in self.broker.topology.ports():
+                if self.broker.topology.leadership(port.number).here:
+                    with suppress(LsmqError):  # Another hour.
+                        self._forget_deleted(port)
+
+    def _forget_deleted(self, port: ShardPort) -> None:
+        """Put in line that a shard knows nothing of the work on topics that were deleted."""
+        port.check_readable()
+        places = [place for place in _places(port.store) if not port.store.has_topic(place[1])]
+        gone = set(places)
+        self.forget_all(lambda number, what: number == port.number and what in gone)
+        put_deletions(port, [key for place in places for key, _ in port.store.documents(prefix(*place))])
 
     # Delivering and settling
 
@@ -326,6 +345,17 @@ class WorkService(MachineService[ShardWork]):
                     topic_id = int(key.split("/")[2])
                     found.setdefault(topic_id, set()).add(given.get("dead_letter"))
         return found
+
+
+def _places(store: ShardStore, group: str | None = None) -> list[tuple[str, int]]:
+    """Groups, and the ids of topics that they work on in a shard; of one group, where it is named."""
+    start, depth = (KEY_PREFIX, 2) if group is None else (prefix(group), 1)
+    found = (key.removeprefix(KEY_PREFIX).split("/") for key, _ in store.documents_of_each(start, depth, SETTINGS))
+    return [(name, int(topic_id)) for name, topic_id, _ in found]
+
+
+def _has_work(store: ShardStore, group: str) -> bool:
+    return any(store.has_topic(topic_id) for _, topic_id in _places(store, group))
 
 
 def _other_order(work: ShardWork, wanted: Order) -> InvalidRequest:

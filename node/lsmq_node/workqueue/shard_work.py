@@ -164,21 +164,11 @@ class ShardWork(ShardMachine):
         self._dead_letters.begin(burial)
         self.check()
         if is_new:
-            await self.durable(put_deletions(self.port, self._of_deleted_topics()))
             await self.put_settings(self.given)
         if self.settings.delete_on_ack:
             self._start(delete_all_settled(self))
         shard, topic = self.port.number, self.topic.name
         _log.info("work_queue_loaded", group=self.group, topic=topic, shard=shard, **self.figures())
-
-    def _of_deleted_topics(self) -> list[str]:
-        """What is left of the group's work on topics that were deleted."""
-        start = prefix(self.group)
-        return [
-            key
-            for key, _ in self.store.documents(start)
-            if not self.store.has_topic(int(key.removeprefix(start).partition("/")[0]))
-        ]
 
     def leaves(self) -> Sequence[LeftDelivery]:
         """Deliveries in flight, and those that have settled what may not be stored."""
