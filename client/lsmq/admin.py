@@ -252,21 +252,21 @@ class ClusterAdmin:
 
     async def remove(self, node: str) -> None:
         """Take a drained node out for good; its id is not used again."""
-        await self._undo(_node_path(node), "unknown_node")
+        await self._ask("DELETE", _node_path(node), "unknown_node")
 
     async def replace_voter(self, old: str, new: str) -> None:
         """Have the node ``new`` take the vote of ``old`` in the control plane, which may be gone. The newcomer is sent
         the control plane's log first; ``voter_change`` of the overview says how far it is."""
-        await self._client.ask("POST", f"{_voter_path(old)}/replace", {"by": new})
+        await self._ask("POST", f"{_voter_path(old)}/replace", "replaced", value={"by": new})
 
     async def keep_voter(self, old: str) -> None:
         """Call off that another node takes the vote of ``old``, as long as that one does not vote yet."""
-        await self._undo(f"{_voter_path(old)}/replace", "no_change")
+        await self._ask("DELETE", f"{_voter_path(old)}/replace", "no_change")
 
-    async def _undo(self, path: str, gone: str) -> None:
-        """Where an attempt whose answer was lost has done it, the next one is refused as ``gone``: it is done."""
+    async def _ask(self, method: str, path: str, done: str, **request: Any) -> None:
+        """Where an attempt whose answer was lost has done it, the next one is refused for the reason ``done``."""
         deadline = self._client._deadline()
-        await self._client._router.ask_any("DELETE", path, deadline=deadline, accept_reasons=(gone,))
+        await self._client._router.ask_any(method, path, deadline=deadline, accept_reasons=(done,), **request)
 
     async def move(self, shard: int, replicas: Sequence[str]) -> None:
         """Have ``shard`` held by these nodes and no others; the first leads when it can. It is pinned there."""

@@ -158,6 +158,13 @@ class Shard:
         """The latest epoch that began without regard to what may be lost; 0 when there was none."""
         return self.revivals[-1].epoch if self.revivals else 0
 
+    def is_revived_from(self, node: str) -> bool:
+        """Whether what the node's disk has was gone on with last, and nobody was elected since."""
+        start, last = self.start_of(node), self.revivals[-1] if self.revivals else None
+        if start is None or last is None or last.epoch != self.epoch:
+            return False
+        return (last.node, last.incarnation) == (node, start.incarnation)
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "replicas": list(self.replicas),

@@ -76,6 +76,8 @@ class VoterCare:
             at_hand=self._at_hand(status, status.membership),
             addresses=self.addresses,
         )
+        if changed == status.membership:  # It is under way: nothing is to be agreed on.
+            return {"op": "batch", "request_id": command["request_id"], "commands": []}
         _log.warning("node %s takes the vote of node %s: %s", changed.new, changed.old, changed.to_dict())
         return {"op": "set_voters", "request_id": command["request_id"], "membership": changed.to_dict()}
 

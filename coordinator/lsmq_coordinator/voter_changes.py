@@ -19,6 +19,8 @@ from .state import ClusterState, NodeState
 
 #: What people ask for; the leader of the control plane makes a ``set_voters`` of it.
 REPLACE, CANCEL = "replace_voter", "keep_voter"
+#: Why a replacement is refused that was done before, perhaps: whoever got no answer takes it for one.
+REPLACED = "replaced"
 
 
 def asked(
@@ -30,7 +32,8 @@ def asked(
     at_hand: Set[str],
     addresses: Mapping[str, str],
 ) -> Electorate:
-    """What ``command`` begins. A newcomer that still learns may be replaced too, by another one.
+    """What ``command`` begins; ``now``, where that is under way. A newcomer that still learns may be replaced too, by
+    another one.
 
     ``alive`` are the nodes that are heard, ``at_hand`` the voters that follow by Raft, the leader among them,
     ``addresses`` where nodes would be reached if they voted. Raises ``InvalidRequest``.
@@ -38,7 +41,15 @@ def asked(
     if command["op"] == CANCEL:
         return _cancelled(now, str(command["node"]))
     old, new = str(command["node"]), str(command["by"])
+    if (old, new) == (now.old, now.new):
+        return now
     other = now.new is not None and old == now.new in now.learners
+    if old in state.nodes and not now.has(old) and now.has(new):
+        raise _refused(
+            REPLACED,
+            f"node {old!r} does not vote, and node {new!r} votes already, or is about to: if that was to be, it is done; "
+            f"the voters are {', '.join(sorted(now.voters))}",
+        )
     if now.old is not None and not other:
         raise _refused("change_under_way", f"node {now.new!r} is taking the vote of {now.old!r}; one change at a time")
     if old not in now.voters and not other:

@@ -46,6 +46,7 @@ async def test_what_was_called_off_when_the_answer_was_lost_is_called_off(shared
         for ending, reason, undo in (
             ("n9", "unknown_node", admin.remove),
             ("replace", "no_change", admin.keep_voter),
+            ("replace", "replaced", lambda node: admin.replace_voter(node, "n1")),
         ):
             proxy.lose_answers(ending)
             says(ending, reason)

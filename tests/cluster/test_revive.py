@@ -84,7 +84,10 @@ def test_a_shard_that_lost_its_members_is_named_and_revived_by_who_accepts_the_l
     assert ask(url, "POST", {"node": "n3"})[0] == 400
     revived = lsmq(cluster, "n3", "shard", "revive", "0", "--from", "n3", "--accept-loss")
     assert revived.returncode == 0, revived.stderr
+    again = ask(url, "POST", {"node": "n3", "accept_loss": True})
+    assert again[0] == 200, again
     send(cluster, "n3", "afterwards")
+    assert ask(url, "POST", {"node": "n2", "accept_loss": True})[0] == 400
     assert messages(cluster, "n3") == ["everywhere", "afterwards"]
     assert [entry["node"] for entry in shard(cluster, "n3")["revived"]] == ["n3"]
     # n1 has what was given up. It is set aside, and filled.

@@ -300,13 +300,14 @@ def test_a_shard_is_revived_from_one_replica_and_that_is_remembered() -> None:
     assert (shard.leader, shard.leading, shard.in_sync) == (third, (12, 1), ((third, 12),))
     assert shard.revivals == ((2, third, 12, 500, 7),)
     assert shard.revived_epoch == 2
+    assert [shard.is_revived_from(node) for node in (second, third, "stranger")] == [False, True, False]
     disks[second].durable_lsn = 3
     cluster.start(disks[second])  # what was known of the log is void
     for _ in range(MAX_REVIVALS + 1):
         revive()
     assert len(cluster.shard.revivals) == MAX_REVIVALS
     assert cluster.elect(third)["ok"]
-    assert cluster.shard.epoch > cluster.shard.revived_epoch
+    assert cluster.shard.epoch > cluster.shard.revived_epoch and not cluster.shard.is_revived_from(third)
 
 
 # What the control plane's leader knows

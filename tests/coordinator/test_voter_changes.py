@@ -59,6 +59,17 @@ def test_what_cannot_be_is_refused() -> None:
             asked({"op": REPLACE, "node": "n0", "by": "n6"}, THREE, removed, **known)  # type: ignore[arg-type]
 
 
+def test_the_same_again_is_the_same_change_and_what_was_done_is_refused_as_that() -> None:
+    now, everybody = ask(THREE, "n0", "n3"), set(NODES)
+    assert ask(now, "n0", "n3") == now
+    assert reason(now, "n0", "n4") == "change_under_way"
+    both = next_step(now, everybody, everybody)
+    assert both is not None and ask(both, "n0", "n3") == both
+    done = next_step(both, everybody, everybody)
+    assert done is not None and reason(done, "n0", "n3") == "replaced"
+    assert reason(done, "stranger", "n3") == reason(done, "n4", "n0") == "no_voter"
+
+
 def test_a_newcomer_learns_votes_and_then_the_old_one_goes() -> None:
     now = ask(THREE, "n0", "n3")
     everybody = set(NODES)

@@ -175,6 +175,8 @@ class ClusterMember:
             if command["op"] == "set_target":
                 self._check_places(command)
             if shard is not None and command["op"] == "revive":
+                if shard.is_revived_from(command["node"]):
+                    return {"version": self.control.state.version, "epoch": shard.epoch, "shard_version": shard.version}
                 self._check_leaderless(shard)
                 _log.error("shard_revived", shard=shard.id, node=command["node"], former_leader=shard.leader)
             result = await self.control.submit({**expected, **command})
