@@ -47,8 +47,8 @@ def asked(
     if old in state.nodes and not now.has(old) and now.has(new):
         raise _refused(
             REPLACED,
-            f"node {old!r} does not vote, and node {new!r} votes already, or is about to: if that was to be, it is done; "
-            f"the voters are {', '.join(sorted(now.voters))}",
+            f"node {old!r} does not vote, and node {new!r} votes already, or is about to: if that was to be, it is "
+            f"done; the voters are {', '.join(sorted(now.voters))}",
         )
     if now.old is not None and not other:
         raise _refused("change_under_way", f"node {now.new!r} is taking the vote of {now.old!r}; one change at a time")

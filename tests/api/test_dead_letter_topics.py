@@ -194,3 +194,42 @@ def test_dead_letters_that_would_come_back_over_the_work_of_groups_are_refused(t
         assert status == 400 and "b to c to a to b" in message
 
     with_node(tmp_path, test)
+
+
+def test_messages_that_would_come_back_over_the_work_of_a_group_are_refused_whatever_is_said_last(
+    tmp_path: Path,
+) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        async def ask(method: str, path: str, **document: Any) -> tuple[int, str]:
+            answer = await session.request(method, path, json=document)
+            found = await answer.json() if answer.status != 204 else {}
+            return answer.status, found["error"]["message"] if answer.status >= 400 else ""
+
+        for topic in ("a", "b"):
+            await session.put(f"/v1/topics/{topic}", json={"queues": 2})
+        work = "/v1/groups/g/work-queue"
+        assert (await ask("PUT", work, topic="b", dead_letter="c"))[0] == 200
+        for option, more in (("expired_to", {}), ("dropped_to", {"overflow": "drop_oldest", "max_messages": 9})):
+            status, message = await ask("PUT", "/v1/topics/c", queues=2, **{option: "b"}, **more)
+            assert status == 400 and "c to b to c" in message, "before there is such a topic"
+        assert (await ask("PUT", "/v1/topics/c", queues=2))[0] == 201
+        for option, more in (("expired_to", {}), ("dropped_to", {"overflow": "drop_oldest", "max_messages": 9})):
+            status, message = await ask("PATCH", "/v1/topics/c", **{option: "b"}, **more)
+            assert status == 400 and "c to b to c" in message
+        assert (await ask("PATCH", "/v1/topics/c", expired_to="a"))[0] == 200
+        assert (await ask("PATCH", "/v1/topics/c", ttl_ms=1000))[0] == 200
+        status, message = await ask("PATCH", "/v1/topics/a", expired_to="b")
+        assert status == 400 and "a to b to c to a" in message
+
+        # Where nobody has configured the work queue.
+        assert (await ask("PUT", "/v1/topics/a.dlq", queues=2, expired_to="a"))[0] == 201
+        status, message = await ask("POST", "/v1/groups/pops/pop", topic="a")
+        assert status == 400 and "a to a.dlq to a" in message
+        assert (await ask("PUT", "/v1/groups/pops/work-queue", topic="a", dead_letter="elsewhere"))[0] == 200
+        assert (await ask("POST", "/v1/groups/pops/pop", topic="a"))[0] == 200
+        assert (await ask("PATCH", "/v1/topics/a.dlq", expired_to=None))[0] == 200
+        assert (await ask("POST", "/v1/groups/other/pop", topic="a"))[0] == 200
+        status, message = await ask("PATCH", "/v1/topics/a.dlq", expired_to="a")
+        assert status == 400 and "a.dlq to a to a.dlq" in message
+
+    with_node(tmp_path, test, shards=2)

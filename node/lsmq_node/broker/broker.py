@@ -44,7 +44,7 @@ from .catalog import stays_on_shards
 from .compacted import check_keys_stay, check_limits
 from .fetched import Fetched
 from .forwarding import Forwarder
-from .letter_targets import check_moving
+from .letter_targets import besides_options, check_moving, no_dead_letters
 from .loop_work import in_turns, to_its_end
 from .meant_topic import check_meant
 from .name_admission import NameAdmission
@@ -114,6 +114,7 @@ class Broker:
         self.queue_lists = QueueLists(topology, self.names, self.own_options, self.admission, self.name_admission)
         self.top_queues = QueueRanks(topology, self.names)
         self.arrivals = ArrivalReads(topology, self.names, self.admission)
+        self.dead_letters = no_dead_letters  # where those of work queues go: these say it
         self._next_queue: dict[int, int] = {}
 
     async def retire(self) -> None:
@@ -164,12 +165,12 @@ class Broker:
 
         Raises ``TopicExists``, ``InvalidTopicName``, ``TooManyQueues``, and what admission raises.
         """
-        topics = self.topology.topics
+        topics, besides = self.topology.topics, await besides_options(self, options.to_dict())
 
         def admit() -> TopicOptions:
             there = topics.find(name)
             self.admission.create_topic(queues, options, is_new=there is None)
-            check_moving(self, name, options)
+            check_moving(self, name, options, besides)
             if there is not None:
                 return replace(options, made_by=there.options.made_by)
             check_limits(options, None)
@@ -228,20 +229,18 @@ class Broker:
     async def alter_topic(self, name: str, changes: Mapping[str, Any]) -> StoredTopic:
         """Change options of the topic, durably; None takes one away. Raises ``UnknownTopic``, ``InvalidRequest``."""
         self.admission.write()
+        besides = await besides_options(self, changes)
 
         def check(topic: StoredTopic, options: TopicOptions) -> None:
             self.admission.topic_options(topic.queues, options)
             check_limits(options, topic.options)
-            check_moving(self, topic.name, options)
+            check_moving(self, topic.name, options, besides)
 
         return await self.topology.topics.alter(name, changes, check)
 
     @to_its_end
     async def delete_topic(self, name: str, meant: int | None = None) -> None:
-        """Delete the topic, which has the id ``meant``, and its messages. Who waits for it is told.
-
-        Raises ``UnknownTopic``.
-        """
+        """Delete the topic, which has the id ``meant``, and its messages. Raises ``UnknownTopic``."""
         self.admission.write()
         topic = await self.topology.topics.delete(name, meant)
         self._next_queue.pop(topic.id, None)

@@ -3,8 +3,8 @@ that a letter is stored in the shard that its message comes from, in one piece o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from lsmq.errors import InvalidRequest, InvalidTopicName, UnknownTopic
 from lsmq_node.storage import StoredTopic, TopicOptions
@@ -15,27 +15,36 @@ if TYPE_CHECKING:
     from .broker import Broker
 
 
-def check_moving(broker: Broker, name: str, options: TopicOptions) -> None:
+Besides = Callable[[StoredTopic], Iterable[str]]
+"""Where else messages of a topic go than its options say."""
+
+
+def _nowhere(topic: StoredTopic) -> Iterable[str]:
+    return ()
+
+
+async def besides_options(broker: Broker, asked: Mapping[str, Any]) -> Besides:
+    """By what a topic's work queues say, where messages are to be moved by the options that are ``asked`` for."""
+    return await broker.dead_letters() if any(asked.get(option) is not None for option in MOVING) else _nowhere
+
+
+async def no_dead_letters() -> Besides:
+    """Of a broker without work queues."""
+    return _nowhere
+
+
+def check_moving(broker: Broker, name: str, options: TopicOptions, besides: Besides) -> None:
     """Whether messages of a topic of this name may be moved as its options say.
 
     A topic to move to that is not there is made with the first letter. Raises ``InvalidTopicName``, ``InvalidRequest``
     for one that cannot take letters, or from which they would come back.
     """
     for option, target in _targets(options):
-        check_letters(broker, name, option, target)
+        check_letters(broker, name, option, target, besides)
 
 
-def check_letters(
-    broker: Broker,
-    name: str,
-    option: str,
-    target: str,
-    besides: Callable[[StoredTopic], Iterable[str]] = lambda topic: (),
-) -> None:
-    """:func:`check_moving` from the topic ``name`` to ``target``, which ``option`` says.
-
-    ``besides``: where else messages of a topic go than its options say.
-    """
+def check_letters(broker: Broker, name: str, option: str, target: str, besides: Besides = _nowhere) -> None:
+    """:func:`check_moving` from the topic ``name`` to ``target``, which ``option`` says."""
     try:
         check_topic_name(target)
     except InvalidTopicName as error:
@@ -57,9 +66,7 @@ def _targets(options: TopicOptions) -> list[tuple[str, str]]:
     return [(option, target) for option in MOVING if (target := getattr(options, option)) is not None]
 
 
-def _way_back(
-    broker: Broker, name: str, way: tuple[str, ...], besides: Callable[[StoredTopic], Iterable[str]]
-) -> tuple[str, ...] | None:
+def _way_back(broker: Broker, name: str, way: tuple[str, ...], besides: Besides) -> tuple[str, ...] | None:
     """On from the end of ``way``, which messages are moved along, to where it began; None where they do not come."""
     seen, ways = {way[-1]}, [way]
     while ways:

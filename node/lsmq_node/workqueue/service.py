@@ -13,7 +13,7 @@ from lsmq.filters import MessageFilter
 from lsmq.topics import dead_letter_topic
 from lsmq_node.broker import Broker, Hold, ShardPort
 from lsmq_node.broker.leader_calls import LeaderCalls
-from lsmq_node.broker.letter_targets import check_letters
+from lsmq_node.broker.letter_targets import Besides, check_letters
 from lsmq_node.broker.placement import number_end
 from lsmq_node.broker.stages import count_messages
 from lsmq_node.groups import DeclaredGroups, GroupService, Mode
@@ -48,6 +48,8 @@ class WorkService(MachineService[ShardWork]):
         self.declared = DeclaredGroups(groups.declare_anywhere)
         groups.has_work = _has_work
         self._hour_began = asyncio.get_running_loop().time()
+        broker.dead_letters = self._dead_letters
+        self._letters = LeaderCalls(broker.topology, "work-letters", self._letters_here, _TIMEOUT_S)
         self._settings = LeaderCalls(broker.topology, OPERATION, self._given_here, _TIMEOUT_S)
         self._turn = 0
 
@@ -210,7 +212,7 @@ class WorkService(MachineService[ShardWork]):
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         while True:
-            works = [await self.work(group, topic, shard) for shard in shards]
+            works = [await self._work_to_pop(group, topic, shard) for shard in shards]
             for work in works:
                 if order is not None and work.settings.order is not order:
                     raise _other_order(work, order)
@@ -224,6 +226,14 @@ class WorkService(MachineService[ShardWork]):
                     if work.is_held(wanted) and work.available(wanted):
                         work.wake_one(wanted)
             topic = await self.broker.topic_by_id(topic.id)
+
+    async def _work_to_pop(self, group: str, topic: StoredTopic, shard: int) -> ShardWork:
+        """As :meth:`work`. One that nobody has configured is not made where its dead letters would come back by the
+        options of topics: raises ``InvalidRequest``."""
+        if self.find(shard, (group, topic.id)) is None and await self.made(group, topic, shard) is None:
+            settings = WorkSettings.of(await self.given_elsewhere(group, topic))
+            check_letters(self.broker, topic.name, "dead_letter", settings.dead_letter_topic(topic.name))
+        return await self.work(group, topic, shard)
 
     async def _take(
         self,
@@ -323,28 +333,42 @@ class WorkService(MachineService[ShardWork]):
                 "(fair_by)",
                 field="weights",
             )
-        letters = await self.broker.in_readers(self._letters)
-
-        def besides(source: StoredTopic) -> set[str]:
-            return {each or dead_letter_topic(source.name) for each in letters.get(source.id, ())}
-
+        besides = await self._dead_letters()
         check_letters(self.broker, topic.name, "dead_letter", settings.dead_letter_topic(topic.name), besides)
         works = [await self.work(group, topic, shard) for shard in shards]
         for work in works:
             await work.put_settings(given)
         return [await self.work(group, topic, shard) for shard in shards]
 
-    def _letters(self) -> dict[int, set[str | None]]:
-        """Where dead letters go of all work on topics, by their ids, as far as shards at this node know; None: where
-        they go unless told. In any thread."""
+    async def _dead_letters(self) -> Besides:
+        """Where dead letters of topics go, by all work on them; by that in shards of others, as far as they answer."""
+        here = {port.number for port in self.broker.topology.ports()}
+        others = (shard for shard in range(self.broker.topology.shard_count) if shard not in here)
+        answers = await asyncio.gather(*(self._letters.ask(shard, {}) for shard in others), return_exceptions=True)
+        ports = self.broker.topology.ports()
+        told = [*await self.broker.in_readers(lambda: [row for port in ports for row in _letters_in(port.store)])]
+        told += [row for each in answers if isinstance(each, dict) for row in each["letters"]]
         found: dict[int, set[str | None]] = {}
-        for port in self.broker.topology.ports():
-            for key, body in port.store.documents_of_each(KEY_PREFIX, 2, SETTINGS):
-                with suppress(UnsupportedFormat):  # A later release has configured it.
-                    given, _ = decode_settings(body, key)
-                    topic_id = int(key.split("/")[2])
-                    found.setdefault(topic_id, set()).add(given.get("dead_letter"))
-        return found
+        for topic_id, target in told:
+            found.setdefault(topic_id, set()).add(target)
+        return lambda topic: {each or dead_letter_topic(topic.name) for each in found.get(topic.id, ())}
+
+    async def _letters_here(self, shard: int, asked: dict[str, Any]) -> dict[str, Any]:
+        port = self.broker.topology.port(shard)
+        letters = await self.broker.in_readers(lambda: _letters_in(port.store))
+        port.check_readable()
+        return {"letters": letters}
+
+
+def _letters_in(store: ShardStore) -> list[tuple[int, str | None]]:
+    """Topics, by their ids, that there is work on in a shard, and where its dead letters go; None: where they go unless
+    told. In any thread."""
+    found = set[tuple[int, str | None]]()
+    for key, body in store.documents_of_each(KEY_PREFIX, 2, SETTINGS):
+        with suppress(UnsupportedFormat):  # A later release has configured it.
+            given, _ = decode_settings(body, key)
+            found.add((int(key.split("/")[2]), given.get("dead_letter")))
+    return list(found)
 
 
 def _places(store: ShardStore, group: str | None = None) -> list[tuple[str, int]]:
