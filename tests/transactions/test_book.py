@@ -461,6 +461,40 @@ def test_numbers_go_on_beyond_what_an_epoch_holds() -> None:
     assert last == {1: number} and behind == {"transaction-lane/1": b"%d" % number}
 
 
+def test_what_waits_is_numbered_anew_in_changes_that_can_be_stored_and_a_part_of_them_is_no_harm() -> None:
+    played, long = Played(), "n" * 240
+    keys = [(f"{long}{group}", f"{long}{number}") for group in range(5) for number in range(5_000)]
+    waiting = {
+        key: TransactionRecord(
+            *key, "m", "", "", "", 0, 1, 1, 1, TransactionState.COMMITTED.value, batches={7: 2}, waiting={7: 1 + 2 * at}
+        )
+        for at, key in enumerate(keys)
+    }
+    for at in range(0, len(keys), 5_000):
+        played.put(BookChange(transactions=dict(list(waiting.items())[at : at + 5_000])))
+    played.put(BookChange(lanes={7: 2 * len(keys) + 1}))
+    last = 3 * len(keys)
+
+    def numbers(book: TransactionBook) -> list[int]:
+        assert list(book.lanes[7].waiting.values()) == keys, "in the order in which they were decided"
+        return list(book.lanes[7].waiting)
+
+    wanted = [last + 1 + 2 * at for at in range(len(keys))]
+    first, *others = played.book.renumber(7, last)
+    assert others, "they are more than one change takes"
+    played.put(first)
+    half = played.again()
+    assert half.lanes[7].limit < last, "the shard refuses the next delivery"
+    numbers(half)
+    played.book = half
+    for plan in half.renumber(7, last):
+        encode_changes(plan.documents({}))  # raises
+        played.put(plan)
+    for book in (played.book, played.again()):
+        assert numbers(book) == wanted and book.lanes[7].next == wanted[-1] + 2
+        assert book.lanes[7].limit >= last
+
+
 def test_a_clock_that_jumps_rolls_nothing_back_and_forgets_nothing(played: Played) -> None:
     """Its member is asked, as ever; and whose answer to a decision was lost gets the same one again."""
     done, open_ = played.begin(number=1), played.begin(number=2)

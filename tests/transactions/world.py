@@ -110,7 +110,8 @@ class Coordinator:
             target.receive(delivery)
         except DeliveriesAhead as error:
             if self.world.may_lose and self.world.coordinator is self:
-                self.put(self.book.renumber(shard, int(error.details["last"])))
+                for plan in self.book.renumber(shard, int(error.details["last"])):
+                    self.put(plan)
             return
         if self.world.rng.random() < 0.7 and self.world.coordinator is self:  # else the answer is lost
             self.put(self.book.delivered(shard, keys))

@@ -65,7 +65,7 @@ MAX_MISSING = 256
 #: What a record takes at most, but for the names of topics.
 _RECORD_BYTES = 8192
 
-#: Of transactions that are asked about, or rolled back, in one change: well below what such a change may have.
+#: Of transactions that are asked about, rolled back, or numbered anew in one change: well below what one may have.
 _CHECKED_BYTES = 4 << 20
 
 BROKER = "broker"
@@ -388,19 +388,27 @@ class TransactionBook(Memory):
                 plan.parts |= _no_parts(transaction)
         return plan
 
-    def renumber(self, shard: int, last: int) -> BookChange:
+    def renumber(self, shard: int, last: int) -> list[BookChange]:
         """The shard has had batches up to ``last`` that this coordinator does not know of: begin above.
 
-        Only after the coordinator has lost what it had acknowledged (asynchronous flush).
+        Only after the coordinator has lost what it had acknowledged (asynchronous flush). Changes to be put one after
+        the other, each no larger than a change may be: those that are to be delivered last come first, and the lane
+        with the last change. What a crash leaves of that is still in order, and refused and numbered again.
         """
-        plan = BookChange()
-        number = last + 1
-        for key in self.lanes[shard].waiting.values():
+        lane, plan, size = self.lanes[shard], BookChange(), 0
+        keys = list(lane.waiting.values())
+        end = number = last + 1 + sum(self.transactions[key].batches[shard] for key in keys)
+        plans = [plan]
+        for key in reversed(keys):
+            if size >= _CHECKED_BYTES:
+                plan, size = BookChange(), 0
+                plans.append(plan)
             transaction = self.transactions[key]
+            number -= transaction.batches[shard]
             plan.transactions[key] = replace(transaction, waiting={**transaction.waiting, shard: number})
-            number += transaction.batches[shard]
-        plan.lanes[shard], plan.limits[shard] = number, last
-        return plan
+            size += len(transaction.encode()) + MAX_DOCUMENT_KEY_BYTES
+        plan.lanes[shard], plan.limits[shard] = end, last
+        return plans
 
     def forget(self, now: float) -> BookChange:
         """Finished transactions that nobody will ask for any more, up to :data:`MOST_AT_ONCE` of them."""

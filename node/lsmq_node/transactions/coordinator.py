@@ -309,7 +309,9 @@ class ShardTransactions(ShardMachine):
                 except DeliveriesAhead as error:
                     self.check()
                     _log.error("deliveries_ahead", coordinator=self.port.number, details=error.details)
-                    await self.durable(self.put(self._step(self.book.renumber(shard, int(error.details["last"])))))
+                    steps = map(self._step, self.book.renumber(shard, int(error.details["last"])))
+                    *_, future = map(self.put, steps)  # in line together: nothing is decided in between
+                    await self.durable(future)
                 except LsmqError as error:
                     self.counts.delivery_failures += 1
                     _log.info("not_delivered", shard=shard, code=error.code, message=error.message)
