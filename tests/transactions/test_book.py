@@ -87,6 +87,7 @@ class Played:
         """What another leader reads."""
         book = TransactionBook()
         book.load(sorted(self.documents.items()), self.now)
+        book.loaded(self.now, self.now_ms)
         return book
 
 
@@ -180,18 +181,56 @@ def test_more_messages_are_no_silence(played: Played) -> None:
     assert played.asked() == {}
 
 
-def test_another_leader_gives_time_again_and_keeps_the_count(played: Played) -> None:
+def test_another_leader_waits_on_as_long_as_is_left_and_keeps_the_count(played: Played) -> None:
+    def passes(seconds: int) -> None:
+        played.now += seconds
+        played.now_ms += 1_000 * seconds
+
     id = played.begin()
-    played.now = 30
-    played.asked()
+    for _ in range(2):  # However often the leader changes.
+        passes(14)
+        played.book = played.again()
+        assert played.asked() == {}
+    passes(2)
+    assert played.asked() == {"m": [id]}
     played.book = played.again()
     assert played.book.transactions["g", id].checks == 1
     assert played.asked() == {}
-    played.now = 60
+    passes(30)
     assert played.asked() == {"m": [id]}
-    played.now = 90
+    passes(30)
     played.asked()
     assert played.state(id) == "rolled_back"
+
+
+def test_another_leader_asks_at_once_about_what_a_member_left_that_is_gone(played: Played) -> None:
+    id = played.begin()
+    played.put(played.book.leave(("g", "m")))
+    played.book = played.again()
+    assert played.asked() == {"n": [id]}
+    played.book = played.again()
+    assert played.asked() == {}, "it was asked about before"
+
+
+def test_another_leader_gives_time_again_where_it_does_not_know_when_the_last_messages_came(played: Played) -> None:
+    id = played.begin()
+    played.now, played.now_ms = 29, played.now_ms + 29_000
+    played.put(played.book.add(("g", id), 1, TransactionPart(b"part", {"t": 1}, {0: 1})))
+    played.book = played.again()
+    played.now, played.now_ms = 58, played.now_ms + 29_000
+    assert played.asked() == {}
+    played.now = 59
+    assert played.asked() == {"m": [id]}
+
+
+def test_a_clock_that_was_ahead_or_is_makes_another_leader_wait_no_longer(played: Played) -> None:
+    id = played.begin()
+    played.now_ms -= 3_600_000
+    played.book = played.again()
+    played.now = 29
+    assert played.asked() == {}
+    played.now = 30
+    assert played.asked() == {"m": [id]}
 
 
 def test_whoever_is_asked_and_dies_is_followed_by_another(played: Played) -> None:
@@ -362,7 +401,7 @@ def test_another_leader_forgets_the_oldest_first_too(played: Played) -> None:
     again = TransactionBook()
     for document in sorted(played.documents.items()):
         again.load([document], played.now)
-    again.loaded()
+    again.loaded(played.now, played.now_ms)
     again.max_remembered = 1
     again.apply(again.forget(played.now), played.now)
     assert [id for _, id in again.transactions] == [ids[0]]

@@ -101,7 +101,7 @@ class ShardTransactions(ShardMachine):
         for at in range(0, len(documents), _LOAD_AT_ONCE):
             self.book.load(documents[at : at + _LOAD_AT_ONCE], self.now)
             await asyncio.sleep(0)
-        self.book.loaded()
+        self.book.loaded(self.now, self.store.time.present_ms)
         self.last, behind = last_numbers(store.documents(LANE), self._coordinators, store.producer_epoch)
         if behind:  # The rest of a unit that was cut off; the shard forgets producers in time.
             await self.durable(self.put(Step(behind)))

@@ -51,7 +51,7 @@ class Memory:
         self.asked: dict[RecordKey, dict[str, None]] = {}
 
     def load(self, documents: Iterable[tuple[str, bytes]], now: float) -> None:
-        """Take what documents say, lanes first. Members and open transactions get all their time again."""
+        """Take what documents say, lanes first; then :meth:`loaded`. Members get all their time again."""
         plan = BookChange()
         for key, body in documents:
             if key.startswith(MEMBERS):
@@ -67,8 +67,19 @@ class Memory:
                 }
         self.apply(plan, now)
 
-    def loaded(self) -> None:
-        """All documents were taken."""
+    def loaded(self, now: float, now_ms: int) -> None:
+        """All documents were taken. Open transactions wait on, as far as it is known when they were silent first: when
+        a check or a later part came is in no document."""
+        for key in self._due:
+            transaction = self.transactions[key]
+            wait_ms = transaction.check_after_ms
+            if transaction.checks:
+                wait_ms = transaction.check_every_ms
+            elif (transaction.group, transaction.member) not in self.members:
+                wait_ms = 0
+            elif transaction.parts == 1:
+                wait_ms -= min(max(0, now_ms - transaction.begun_ms), wait_ms)
+            self._due[key] = now + wait_ms / 1000
         decided_ms = {key: self.transactions[key].decided_ms for key in self._finished}
         self._finished = {key: self._finished[key] for key in sorted(decided_ms, key=decided_ms.__getitem__)}
 
