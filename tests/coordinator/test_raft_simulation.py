@@ -126,6 +126,24 @@ def test_a_voter_that_comes_and_goes_costs_no_election() -> None:
         assert group.leaders == terms and group.leader() == leader, f"seed {seed}"
 
 
+def test_voters_that_are_cut_off_for_long_raise_no_terms_and_disturb_nobody_when_they_come_back() -> None:
+    for cut_off in (1, 2):
+        group = Group(cut_off)
+        assert group.run(10.0, lambda leader=group.leader: leader() is not None)
+        group.run(1.0)
+        leader, terms = group.leader(), dict(group.leaders)
+        for name in [name for name in group.voters if name != leader][:cut_off]:
+            group.isolate(name)
+        group.run(300.0)
+        assert {voter.core.term for voter in group.voters.values() if voter.core is not None} == {max(terms)}
+        group.heal()
+        assert group.run(10.0, lambda leader=group.leader: leader() is not None)
+        group.run(10.0)
+        assert len(group.leaders) - len(terms) <= (cut_off > 1), "one election, where nobody led meanwhile"
+        if cut_off == 1:
+            assert group.leaders == terms and group.leader() == leader
+
+
 def test_one_that_hears_the_leader_no_more_replaces_it_only_with_another_who_does_not() -> None:
     """The link between leader and one follower is cut; the other one hears both."""
     for seed in range(10):
