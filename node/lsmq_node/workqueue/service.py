@@ -32,6 +32,8 @@ _MAX_WORKS = 5_000
 #: Of the requests of nodes to each other.
 OPERATION = "work_settings"
 _TIMEOUT_S = 5.0
+#: Groups whose work on a topic is forgotten before others on the loop have their turn.
+_FORGOTTEN_AT_ONCE = 100
 
 PlacedReceipts = dict[int, dict[int, DeliveryReceipt]]
 """By shard, and by their places in a request."""
@@ -174,14 +176,20 @@ class WorkService(MachineService[ShardWork]):
             self._hour_began = now
             for port in self.broker.topology.ports():
                 if self.broker.topology.leadership(port.number).here:
-                    with suppress(LsmqError):  # Another hour.
-                        self._forget_deleted(port)
+                    self.background.start(self._forget_deleted(port))
 
-    def _forget_deleted(self, port: ShardPort) -> None:
+    async def _forget_deleted(self, port: ShardPort) -> None:
         """Put in line that a shard knows nothing of the work on topics that were deleted."""
-        port.check_readable()
-        places = [place for place in _places(port.store) if not port.store.has_topic(place[1])]
-        gone = set(places)
+        with suppress(LsmqError):  # Another hour.
+            places = await self.broker.in_readers(lambda: _places(port.store))
+            left = [place for place in places if not port.store.has_topic(place[1])]
+            for at in range(0, len(left), _FORGOTTEN_AT_ONCE):
+                port.check_readable()
+                self._forget_here(port, left[at : at + _FORGOTTEN_AT_ONCE])
+                await asyncio.sleep(0)
+
+    def _forget_here(self, port: ShardPort, places: Sequence[tuple[str, int]]) -> None:
+        gone = frozenset(places)
         self.forget_all(lambda number, what: number == port.number and what in gone)
         put_deletions(port, [key for place in places for key, _ in port.store.documents(prefix(*place))])
 
