@@ -249,6 +249,30 @@ async def test_a_seek_ends_a_long_poll_that_is_held(shared_node: NodeProcess, to
             assert numbers(await take(consumer, 1)) == [36]
 
 
+async def test_an_answer_that_comes_as_somebody_seeks_moves_nothing(shared_node: NodeProcess, topic_name: str) -> None:
+    async with (
+        filled(shared_node, topic_name, queues=1, count=3) as (client, producer),
+        Consumer(client, topic_name, wait_ms=30_000) as consumer,
+    ):
+        attempt, seeks = client._router.attempt, False
+
+        async def seeking(*given: Any, **request: Any) -> Any:
+            nonlocal seeks
+            answer = await attempt(*given, **request)
+            if seeks and answer.body and given[4].endswith("/fetch"):
+                seeks = False
+                consumer.seek(0, 1)
+            return answer
+
+        client._router.attempt = seeking  # type: ignore[method-assign]
+        assert numbers(await take(consumer, 3)) == [0, 1, 2]
+        for number in (3, 4):  # With the first one the long poll is over that may have begun before.
+            seeks = number == 4
+            await producer.send_and_wait(f"{number}")
+            assert numbers(await take(consumer, 1)) == [3 if number == 3 else 1]
+        assert numbers(await take(consumer, 3)) == [2, 3, 4]
+
+
 async def test_offsets_out_of_range_are_met_as_the_policy_says(shared_node: NodeProcess, topic_name: str) -> None:
     async with filled(shared_node, topic_name, queues=1, count=10) as (client, producer):
         with pytest.raises(OffsetOutOfRange, match="offsets 0 to 10, not 99") as caught:
@@ -270,6 +294,17 @@ async def test_offsets_out_of_range_are_met_as_the_policy_says(shared_node: Node
                     await consumer.poll()
             consumer.seek(0, 9)
             assert numbers(await take(consumer, 2)) == [9, 10]
+
+
+@pytest.mark.parametrize("policy", ["earliest", "latest", "error"])
+async def test_messages_that_were_deleted_one_by_one_are_passed_over_whatever_the_policy_says(
+    shared_node: NodeProcess, topic_name: str, policy: Any
+) -> None:
+    async with filled(shared_node, topic_name, queues=1, count=10) as (client, _):
+        await client.delete_messages(topic_name, [(0, offset) for offset in (0, 4, 5, 9)])
+        async with Consumer(client, topic_name, on_out_of_range=policy) as consumer:
+            assert numbers(await take(consumer, 6)) == [1, 2, 3, 6, 7, 8]
+            assert await nothing_more(consumer)
 
 
 async def test_retention_that_overtakes_a_consumer_is_met_as_the_policy_says(

@@ -12,7 +12,7 @@ from lsmq_node.broker.topology import RightsDocuments
 from lsmq_node.cluster.rights import LocalRights
 from lsmq_node.config import NodeConfig
 from lsmq_node.rights import Binding, By, Proven, RightsBook, SessionCookie
-from lsmq_node.rights.book import Changes, digest_of, session_document
+from lsmq_node.rights.book import Changes, Token, digest_of, session_document
 from lsmq_node.rights.browser_sessions import BrowserSession
 from lsmq_node.rights.sessions import MAX_SESSIONS_BYTES, Sessions
 from lsmq_node.storage import ShardStore, StoreOptions
@@ -45,6 +45,16 @@ def test_a_session_is_kept_as_it_is() -> None:
     assert book.sessions == {own.digest: own} and not book.unread
     assert not book.is_live(own, 0), "its token is not known"
     assert session().expires_ms == 10_000 and book.is_live(session(), 9_999) and not book.is_live(session(), 10_000)
+
+
+@pytest.mark.parametrize(("until_ms", "end_ms"), [(None, 10_000), (4_000, 4_000), (20_000, 10_000)])
+def test_a_session_ends_with_its_token_also_where_that_is_to_end_earlier_by_now(
+    until_ms: int | None, end_ms: int
+) -> None:
+    token = Token("carol", "0" * 8, b"t" * 32, 0, until_ms, "admin")
+    own, book = session(token=token.digest), RightsBook({token.key: token.pack()})
+    assert book.end_ms(own) == end_ms
+    assert book.is_live(own, end_ms - 1) and not book.is_live(own, end_ms)
 
 
 @pytest.fixture

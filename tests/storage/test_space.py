@@ -18,6 +18,8 @@ from lsmq_node.storage import FlushMode, ShardStore, TopicOptions
 from lsmq_node.storage.garbage import MAX_SHARE
 from lsmq_node.storage.merge_choice import choose_level0, choose_tier
 from lsmq_node.storage.merger import PIECE_TABLES, NoRoom
+from lsmq_node.storage.sstable import TableWriter
+from lsmq_node.storage.tables import Closing
 from support.clock import SimClock
 from support.waiting import PATIENCE_S, eventually
 
@@ -316,6 +318,24 @@ def test_a_crash_between_two_pieces_of_a_merge_loses_and_doubles_nothing(tmp_pat
             assert contents(again) == expected
             abandon(again)
         assert finished == (stop == 99), "the merge has several pieces"
+
+
+def test_a_store_that_is_closed_does_not_wait_for_a_merge(tmp_path: Path) -> None:
+    disk = Drive(tmp_path)
+    store = three_tables(tmp_path, disk)
+    before, tables, writer = contents(store), table_files(disk, store.path), store._tables.writer
+
+    def closing() -> TableWriter:
+        store._tables.closing = True
+        return writer()
+
+    with small_parts(), mock.patch.object(store._tables, "writer", closing), pytest.raises(Closing):
+        store._merger.merge_level0()
+    assert table_files(disk, store.path) == tables
+    store._tables.closing = False
+    merge(store)
+    assert store.stats().level0_tables == 0 and contents(store) == before
+    abandon(store)
 
 
 @pytest.mark.part(2)
