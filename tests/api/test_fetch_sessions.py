@@ -83,6 +83,18 @@ def test_a_held_session_is_answered_by_any_of_its_queues(api: Api) -> None:
     eventually(lambda: api.status()["waiters"] == 0, "no poll is held")
 
 
+def test_a_queue_that_was_emptied_ahead_of_its_reader_is_passed_over(api: Api) -> None:
+    for queue in (4, 5):
+        api.send("t", *({"queue": queue, "body": "x"} for _ in range(3)))
+    answer = begin(api, max_messages=1)
+    assert moved(answer.body) == {4: 1}
+    api.call("POST", "/v1/topics/t/trim", {"queues": "4-5", "offset": 3}, status=200)
+    answer = go_on(api, answer)
+    assert moved(answer.body) == {4: 3, 5: 3}
+    assert go_on(api, answer, wait_ms=50).body == b"", "it is said once"
+    assert moved(begin(api).body) == {4: 3, 5: 3}
+
+
 def test_a_token_is_good_once_and_its_loss_loses_nothing(api: Api) -> None:
     first = begin(api)
     api.send("t", {"queue": 1, "body": "x"})

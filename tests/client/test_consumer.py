@@ -26,6 +26,7 @@ from lsmq import (
     UnknownTopic,
     WorkQueue,
 )
+from lsmq.errors import UnknownFetchSession
 from lsmq.record_batch import Column, encode_batch
 from support.fault_proxy import FaultProxy
 from support.group_topic import numbers, take
@@ -307,6 +308,33 @@ async def test_messages_that_were_deleted_one_by_one_are_passed_over_whatever_th
             assert await nothing_more(consumer)
 
 
+async def test_a_queue_that_was_emptied_ahead_of_a_consumer_is_met_as_the_policy_says(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async with filled(shared_node, topic_name, queues=1, count=5) as (client, producer):
+        consumers = {
+            policy: Consumer(client, topic_name, on_out_of_range=policy, max_messages=5, prefetch_bytes=1)
+            for policy in ("earliest", "latest", "error")
+        }
+        for consumer in consumers.values():
+            await consumer.start()
+            await take(consumer, 1)
+        for number in range(5, 10):
+            await producer.send_and_wait(f"{number}")
+        await client.trim_topic(topic_name, {0: 10})
+        for consumer in consumers.values():
+            assert numbers(await take(consumer, 4)) == [1, 2, 3, 4]
+        with pytest.raises(OffsetOutOfRange, match="offsets 10 to 10, not 5"):
+            await take(consumers["error"], 1)
+        for policy in ("earliest", "latest"):
+            assert await nothing_more(consumers[policy])
+        await producer.send_and_wait("10")
+        for policy in ("earliest", "latest"):
+            assert numbers(await take(consumers[policy], 1)) == [10]
+        for consumer in consumers.values():
+            await consumer.close()
+
+
 async def test_retention_that_overtakes_a_consumer_is_met_as_the_policy_says(
     make_node: Callable[..., NodeProcess],
 ) -> None:
@@ -447,6 +475,33 @@ async def test_one_request_follows_many_queues(shared_node: NodeProcess, topic_n
             await producer.flush()
             assert numbers(await take(consumer, 10)) == list(range(10))
             assert asked == 1 and proxy.requests["fetch"] <= 12
+
+
+async def test_a_node_that_has_forgotten_what_it_was_asked_before_is_told_again(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async with (
+        filled(shared_node, topic_name, queues=40, count=40) as (client, producer),
+        Consumer(client, topic_name) as consumer,
+    ):
+        attempt, unknown = client._router.attempt, 0
+
+        async def forgotten(*given: Any, **request: Any) -> Any:
+            nonlocal unknown
+            try:
+                if "session" in request.get("value", {}):
+                    request["value"] = {**request["value"], "session": "0" * 32}
+                return await attempt(*given, **request)
+            except UnknownFetchSession:
+                unknown += 1
+                raise
+
+        client._router.attempt = forgotten  # type: ignore[method-assign]
+        assert sorted(numbers(await take(consumer, 40))) == list(range(40))
+        for number in range(40, 60):
+            await producer.send_and_wait(f"{number}")
+            assert numbers(await take(consumer, 1)) == [number]
+        assert unknown and await nothing_more(consumer)
 
 
 async def test_run_calls_the_handler_in_order_per_queue_and_commits(shared_node: NodeProcess, topic_name: str) -> None:

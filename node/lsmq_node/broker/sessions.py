@@ -76,10 +76,8 @@ class SessionPart:
         self._add(np.flatnonzero(self._have_more(topic_id, slice(None))))
 
     def _have_more(self, topic_id: int, places: NDArray[np.int64] | slice) -> NDArray[np.bool_]:
-        """Which of these have messages beyond their position that retention has left."""
-        store, queues = self.port.store, self.queues[places]
-        starts = np.maximum(self.positions[places], store.earliest_offsets(topic_id, queues))
-        more: NDArray[np.bool_] = store.latest_offsets(topic_id, queues) > starts
+        """Which of these have been written to beyond their position, whatever is left of that."""
+        more: NDArray[np.bool_] = self.port.store.latest_offsets(topic_id, self.queues[places]) > self.positions[places]
         return more
 
     def touch(self, touched: NDArray[Any]) -> bool:

@@ -172,7 +172,8 @@ class Queries:
         """Records of many queues that have not expired; cost follows what is returned. Queues are served in the order
         given. ``expired`` says it in another way than the shard's time.
 
-        An offset below the earliest starts at the earliest; one at or beyond the latest finds nothing. With ``ends``
+        An offset below the earliest starts at the earliest; one at or beyond the latest finds nothing. Where nothing is
+        left of what lies between, the queue is passed over: its next offset is the latest. With ``ends``
         each queue is read up to there at most; with ``picked`` those records that it picks.
         """
         state = self.topic_state(topic_id)
@@ -181,14 +182,13 @@ class Queries:
             latest = np.minimum(latest, ends)
         rows = self.rows(state, queues)
         starts = np.maximum(offsets, state.start[rows])
-        active = np.flatnonzero(starts < latest)
-        sieve = self._sieve(state.deletions is not None, picked) if expired is None else Sieve(expired, picked)
-        answer = ReadCollector(max_records, max_bytes, sieve)
         if state.deletions is not None:
             starts = np.maximum(starts, state.live_from(rows))
-            over = active[starts[active] >= latest[active]]
-            answer.pass_over(queues[over], latest[over])
-            active = active[starts[active] < latest[active]]
+        sieve = self._sieve(state.deletions is not None, picked) if expired is None else Sieve(expired, picked)
+        answer = ReadCollector(max_records, max_bytes, sieve)
+        over = np.flatnonzero((offsets < latest) & (starts >= latest))
+        answer.pass_over(queues[over], latest[over])
+        active = np.flatnonzero(starts < latest)
         whole = starts[active] >= state.holes_ends(rows[active])
         many = ManyRead(self, topic_id, queues[active], starts[active], latest[active], answer)
         many.read(whole)
