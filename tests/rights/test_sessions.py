@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from lsmq.errors import InvalidRequest, TooManyRights
+from lsmq import runtime
+from lsmq.errors import InvalidRequest, TooManyRequests, TooManyRights
 from lsmq_node.broker.topology import RightsDocuments
 from lsmq_node.cluster.rights import LocalRights
 from lsmq_node.config import NodeConfig
 from lsmq_node.rights import Binding, By, Proven, RightsBook, SessionCookie
 from lsmq_node.rights.book import Changes, Token, digest_of, session_document
 from lsmq_node.rights.browser_sessions import BrowserSession
-from lsmq_node.rights.sessions import MAX_SESSIONS_BYTES, Sessions
+from lsmq_node.rights.sessions import MAX_SESSIONS_BYTES, SIGN_INS_A_MINUTE, Sessions
 from lsmq_node.storage import ShardStore, StoreOptions
 
 SECRET = "lsmq_session~" + "a" * 64
@@ -86,6 +88,28 @@ async def test_sessions_leave_room_for_tokens(documents: RightsDocuments) -> Non
     first = next(iter(RightsBook(known).sessions.values()))
     await sessions.sign_out(first)
     await sessions.sign_in(Proven("another", None, By.OIDC, roles=many))
+
+
+async def test_sessions_that_are_over_take_no_room(documents: RightsDocuments, monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions, now_ms = sessions_in(documents), runtime.wall_ms()
+    many = tuple(Binding("tenant", f"{number}-" + "x" * 60) for number in range(40))
+    with pytest.raises(TooManyRights):
+        for number in range(MAX_SESSIONS_BYTES // 2_000):
+            await sessions.sign_in(Proven(f"p{number}", None, By.OIDC, roles=many))
+    monkeypatch.setattr(runtime, "wall_ms", lambda: now_ms + 365 * 86_400_000)
+    await sessions.sign_in(Proven("another", None, By.OIDC, roles=many))
+
+
+@pytest.mark.virtual_time
+async def test_who_signed_in_too_often_may_do_so_after_a_minute(documents: RightsDocuments) -> None:
+    sessions, proven = sessions_in(documents), Proven("carol", None, By.OIDC)
+    for _ in range(SIGN_INS_A_MINUTE):
+        await sessions.sign_in(proven)
+    with pytest.raises(TooManyRequests):
+        await sessions.sign_in(proven)
+    await sessions.sign_in(Proven("dave", None, By.OIDC))
+    await asyncio.sleep(61)
+    await sessions.sign_in(proven)
 
 
 @pytest.mark.parametrize("by", [By.CERTIFICATE, By.SESSION])

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from lsmq import runtime
-from lsmq.errors import Unauthenticated
+from lsmq.errors import Unauthenticated, UnknownPrincipal
 from lsmq_coordinator.state import MAX_RIGHTS_BYTES
 from lsmq_node.api.access import Access
 from lsmq_node.api.asker import Asker
@@ -124,6 +125,28 @@ async def test_a_principal_has_two_tokens_at_most_with_those_that_are_over_and_o
         with pytest.raises(Unauthenticated):
             await rights.authenticated(ShownCredentials(f"Bearer {secret}"))
     assert len(rights.book.tokens_of("shop")) == 1
+
+
+async def test_a_token_that_is_exchanged_is_good_no_longer_than_it_was_and_ends_for_who_is_known_by_it(
+    local_rights: RightsService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rights = local_rights
+    _, first = await rights.create_token("shop", _HOUR_MS, (), "admin")
+    [before] = rights.book.tokens_of("shop")
+    proven = await rights.authenticated(ShownCredentials(f"Bearer {first}"))
+    await rights.rotate_token("shop", _HOUR_MS, 10 * _HOUR_MS, "admin")
+    assert rights.book.tokens_of("shop")[0].expires_ms == before.expires_ms
+    await rights.create_token("other", None, (), "admin")
+    [lasting] = rights.book.tokens_of("other")
+    held = replace(proven, principal="other", expires_ms=None, digest=lasting.digest)
+    await rights.rotate_token("other", None, _HOUR_MS, "admin")
+    assert rights.holder(held).name == "other"
+    with ahead_by(monkeypatch, 2 * _HOUR_MS):
+        for known in (proven, held):
+            with pytest.raises(Unauthenticated):
+                rights.holder(known)
+        with pytest.raises(UnknownPrincipal, match="has no token"):
+            await rights.rotate_token("shop", None, 0, "admin")
 
 
 def test_those_over_longest_go_once_others_need_the_room() -> None:

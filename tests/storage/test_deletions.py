@@ -12,13 +12,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq_lab.world.drive import Drive
-from lsmq_node.storage import ShardStore, reader
+from lsmq_node.storage import ShardStore, compaction, reader
+from lsmq_node.storage.compaction import Unreadable
 from lsmq_node.storage.deletions import MAX_STRETCHES, Deletions
 from lsmq_node.storage.memtable import Memtable
 from lsmq_node.storage.version import Version
 from support.clock import SimClock
 
-from .harness import Put, abandon, batch_of, bodies, flush, merge, open_stepped, profile, read_queue, small
+from .harness import (
+    Put,
+    abandon,
+    batch_of,
+    bodies,
+    body,
+    flush,
+    merge,
+    open_stepped,
+    profile,
+    read_queue,
+    small,
+    small_parts,
+    tiny,
+)
 
 COUNT = 6_000
 
@@ -64,6 +79,42 @@ def test_what_was_deleted_ahead_is_not_counted_once_a_trim_has_reached_it(tmp_pa
     for _ in range(2):
         assert queue.store.retention.usage(queue.topic).holding.messages == COUNT - 5
         queue.reopen()
+
+
+@pytest.mark.parametrize("size", [200, 4_000])
+def test_a_merge_frees_its_tables_of_all_that_was_deleted_wherever_its_parts_are_cut(tmp_path: Path, size: int) -> None:
+    options, disk = tiny(level0_merge=2, memtable_bytes=1 << 20), Drive(tmp_path)
+    store = open_stepped(tmp_path / "shard", options, disk)
+    topic = store.create_topic("t", 1).id
+    store.wait(store.append(topic, batch_of([Put(0, body(offset, size)) for offset in range(60)])))
+    flush(store)
+    deleted = np.arange(2, 60, 2)
+    store.wait(store.delete(topic, np.zeros(len(deleted), np.uint32), deleted))
+    flush(store)
+    left = bodies(store, topic, 0)
+    with small_parts():
+        merge(store)
+    assert left.keys() == set(range(60)) - set(deleted.tolist())
+    assert bodies(store, topic, 0) == left
+    metas = [table.meta for table in store._tables.version.tables()]
+    assert sum(meta.record_count for meta in metas) == len(left) and not any(meta.tombstone_count for meta in metas)
+    abandon(store)
+
+
+def test_tombstones_of_the_same_offset_in_different_queues_are_all_kept(tmp_path: Path) -> None:
+    store = open_stepped(tmp_path / "shard", tiny(level0_merge=9), Drive(tmp_path))
+    topic = store.create_topic("t", 3).id
+    store.wait(store.append(topic, batch_of([Put(queue, b"x") for queue in range(3) for _ in range(9)])))
+    flush(store)
+    for queue in (0, 1, 2, 1):
+        store.wait(store.delete(topic, np.array([queue], np.uint32), np.array([5])))
+        flush(store)
+    *tombstones, messages = store._tables.version.level0
+    unreadable = Unreadable(store._merger.log_starts, (), messages.tables, lambda stored, expires: expires < 0)
+    merged = [records for _, records in compaction.merge(tombstones[::-1], unreadable)]
+    kept = [place for part in merged for place in zip(part.keys.tolist(), part.offsets.tolist(), strict=True)]
+    assert [(key & 0xFFFFFFFF, offset) for key, offset in kept] == [(0, 5), (1, 5), (2, 5)]
+    abandon(store)
 
 
 def tombstones_looked_at(offsets: list[int]) -> mock._patch[mock.Mock]:

@@ -16,7 +16,7 @@ from lsmq.errors import DiskFull
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import FlushMode, ShardStore, TopicOptions
 from lsmq_node.storage.garbage import MAX_SHARE
-from lsmq_node.storage.merge_choice import choose_level0, choose_tier
+from lsmq_node.storage.merge_choice import MergePick, choose_level0, choose_tier
 from lsmq_node.storage.merger import PIECE_TABLES, NoRoom
 from lsmq_node.storage.sstable import TableWriter
 from lsmq_node.storage.tables import Closing
@@ -426,6 +426,16 @@ def test_level_0_goes_alone_when_it_is_behind() -> None:
     assert choose_level0([1] * 8, [8, 8, 8], least=8, busy=24, limit_bytes=1 << 20).generations == 3  # type: ignore[union-attr]
     assert choose_level0([1] * 24, [8, 8, 8], least=8, busy=24, limit_bytes=1 << 20).generations == 0  # type: ignore[union-attr]
     assert choose_level0([1] * 7, [], least=8, busy=24, limit_bytes=1 << 20) is None
+
+
+def test_runs_are_merged_with_those_of_about_their_size_up_to_the_limit() -> None:
+    alike = {"least": 4, "busy": 24, "limit_bytes": 10_000}
+    assert choose_level0([100] * 4, [800] * 3, **alike) == MergePick(4, 3)
+    assert choose_level0([100] * 4, [801, 800, 800], **alike) == MergePick(4, 0)
+    assert choose_level0([100] * 4, [800] * 3, **{**alike, "limit_bytes": 2_799}) == MergePick(4, 0)
+    tiers = [64, 64, 64, 16, 16, 16, 16]
+    assert choose_tier(tiers, [False] * 7, 256) == (0, 7), "what comes out is of the size of the next"
+    assert choose_tier(tiers, [False] * 7, 255) == (3, 7)
 
 
 def test_full_generations_have_a_second_tier_unless_they_are_to_expire() -> None:
