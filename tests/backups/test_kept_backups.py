@@ -125,3 +125,29 @@ def test_backups_of_another_cluster_are_not_counted_nor_removed_by_its_own(node:
     assert [(found.id, found.cluster) for found in whole(backups)] == [(other, "other"), (second, None)]
     assert first != second and "nothing is damaged" in lsmq("", "verify", backups)
     assert "1 backup removed" in lsmq("", "backup", "prune", backups, "--keep", "1"), "who asks for that counts all"
+
+
+def test_whose_a_damaged_backup_is_nobody_knows_beside_those_of_another_cluster(
+    node: NodeProcess, tmp_path: Path
+) -> None:
+    backups = tmp_path / "backups"
+    rewritten(backups, made(node, backups), cluster="other")
+    damaged = made(node, backups)
+    (backups / "backups" / damaged).write_bytes(b"damaged")
+    latest = [made(node, backups, "--keep", "1") for _ in range(2)][-1]
+    assert [found.id for found in whole(backups) if found.cluster is None] == [latest]
+    assert damaged in Repository.at(str(backups)).ids()
+
+
+def test_a_file_that_was_cut_short_is_found_without_reading_it(node: NodeProcess, tmp_path: Path) -> None:
+    backups = tmp_path / "backups"
+    repository, id = Repository.at(str(backups)), made(node, backups)
+    backup = repository.load(id)
+    repository.check_there(backup)
+    file = max(backup.files(), key=lambda file: file.size_bytes)
+    with (backups / "files" / file.sha256).open("r+b") as content:
+        content.truncate(file.size_bytes - 1)
+    with pytest.raises(CorruptFile, match=f"has {file.size_bytes - 1} of {file.size_bytes} bytes"):
+        repository.check_there(backup)
+    with pytest.raises(CorruptFile, match=f"it is {file.name} of a shard"):
+        list(repository.pieces(file))
