@@ -201,11 +201,15 @@ class ControlClient:
         """For how long this node has held no lease; 0 while it holds one."""
         return 0.0 if self.holds_lease() else runtime.monotonic() - self._unleased_since
 
-    @property
-    def leaderless(self) -> Mapping[int, str]:
-        """Why nobody leads a shard, as the control leader said lately, of shards that nobody leads for a while."""
+    def is_leaderless(self, shard: int) -> bool:
+        """Whether nobody has led a shard for a while, nor was just elected, as the control leader said lately: of the
+        epoch that is known here, since what was said before an election is not so any more."""
         answer = self.told
-        return {} if answer is None else answer.leaderless
+        if answer is None:
+            return False
+        if answer.revivable is None:
+            return shard in answer.leaderless
+        return answer.revivable.get(shard) == self._state.shards[shard].epoch
 
     def overview(self) -> dict[str, Any]:
         """The cluster as people see it, see :func:`~.overview.overview`."""

@@ -94,6 +94,8 @@ class HeartbeatAnswer:
         problems: Of each node that has any, what it said last.
         clocks_ms: By how much each node's wall clock is ahead of the cluster's middle one.
         now_ms: The leader's wall clock, to measure another by.
+        revivable: Of the leaderless shards where nobody was elected just now, in which epoch that is so; None from a
+            leader of a release that does not say it.
     """
 
     version: int
@@ -104,6 +106,7 @@ class HeartbeatAnswer:
     problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     clocks_ms: Mapping[str, float] = field(default_factory=dict)
     now_ms: float = 0.0
+    revivable: Mapping[int, int] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -112,6 +115,7 @@ class HeartbeatAnswer:
             "alive": self.alive,
             "living": sorted(self.living),
             "leaderless": dict(self.leaderless),
+            "revivable": None if self.revivable is None else dict(self.revivable),
             "problems": {node: list(found) for node, found in self.problems.items()},
             "clocks_ms": dict(self.clocks_ms),
             "now_ms": self.now_ms,
@@ -128,6 +132,7 @@ class HeartbeatAnswer:
             {node: tuple(found) for node, found in fields["problems"].items()},
             fields["clocks_ms"],
             fields["now_ms"],
+            fields.get("revivable"),
         )
 
 

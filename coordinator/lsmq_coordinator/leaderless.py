@@ -20,37 +20,40 @@ class LeaderlessShards:
 
     def __init__(self) -> None:
         self.reasons: dict[int, str] = {}
+        #: Of those where nobody was elected just now, in which epoch that is so: in a later one somebody was.
+        self.epochs: dict[int, int] = {}
         self._since: dict[int, float] = {}
-        #: The epoch of a leader that does not serve yet, and since when.
-        self._elected: dict[int, tuple[int, float]] = {}
+        #: Of each shard its epoch, and since when.
+        self._seen: dict[int, tuple[int, float]] = {}
 
     def look(
         self, state: ClusterState, alive: Set[str], reports: Mapping[str, Mapping[int, ReplicaProgress]], now: float
     ) -> None:
         """To be called now and then. What changes is logged."""
-        found = {}
+        found, epochs = {}, {}
         for id, shard in state.shards.items():
+            epoch, since = self._seen.get(id, (None, now))
+            if epoch != shard.epoch:
+                since = now
+            self._seen[id] = shard.epoch, since
+            is_new = now - since < PATIENCE_S
             progress = {node: held[id] for node, held in reports.items() if id in held}
             reason = _why(shard, alive, progress)
             if reason is None:
                 self._since.pop(id, None)
-                self._elected.pop(id, None)
                 continue
-            if _is_elected(shard, alive, progress):
-                epoch, since = self._elected.get(id, (None, now))
-                if epoch != shard.epoch:
-                    since = now
-                self._elected[id] = shard.epoch, since
-                if now - since < PATIENCE_S:  # However long there was none before: it is about to serve.
-                    reason = UNDER_WAY
+            if is_new and _is_elected(shard, alive, progress):  # However long there was none before: it is about to.
+                reason = UNDER_WAY
             if now - self._since.setdefault(id, now) >= PATIENCE_S:
                 found[id] = reason
+                if not is_new:
+                    epochs[id] = shard.epoch
         for id, reason in found.items():
             if self.reasons.get(id) != reason:
                 _log.error("shard %d has no leader: %s", id, reason)
         for id in self.reasons.keys() - found.keys():
             _log.info("shard %d is led again", id)
-        self.reasons = found
+        self.reasons, self.epochs = found, epochs
 
 
 def _is_elected(shard: Shard, alive: Set[str], progress: Mapping[str, ReplicaProgress]) -> bool:

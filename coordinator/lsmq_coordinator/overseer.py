@@ -152,6 +152,7 @@ class Overseer:
             alive=alive,
             living=self._detector.alive,
             leaderless=self._leaderless.reasons,
+            revivable=self._leaderless.epochs,
             problems=self._told.problems,
             clocks_ms=self._told.clocks_ms,
             now_ms=runtime.wall_time() * 1000,

@@ -397,10 +397,13 @@ def test_a_leader_that_was_elected_just_now_is_not_said_to_lack_replicas() -> No
     assert "does not work" in looked.reasons[0]
     cluster.elect(first)
     for at in (61.0, 61.0 + PATIENCE_S / 2):
-        looked.look(cluster.state, {first}, elected, at)
-        assert looked.reasons == {0: UNDER_WAY}
+        for reports, reason in ((elected, UNDER_WAY), ({}, looked.reasons[0])):
+            looked.look(cluster.state, {first}, reports, at)
+            assert looked.reasons == {0: reason}
+            assert not looked.epochs, "what it serves is not to be given up before it was heard"
     looked.look(cluster.state, {first}, elected, 61.0 + PATIENCE_S)
     assert "hears of too few" in looked.reasons[0]
+    assert looked.epochs == {0: cluster.shard.epoch}
 
 
 def test_where_a_shard_has_one_replica_no_other_one_is_proposed() -> None:

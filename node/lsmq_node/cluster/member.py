@@ -197,7 +197,7 @@ class ClusterMember:
     def _check_leaderless(self, shard: Shard) -> None:
         if self.control.alive is None:
             raise Unavailable("the control plane has not said lately who is alive; try again when it does")
-        if shard.id not in self.control.leaderless:
+        if not self.control.is_leaderless(shard.id):
             raise InvalidRequest(
                 f"shard {shard.id} has a leader ({shard.leader}), or an election is under way: nothing is revived that "
                 "lives. GET /v1/cluster names a shard's problem once nobody could lead it for two seconds",
