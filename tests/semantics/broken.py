@@ -201,6 +201,7 @@ def what_makes_room_is_not_moved(patch: pytest.MonkeyPatch) -> None:
 
 def as_great_a_part_of_the_bytes_goes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Extent, "time_of_oldest_part", lambda self, part: self.time_of_oldest(part * self.size_bytes))
+    patch.setattr(Retention, "_cut_to", lambda self, cut, starts, before, count: None)
 
 
 def one_has_a_slot_more(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from lsmq.errors import TimedOut
 
 from .area import DAY_MS, Area, Life
 from .letters import letters
-from .rows import stored_together
 
 _MOST = 5
 #: Limits that a topic is given later.
@@ -18,8 +17,6 @@ _LIMITS = (2, _MOST, 9)
 _RANKED_MOST = 3
 #: A message is this long, or about a point of a sample: bytes say which are the oldest, and messages how many.
 _BODY_BYTES = (100, 1_500)
-#: Shards keep parts of a limit that are rounded down.
-_ROUNDED = 1
 _NEVER = 1 << 62
 
 
@@ -134,7 +131,7 @@ class Quotas(Area):
                 assert list(came) == sorted(known)[len(known) - len(came) :], "the oldest go"
                 self.over |= set(known.values()) - set(came.values())
                 least = min(held, *self.limits[topic])
-                assert self._held(topic) >= least - _ROUNDED, (
+                assert self._held(topic) >= least, (
                     f"{self._held(topic)} of {held} are left, though {self.limits[topic]} may be there"
                 )
         over = await letters(self.client, "latest.over")
@@ -148,8 +145,7 @@ class Quotas(Area):
         await self._look()
         for limits in self.limits.values():
             del limits[:-1]
-        found = [message for queue in (0, 1) for message in await self.life.read("latest", queue)]
-        held = len(found) - stored_together(found)
+        held = self._held("latest")
         assert held <= self.limits["latest"][-1], f"{held} messages are in a topic of {self.limits['latest'][-1]}"
         over, there = await letters(self.client, "latest.over"), self.there
         assert over == self.over, f"{over - self.over} are where they were, and moved"

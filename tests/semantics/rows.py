@@ -68,5 +68,5 @@ class Queue:
 
 def stored_together(messages: Iterable[Message]) -> int:
     """How many were not stored alone in their millisecond, as while a clock that was ahead stands still: of these none
-    goes by age, bytes or at a limit of the topic, or all."""
+    goes by age or bytes, or all."""
     return sum(count for count in Counter(message.stored_ms for message in messages).values() if count > 1)

@@ -12,10 +12,10 @@ from lsmq.messages import dedupe_hash, priority_value
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.storage import Slice, TopicOptions
 from lsmq_node.storage.losses import LossReason
-from lsmq_node.storage.shares import Rest
+from lsmq_node.storage.shares import Holding
 
 from .harness import bodies, flush, merge, put, retain, spoil
-from .test_limits import bench, gone
+from .test_limits import bench, gone, others
 from .test_retention import Bench
 
 __all__ = ["bench"]
@@ -72,7 +72,7 @@ def test_what_is_larger_than_the_room_there_is_goes_alone(bench: Bench, limit: s
 
 def test_nothing_is_dropped_while_other_shards_have_room(bench: Bench) -> None:
     topic = bench.store.create_topic("t", 1, TopicOptions(max_messages=12, overflow="drop_newest"))
-    bench.store.retention.rest = {topic.id: Rest(messages=4, size_bytes=100, shards=3)}
+    bench.store.retention.rest = {topic.id: others(Holding(4, 100), Holding(), Holding())}
     retain(bench.store)
     assert offsets_of(bench, topic.id, *[(0, b"x")] * 10) == [*range(8), -1, -1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from lsmq_node.storage.producers import BROKER_PRODUCERS
 from lsmq_node.storage.queue_options import QueueOptions, encode, key_of
 from lsmq_node.storage.retention import Retention
 from lsmq_node.storage.sample import BYTES_A_POINT
-from lsmq_node.storage.shares import Holding, Rest, allowed_share, kept_share
+from lsmq_node.storage.shares import Holding, Measurement, Rest, allowed_share
 from lsmq_node.storage.state import TopicState
 
 from .harness import (
@@ -51,6 +52,14 @@ def send(bench: Bench, topic_id: int, queue: int, count: int, size: int = 100) -
         bench.clock.time_ms += 1
         bench.serial += 1
         put(bench.store, topic_id, (queue, body(bench.serial, size)))
+
+
+def others(*holdings: Holding, floor: Holding | None = None, **more: Any) -> Rest:
+    """What a shard knows of others that hold this, and have been told all; the first may go down to ``floor``."""
+    told = [Measurement(holding, holding) for holding in holdings]
+    if floor is not None:
+        told[0] = replace(told[0], floor=floor)
+    return Rest(dict(enumerate(told, 1)), **more)
 
 
 def bounds(bench: Bench, topic_id: int, *queues: int) -> list[tuple[int, int]]:
@@ -150,10 +159,12 @@ def test_a_topic_over_its_bytes_loses_its_oldest_in_memory_and_in_tables(bench: 
 def test_of_a_topics_bytes_each_shard_keeps_its_true_share(bench: Bench) -> None:
     topic = bench.store.create_topic("t", 1, TopicOptions(retention_bytes=10_000))
     send(bench, topic.id, 0, 90)
-    bench.store.retention.rest = {topic.id: Rest(messages=10, size_bytes=1_000, shards=3)}
+    bench.store.retention.rest = {topic.id: others(Holding(10, 1_000), Holding(), Holding())}
     retain(bench.store)
     assert bounds(bench, topic.id, 0) == [(0, 90)], "together they are at the limit"
-    bench.store.retention.rest = {topic.id: Rest(messages=110, size_bytes=11_000, shards=3)}
+    bench.store.retention.rest = {
+        topic.id: others(Holding(110, 11_000), Holding(), Holding(), floor=Holding(55, 5_500))
+    }
     retain(bench.store)
     assert bounds(bench, topic.id, 0) == [(45, 90)], "half is over, here as elsewhere"
     bench.store.retention.rest = {}
@@ -363,44 +374,26 @@ def test_what_expires_in_a_round_is_not_dropped_for_the_limit_as_well(bench: Ben
     assert (bounds(bench, topic.id, 0), gone(bench, topic.id)) == ([(30, 40)], {LossReason.EXPIRED: 30})
 
 
-def test_shares_of_limits() -> None:
-    assert kept_share(100, 30, 60) == 100, "nothing is over"
-    assert (kept_share(100, 150, 50), kept_share(100, 50, 150)) == (75, 25)
-    assert (allowed_share(100, 30, 40, Rest(shards=1)), allowed_share(100, 40, 30, Rest(shards=1))) == (45, 55)
-    assert (allowed_share(100, 90, 40, Rest(shards=1)), allowed_share(100, 0, 0, Rest(shards=3))) == (90, 25)
-    assert allowed_share(100, 30, 40, Rest(shards=3, wants=True)) == 60, "all that is left"
-    assert allowed_share(100, 30, 39, Rest(shards=3, wants=True, wanting=1)) == 46
-    assert allowed_share(100, 30, 40, Rest(shards=3, wanting=1)) == 30, "it is another's"
+def test_shares_of_limits_that_refuse() -> None:
+    one, three = ({number: Measurement() for number in range(count)} for count in (1, 3))
+    assert (allowed_share(100, 30, 40, Rest(one)), allowed_share(100, 40, 30, Rest(one))) == (45, 55)
+    assert (allowed_share(100, 90, 40, Rest(one)), allowed_share(100, 0, 0, Rest(three))) == (90, 25)
+    assert allowed_share(100, 30, 40, Rest(three, wants=True)) == 60, "all that is left"
+    assert allowed_share(100, 30, 39, Rest(three, wants=True, wanting=1)) == 46
+    assert allowed_share(100, 30, 40, Rest(three, wanting=1)) == 30, "it is another's"
 
 
 def test_a_limit_is_shared_with_other_shards(bench: Bench) -> None:
     topic = bench.store.create_topic("t", 1, TopicOptions(max_messages=10))
-    bench.store.retention.rest = {topic.id: Rest(messages=4, shards=1)}
+    bench.store.retention.rest = {topic.id: others(Holding(4))}
     retain(bench.store)
-    assert bench.store.retention.holdings[topic.id] == Holding(0, 0)
+    assert bench.store.retention.measurements[topic.id].holding == Holding(0, 0)
     put(bench.store, topic.id, *[(0, b"x")] * 3)
     with pytest.raises(QuotaExceeded, match="for the whole topic"):
         put(bench.store, topic.id, (0, b"x"))
-    bench.store.retention.rest = {topic.id: Rest(messages=0, shards=1)}
+    bench.store.retention.rest = {topic.id: others(Holding())}
     retain(bench.store)
     put(bench.store, topic.id, *[(0, b"x")] * 3)
-
-
-@pytest.mark.parametrize("option", ["max_messages", "max_bytes", "retention_bytes"])
-def test_what_went_on_other_shards_meanwhile_is_not_let_go_here_once_more(bench: Bench, option: str) -> None:
-    """Two shards hold as much as the topic may, each: a half of it goes on each, at the same time."""
-    by_messages, dropping = option == "max_messages", option != "retention_bytes"
-    limits: dict[str, object] = {option: 40 if by_messages else 40 * 5_100}
-    options = TopicOptions.from_dict(limits | ({"overflow": "drop_oldest"} if dropping else {}))
-    topic = bench.store.create_topic("t", 1, options)
-    send(bench, topic.id, 0, 40, 5_000)
-    bench.store.retention.rest = {topic.id: Rest(messages=40, size_bytes=40 * 5_100, shards=1)}
-    retain(bench.store)
-    left = bench.store.bounds(topic.id, 0)
-    assert left[0] in (19, 20, 21)
-    assert bench.store.retention.holdings[topic.id].messages == left[1] - left[0], "others are told of what is left"
-    retain(bench.store)
-    assert bench.store.bounds(topic.id, 0) == left
 
 
 # Consumed
@@ -438,11 +431,15 @@ def test_a_group_of_another_shard_is_waited_for(bench: Bench) -> None:
     topic = bench.store.create_topic("t", 1, TopicOptions(delete_consumed=True))
     send(bench, topic.id, 0, 5)
     commit(bench, "a", topic.id, 5)
-    for rest in ({}, {topic.id: Rest(shards=1, groups=None)}, {topic.id: Rest(shards=1, groups=frozenset("b"))}):
+    for rest in (
+        {},
+        {topic.id: others(Holding(), groups=None)},
+        {topic.id: others(Holding(), groups=frozenset("b"))},
+    ):
         bench.store.retention.rest = rest
         retain(bench.store)
         assert bounds(bench, topic.id, 0) == [(0, 5)]
-    bench.store.retention.rest = {topic.id: Rest(shards=1, groups=frozenset("a"))}
+    bench.store.retention.rest = {topic.id: others(Holding(), groups=frozenset("a"))}
     retain(bench.store)
     assert bounds(bench, topic.id, 0) == [(5, 5)]
 
@@ -553,7 +550,9 @@ def test_a_topic_in_which_nothing_has_changed_is_not_gone_through(
     looked: list[str] = []
     for kind, name in ((TopicState, "count_messages"), (Retention, "_move"), (TopicState, "live_from")):
         real = getattr(kind, name)
-        monkeypatch.setattr(kind, name, lambda *given, real=real, name=name: (looked.append(name), real(*given))[1])
+        monkeypatch.setattr(
+            kind, name, lambda *given, real=real, name=name, **more: (looked.append(name), real(*given, **more))[1]
+        )
     for _ in range(20):
         bench.clock.time_ms += 1_000
         retain(bench.store)

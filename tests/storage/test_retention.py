@@ -93,6 +93,7 @@ def test_a_round_that_finds_the_line_full_fails_nothing_and_is_done_again(bench:
     bench.reopen(max_waiting_bytes=64 * 1024)
     topic = bench.store.create_topic("t", 1, TopicOptions(retention_ms=HOUR_MS))
     bench.fill(topic.id, 1, 5)
+    retain(bench.store)
     bench.clock.time_ms += HOUR_MS + 1
     for size in (5_000, 1):  # not even a log start has room then
         with pytest.raises(StoreBusy, match="max_waiting_bytes"):

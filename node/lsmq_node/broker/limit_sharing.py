@@ -17,7 +17,7 @@ from lsmq import runtime
 from lsmq.errors import LsmqError
 from lsmq_node.storage import StoredTopic
 from lsmq_node.storage.losses import LossReason
-from lsmq_node.storage.shares import ALONE, Holding, Rest, Usage
+from lsmq_node.storage.shares import ALONE, Holding, Measurement, Rest, Usage, rest_of
 
 from .background import KeptService
 from .broker import Broker
@@ -148,13 +148,13 @@ class LimitSharing(KeptService):
             elif all(said):
                 known = [each for each in said if each is not None]
                 groups = frozenset().union(*(usage.groups for _, usage in known))
-                rest[topic.id] = Rest(
-                    sum(usage.holding.messages for _, usage in known),
-                    sum(usage.holding.size_bytes for _, usage in known),
-                    len(others),
-                    sum((shard, topic.id) in self._wanted for shard in others),
-                    (port.number, topic.id) in self._wanted,
-                    groups if min(at for at, _ in known) >= fresh_from else None,
+                rest[topic.id] = rest_of(
+                    port.number,
+                    port.store.retention.leadership,
+                    {shard: usage.measured for shard, (_, usage) in zip(others, known, strict=True)},
+                    wanting=sum((shard, topic.id) in self._wanted for shard in others),
+                    wants=(port.number, topic.id) in self._wanted,
+                    groups=groups if min(at for at, _ in known) >= fresh_from else None,
                 )
         port.store.retention.rest = rest
 
@@ -167,8 +167,12 @@ class LimitSharing(KeptService):
             return await self._here(shard, topic_ids, measure)
         asked = {"shard": shard, "topics": topic_ids, "measure": measure}
         answer = await topology.peers.ask(shard, OPERATION, asked, _TIMEOUT_S)
+        # One of an earlier release tells no floor, and has heard of nothing.
+        told = {topic_id: more for topic_id, *more in answer.get("told", ())}
         return {
-            topic_id: Usage(Holding(messages, size), dict(gone), refused, frozenset(groups))
+            topic_id: Usage(
+                _measurement(Holding(messages, size), *told.get(topic_id, ())), dict(gone), refused, frozenset(groups)
+            )
             for topic_id, messages, size, gone, refused, groups in answer["usages"]
         }
 
@@ -202,5 +206,24 @@ class LimitSharing(KeptService):
                     sorted(usage.groups),
                 ]
                 for topic_id, usage in found.items()
-            ]
+            ],
+            "told": [
+                [
+                    topic_id,
+                    [usage.measured.floor.messages, usage.measured.floor.size_bytes],
+                    usage.measured.stamp,
+                    None if (heard := usage.measured.heard) is None else list(heard.items()),
+                ]
+                for topic_id, usage in found.items()
+            ],
         }
+
+
+def _measurement(
+    holding: Holding,
+    floor: Sequence[int] = (0, 0),
+    stamp: Sequence[Any] = ("", 0),
+    heard: Sequence[tuple[int, Sequence[Any]]] | None = (),
+) -> Measurement:
+    known = None if heard is None else {shard: (name, number) for shard, (name, number) in heard}
+    return Measurement(holding, Holding(*floor), (stamp[0], stamp[1]), known)

@@ -146,7 +146,10 @@ class Mover(ShardMachine):
         )
         self.check()
         self.port.check_writable(Ack.QUORUM)
-        await self.durable(self.port.wait(self._lapses.move(lapsed, target.id, batch), Ack.QUORUM))
+        moved = self._lapses.move(lapsed, target.id, batch)
+        if moved is None:
+            return
+        await self.durable(self.port.wait(moved, Ack.QUORUM))
         count, reason = len(lapsed.queues), _REASONS[lapsed.why]
         self._service.moved[reason] = self._service.moved.get(reason, 0) + count
 

@@ -15,12 +15,14 @@ What has expired by the clock at the start alone waits for an hour, as in merges
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lsmq import runtime
 from lsmq.errors import CorruptFile
 from lsmq.record_batch import Column, Flag, RecordBatch, split_batches
 
@@ -148,7 +150,7 @@ class Lapses:
     """One thread at a time, but for :meth:`held_back` and :meth:`drop`, which are another one's."""
 
     def __init__(
-        self, state: ShardState, queries: Queries, line: Line, time: ShardTime, over: dict[int, _Over] | None = None
+        self, state: ShardState, queries: Queries, line: Line, time: ShardTime, of_before: Lapses | None = None
     ) -> None:
         self._state = state
         self._queries = queries
@@ -157,7 +159,9 @@ class Lapses:
         self._known: dict[int, _Known] = {}
         self._damaged: set[int] = set()  # topics that were told of
         #: By topic, what is over a limit: replaced with each look of retention.
-        self.over: dict[int, _Over] = {} if over is None else over
+        self.over: dict[int, _Over] = {} if of_before is None else of_before.over
+        #: Whoever holds it finds what is over in force as long.
+        self._lock: AbstractContextManager[bool] = runtime.Lock() if of_before is None else of_before._lock
 
     # -- what waits for being moved ------------------------------------------------------------------------------
 
@@ -204,6 +208,14 @@ class Lapses:
         self._hand_over(topic_id, _Over(queues[firsts], offsets[lasts] + 1, places))
         return True
 
+    def forget_over(self) -> bool:
+        """Another look of retention begins; whether there was something over a limit. Of that nothing is put in line
+        from now on."""
+        with self._lock:
+            there_was = bool(self.over)
+            self.over.clear()
+            return there_was
+
     def _hand_over(self, topic_id: int, over: _Over) -> None:
         """Beside what was handed over before, in the same look of retention."""
         known = self.over.get(topic_id)
@@ -247,7 +259,7 @@ class Lapses:
 
     def begin(self) -> Lapses:
         """One that knows nothing: somebody else may have led since."""
-        return Lapses(self._state, self._queries, self._line, self._time, self.over)
+        return Lapses(self._state, self._queries, self._line, self._time, self)
 
     def topics(self) -> list[int]:
         """Ids of the topics of which something may have to be moved."""
@@ -413,9 +425,10 @@ class Lapses:
 
     # -- moving --------------------------------------------------------------------------------------------------
 
-    def move(self, lapsed: Lapsed, target_id: int, batch: RecordBatch) -> Appended:
+    def move(self, lapsed: Lapsed, target_id: int, batch: RecordBatch) -> Appended | None:
         """Put in line that ``batch``, made of them, is stored in another topic, and behind it that they are deleted.
 
+        None where retention has looked anew since it found them to be over a limit: then they are found again, or stay.
         A crash may leave the first without the second, never the second without the first. Raises what
         :meth:`.ShardStore.append` and :meth:`.ShardStore.delete` raise.
         """
@@ -423,7 +436,10 @@ class Lapses:
         latest = self._queries.latest_offsets(lapsed.topic_id, lapsed.queues)
         body = encode_positions(item.topic, lapsed.queues, lapsed.offsets, latest)
         behind = Behind(EntryKind.DELETE, lapsed.topic_id, len(lapsed.queues), body, lapsed.why)
-        return self._line.append_records(((target, batch),), behind=behind)[-1]
+        with self._lock:
+            if lapsed.look.over is not None and self.over.get(lapsed.topic_id) is not lapsed.look.over:
+                return None
+            return self._line.append_records(((target, batch),), behind=behind)[-1]
 
 
 class _Part:

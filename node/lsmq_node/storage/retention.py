@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from operator import attrgetter
 
 import numpy as np
 
@@ -35,17 +36,15 @@ from .named_topics import NamedTopics
 from .own_limits import LimitsDocument, QueueOwnLimits, QueueSizes, read_limits
 from .queries import Queries
 from .queue_options import PREFIX as QUEUE_OPTIONS
-from .shares import ALONE, Holding, Rest, Usage, kept_share
+from .shares import ALONE, Holding, Measurement, Rest, ToldFloors, Usage, kept_share
 from .sorted_records import TOMBSTONE_TOPIC
 from .state import ShardState, StoredTopic, TopicState
 from .table import Table
 from .tables import TableSet
 from .time_cuts import TimeCut
-from .topic_options import BY_RANK
+from .topic_options import BY_RANK, TopicOptions
 
 _NEVER = 1 << 62
-#: After so long shards that let their part of a topic go have heard of each other's.
-_HEARD_S = 3.0
 
 _log = logging.getLogger("lsmq.storage")
 
@@ -120,14 +119,16 @@ class Retention:
         self._measured: dict[int, tuple[int, int]] = {}  # at which version of each topic
         self._newest: dict[int, tuple[int, int | None]] = {}  # at which version, and limit, of each topic
         self._rings: dict[int, int] = {}  # at which revision of each topic its queues were cut to a limit
-        self._consumed: dict[int, tuple[int, int, Rest | None]] = {}
-        self._shares: dict[int, dict[str, tuple[float, int]]] = {}  # of topics' limits: until when no less is kept
+        self._consumed: dict[int, tuple[int, int, frozenset[str] | None]] = {}
+        self._told: dict[int, ToldFloors] = {}
         self._empty: dict[int, tuple[int, bool]] = {}  # at a version of the topic, whether it was
         #: What the other shards hold, by topic, as the node says: a topic that is not named is not known of. None where
         #: this shard is all there is of any topic. Replaced as a whole.
         self.rest: Mapping[int, Rest] | None = {}
+        self._round_rest: Mapping[int, Rest] | None = self.rest  # as it is in this round
+        self.leadership = ""  #: another one with each
         #: What this shard holds of topics whose limits are shared with others, as measured last.
-        self.holdings: dict[int, Holding] = {}
+        self.measurements: dict[int, Measurement] = {}
         #: Whether some topic may reach a limit at any time, so that the next look should come soon.
         self.is_watchful = False
         #: Bytes that are to be made free on the disk by dropping what is old.
@@ -135,15 +136,21 @@ class Retention:
         #: Shards on the same disk, of which each makes its part of the room.
         self.shards_on_disk = 1
 
+    def begin(self) -> None:
+        """Another leadership begins: others may count on what an earlier leader has told."""
+        self._told.clear()
+        self.leadership = runtime.token_hex(8)
+
     def run(self, trim: Trim | None, delete: Delete | None = None) -> bool:
         """One round: move the log starts of all topics past what is to go; False when some did not move yet.
 
         ``delete`` is for what goes from the middle of queues; without it nothing does. Without ``trim``, where another
-        replica leads, it only learns which messages are the first.
+        replica leads, it only learns which messages are the first. What an earlier round has let go must be gone.
         """
+        self._round_rest = self.rest
         if trim is None:
             self._rings.clear()
-        by_topic = self._heads, self._measured, self._newest, self._rings, self._consumed, self._empty, self._shares
+        by_topic = self._heads, self._measured, self._newest, self._rings, self._consumed, self._empty, self._told
         for known in by_topic:
             for topic_id in known.keys() - self._state.topics.keys():
                 del known[topic_id]
@@ -159,12 +166,12 @@ class Retention:
         items = [item for item in (*letting_go.values(), *alone) if item is not None and item.topic.id not in unknown]
         measured = {item.topic.id for item in items if item.topic.options.needs_rest} if trim is not None else set()
         self._extents.forget(measured)
-        self.holdings = {topic_id: held for topic_id, held in self.holdings.items() if topic_id in measured}
+        self.measurements = {topic_id: each for topic_id, each in self.measurements.items() if topic_id in measured}
         self.is_watchful = trim is not None and any(_is_watched(item) for item in items)
         done = applied = True
         for item in items:
             gone = self._look(item, trim)
-            if trim is not None and item.topic.options.needs_rest and item.losses != self._measured[item.topic.id][1]:
+            if gone is Gone.ALL and item.topic.id in measured and item.losses != self._measured[item.topic.id][1]:
                 self._measure(item)  # The other shards are told what is left.
             done, applied = done and gone is Gone.ALL, applied and gone is not Gone.LATER
             if delete is not None and item.topic.options.overflow in BY_RANK:
@@ -205,8 +212,8 @@ class Retention:
             queue_bytes.read(item, self._queries, lambda: self._tables.closing)
             if options.overflow == "drop_oldest":
                 gone = min(gone, self._move(item, *queue_bytes.over(item), trim, LossReason.OVERFLOW))
-        if gone and options.overflow == "drop_oldest" and (overflow := self._overflow(item)) is not None:
-            gone = min(gone, self._expire(item, overflow, trim, LossReason.OVERFLOW))
+        if gone and options.overflow == "drop_oldest":
+            gone = min(gone, self._drop_oldest(item, trim))
         if gone and options.delete_consumed:
             gone = min(gone, self._drop_consumed(item, trim))
         return gone
@@ -249,17 +256,16 @@ class Retention:
         In any thread; may read the disk. Raises ``UnknownTopic``.
         """
         item = self._queries.topic_state(topic_id)
-        known = self.holdings.get(topic_id)
+        known = self.measurements.get(topic_id)
         if known is None:
             size = Extents(self._tables, self._log_starts).of(item).size_bytes
         else:
-            size = known.size_bytes if item.quota is None else item.quota.size_bytes
-        held = Holding(item.count_messages(), size)
-        return self._usage(item, held)
+            size = known.holding.size_bytes if item.quota is None else item.quota.size_bytes
+        return self._usage(item, Measurement(Holding(item.count_messages(), size)))
 
-    def _usage(self, item: TopicState, held: Holding) -> Usage:
+    def _usage(self, item: TopicState, measured: Measurement) -> Usage:
         refused = 0 if item.quota is None else item.quota.refused
-        return Usage(held, item.gone.copy(), refused, frozenset(self._state.offsets.groups_of(item.topic.id)))
+        return Usage(measured, item.gone.copy(), refused, frozenset(self._state.offsets.groups_of(item.topic.id)))
 
     def shared_topics(self) -> list[StoredTopic]:
         """Topics for which it matters what other shards hold. In any thread."""
@@ -270,36 +276,37 @@ class Retention:
         item = self._state.topics.get(topic_id)
         if item is None:
             return Usage.of_nothing()
-        held = self.holdings.get(topic_id)
-        return None if held is None else self._usage(item, held)
+        measured = self.measurements.get(topic_id)
+        return None if measured is None else self._usage(item, measured)
 
     # -- how much there is -------------------------------------------------------------------------------
 
     def _measure(self, item: TopicState) -> None:
         topic_id, quota = item.topic.id, item.quota
         appended_bytes = 0 if quota is None else quota.appended_bytes
-        held, mark = self.holdings.get(topic_id), (item.version, item.losses)
-        if held is None or self._measured.get(topic_id) != mark:
-            held = Holding(item.count_messages(), self._extents.of(item).size_bytes)
-        self.holdings[topic_id], self._measured[topic_id] = held, mark
+        known, mark = self.measurements.get(topic_id), (item.version, item.losses)
+        if known is None or self._measured.get(topic_id) != mark:
+            held = Holding(item.count_messages(in_line=False), self._extents.of(item).size_bytes)
+        else:
+            held = known.holding
+        rest = self._rest(topic_id)
+        floor = _floor(held, item.topic.options, rest or ALONE)
+        number = self._told.setdefault(topic_id, ToldFloors()).note(floor)
+        heard = {} if rest is None else {shard: each.stamp for shard, each in rest.others.items()}
+        self._measured[topic_id] = mark
+        self.measurements[topic_id] = Measurement(held, floor, (self.leadership, number), heard)
         if quota is not None:
-            quota.measured(held, appended_bytes, self._rest(topic_id), item.topic.options)
+            quota.measured(held, appended_bytes, rest, item.topic.options)
 
     def _rest(self, topic_id: int) -> Rest | None:
-        return ALONE if self.rest is None else self.rest.get(topic_id)
+        return ALONE if self._round_rest is None else self._round_rest.get(topic_id)
 
-    def _kept_share(self, item: TopicState, option: str, limit: int, own: int, rest: int) -> int:
-        """Of a limit, what is kept here. Shards that are over it let go at the same time, of what each knows of the
-        others from before: so until they have heard of each other again, no shard goes below what it has kept then.
-        """
-        kept = kept_share(limit, own, rest)
-        shares, now = self._shares.setdefault(item.topic.id, {}), runtime.monotonic()
-        until, least = shares.get(option, (0.0, 0))
-        if now < until:
-            return max(kept, least)
-        if rest and kept < own:
-            shares[option] = now + _HEARD_S, kept
-        return kept
+    def _kept(self, item: TopicState, limit: int, what: Callable[[Holding], int]) -> int:
+        """Of a limit, what may stay here at least; see :mod:`.shares`."""
+        rest = self._rest(item.topic.id) or ALONE
+        if rest.heard:
+            limit -= sum(what(each.floor) for each in rest.others.values())
+        return max(limit, what(self._told[item.topic.id].floor(rest.heard)))
 
     # -- what has to go ----------------------------------------------------------------------------------
 
@@ -310,9 +317,8 @@ class Retention:
         options, own_limits = item.topic.options, self._own.get(item.topic.id)
         by_bytes = 0
         if options.retention_bytes is not None and trim is not None:
-            extent, rest = self._extents.of(item), self._rest(item.topic.id) or ALONE
-            limit = options.retention_bytes
-            keep = self._kept_share(item, "retention_bytes", limit, extent.size_bytes, rest.size_bytes)
+            extent = self._extents.of(item)
+            keep = self._kept(item, options.retention_bytes, _size_of)
             by_bytes = extent.time_of_newest(keep)
         cuts = [] if options.retention_ms is None else [self._expired_before(options.retention_ms)]
         if own_limits is None:
@@ -320,23 +326,23 @@ class Retention:
         befores = own_limits.befores(by_bytes, self._expired_before, options.retention_ms)
         return max([*cuts, by_bytes]), befores
 
-    def _overflow(self, item: TopicState) -> int | None:
-        """What was stored before this makes room at the topic's limits; None where there is room."""
-        options, rest = item.topic.options, self._rest(item.topic.id) or ALONE
-        if options.max_bytes is None and options.max_messages is None:
-            return None
-        self._measure(item)  # something may just have expired
-        held, extent = self.holdings[item.topic.id], self._extents.of(item)
-        befores = []
+    def _drop_oldest(self, item: TopicState, trim: Trim) -> Gone:
+        """Make room at the topic's limits."""
+        options, gone = item.topic.options, Gone.ALL
         if options.max_bytes is not None:
-            limit = options.max_bytes
-            over = held.size_bytes - self._kept_share(item, "max_bytes", limit, held.size_bytes, rest.size_bytes)
-            befores += [extent.time_of_oldest(over)] if over > 0 else []
-        if options.max_messages is not None:
-            limit = options.max_messages
-            over = held.messages - self._kept_share(item, "max_messages", limit, held.messages, rest.messages)
-            befores += [extent.time_of_oldest_part(over / held.messages)] if over > 0 else []
-        return max(befores, default=None)
+            self._measure(item)  # something may just have expired
+            held, extent = self.measurements[item.topic.id].holding, self._extents.of(item)
+            over = held.size_bytes - self._kept(item, options.max_bytes, _size_of)
+            if over > 0:
+                gone = self._expire(item, extent.time_of_oldest(over), trim, LossReason.OVERFLOW)
+        if gone and options.max_messages is not None:
+            self._measure(item)
+            held, extent = self.measurements[item.topic.id].holding, self._extents.of(item)
+            over = held.messages - self._kept(item, options.max_messages, _messages_of)
+            if over > 0:
+                before = extent.time_of_oldest_part(over / held.messages)
+                gone = min(gone, self._expire(item, before, trim, LossReason.OVERFLOW, count=over))
+        return gone
 
     def _keep_newest(self, item: TopicState, limit: int | None, trim: Trim) -> Gone:
         """Of each queue the newest; of those with limits of their own what these say, bytes among it."""
@@ -374,14 +380,14 @@ class Retention:
 
     def _drop_consumed(self, item: TopicState, trim: Trim) -> Gone:
         rest = self._rest(item.topic.id)
-        mark = (self._state.offsets.changes, item.version, rest)
+        mark = (self._state.offsets.changes, item.version, None if rest is None else rest.groups)
         if self._consumed.get(item.topic.id) == mark:
             return Gone.ALL
         gone, floors = Gone.ALL, self._consumed_floors(item, rest)
         if floors is not None:
             gone = self._move(item, np.arange(len(floors)), floors, trim, LossReason.CONSUMED)
         if gone is Gone.ALL:
-            self._consumed[item.topic.id] = (mark[0], item.version, rest)
+            self._consumed[item.topic.id] = (mark[0], item.version, mark[2])
         return gone
 
     def _consumed_floors(self, item: TopicState, rest: Rest | None) -> I64 | None:
@@ -435,30 +441,34 @@ class Retention:
         why: LossReason = LossReason.EXPIRED,
         limits: I64 | None = None,
         own_befores: I64 | None = None,
+        count: int | None = None,
     ) -> Gone:
         """Move log starts past what was stored ``before``, and none beyond its limit.
 
-        ``own_befores``: what counts instead for queues with limits of their own.
+        ``own_befores``: what counts instead for queues with limits of their own. ``count``: past no more messages, and
+        past so many if there are with those that were stored at that time.
         """
-        count = item.end - item.first
+        rows = item.end - item.first
         heads = self._heads.setdefault(item.topic.id, _Heads())
-        heads.widen(count)
+        heads.widen(rows)
         asked_lsn, asked_ms = self._tables.applied_lsn, self._state.time_ms
         version = item.version
-        starts = item.live_from(np.arange(count)).copy()
-        ends = item.committed[:count].copy() if limits is None else np.minimum(item.committed[:count], limits)
+        starts = item.live_from(np.arange(rows)).copy()
+        ends = item.committed[:rows].copy() if limits is None else np.minimum(item.committed[:rows], limits)
         known = heads.not_before_ms.copy()  # of the messages from ``found`` on
         cut = TimeCut(self._queries, item, starts.copy(), ends, known)
         found = cut.found
-        befores = np.full(count, before)
+        befores = np.full(rows, before)
         if own_befores is not None:
             befores[self._own[item.topic.id].rows] = own_befores
-        left = np.flatnonzero((found < ends) & (known[:count] < befores))
+        left = np.flatnonzero((found < ends) & (known[:rows] < befores))
         if trim is None:
             cut.learn(left)
         else:
             for each in np.unique(befores[left]).tolist():
                 cut.pass_over(left[befores[left] == each], each, lambda: self._tables.closing)
+            if count is not None:
+                self._cut_to(cut, starts, before, count)
         moved = np.flatnonzero(found > starts)
         if trim is not None and len(moved):
             gone = trim(item.topic.id, (moved + item.first).astype(np.uint32), found[moved], why)
@@ -473,6 +483,39 @@ class Retention:
         heads.oldest_ms = int(known[active].min()) if len(active) else _NEVER
         heads.asked_lsn, heads.asked_ms = asked_lsn, asked_ms
         return Gone.ALL
+
+    def _cut_to(self, cut: TimeCut, starts: I64, before: int, count: int) -> None:
+        """Have ``cut`` go past so many messages beyond ``starts``: beside those that it has gone past some of the next
+        moment, or not past all of the last ones. What of one moment stays is of the last queues."""
+        firsts = starts
+        if int((cut.found - starts).sum()) < count:
+            firsts = cut.found.copy()
+            cut.pass_over(np.arange(len(firsts)), before + 1, lambda: self._tables.closing)
+        passed = cut.found - firsts
+        left = count - int((firsts - starts).sum()) - (np.cumsum(passed) - passed)
+        given = np.minimum(passed, np.maximum(left, 0))
+        cut.known[: len(passed)][given < passed] = 0
+        cut.found[:] = firsts + given
+
+
+_messages_of, _size_of = attrgetter("messages"), attrgetter("size_bytes")
+
+
+def _floor(held: Holding, options: TopicOptions, rest: Rest) -> Holding:
+    """Below this no limit has messages go."""
+    drops = options.overflow == "drop_oldest"
+    limits = [options.retention_bytes, options.max_bytes if drops else None]
+
+    def part(limit: int | None, what: Callable[[Holding], int]) -> int:
+        own = what(held)
+        if limit is None:
+            return own
+        return min(own, kept_share(limit, own, [what(each.holding) for each in rest.others.values()], rest.place))
+
+    return Holding(
+        part(options.max_messages if drops else None, _messages_of),
+        part(min((limit for limit in limits if limit is not None), default=None), _size_of),
+    )
 
 
 def _is_watched(item: TopicState) -> bool:

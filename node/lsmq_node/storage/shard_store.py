@@ -121,13 +121,13 @@ class ShardStore:
         )
         self.named = NamedTopics(self._state, self._line, self._queries, options, self.time)  # what is theirs alone
         #: What has expired and is moved to other topics.
-        self.lapses = Lapses(self._state, self._queries, self._line, self.time)
+        self.lapses = lapses = Lapses(self._state, self._queries, self._line, self.time)
         #: What goes by itself, and what there is.
         log_starts, expired_before = self._merger.log_starts, self.time.expired_before
         self.retention = retention = Retention(
             self._state, self._tables, self._queries, log_starts, expired_before, self.documents, self.named
         )
-        retainer = Retainer(retention, self._merger, self.time, self._line, writer, self.trim, self.delete, self.lapses)
+        retainer = Retainer(retention, self._merger, self.time, writer, self.trim, self.delete, self.barrier, lapses)
         self._maintenance = Maintenance(
             path, options, disk, clock, self._tables, self._merger, self._segments, writer, retainer.run
         )

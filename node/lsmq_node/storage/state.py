@@ -331,10 +331,11 @@ class TopicState:
         rows = np.arange(self.end - self.first)
         return bool((self.live_from(rows) >= self.committed[: len(rows)]).all())
 
-    def count_messages(self) -> int:
+    def count_messages(self, *, in_line: bool = True) -> int:
         """Of all its queues: those that can be read, and those in line; single ones that are deleted count."""
         rows = np.arange(len(self._rows) if self.named else self.end - self.first)
-        return int((self.next[: len(rows)] - self.live_from(rows)).sum())
+        ends = self.next if in_line else self.committed
+        return int((ends[: len(rows)] - self.live_from(rows)).sum())
 
     def begins_of(self, queues: U32) -> I64:
         """From which offsets on these are the queues that have the numbers now."""
