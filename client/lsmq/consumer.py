@@ -47,19 +47,20 @@ _log = logging.getLogger("lsmq")
 class Consumer(MessageConsumer):
     """Reads queues of a topic, or of several. Messages of a queue come in offset order.
 
-    **With a group and no** ``queues`` it is a *member*: the group's members share the queues, each queue being one
-    member's at a time, and what a member leaves behind goes to the others. It begins where the group has committed.
-    ``static_id`` lets it come back within ``session_ms`` as the member it was. ``on_assigned`` and ``on_revoked`` are
-    called with the queues by topic, before they are read and before they are given up: the place to commit what was
-    handled of them. A member keeps its place for as long as its process lives, whatever its handlers do; one that has
-    not come back within ``max_handler_ms`` makes it *stalled*, which ``lsmq group describe`` shows, and is waited for
-    no longer than that when its queue is to be given up. With ``mode="broadcast"`` each member gets everything, and
-    commits for itself if it has a ``static_id``.
+    **With a group and neither** ``queues`` **nor** ``pattern`` it is a *member*: the group's members share the queues,
+    each queue being one member's at a time, and what a member leaves behind goes to the others. It begins where the
+    group has committed. ``static_id`` lets it come back within ``session_ms`` as the member it was. ``on_assigned`` and
+    ``on_revoked`` are called with the queues by topic, before they are read and before they are given up: the place to
+    commit what was handled of them. A member keeps its place for as long as its process lives, whatever its handlers
+    do; one that has not come back within ``max_handler_ms`` makes it *stalled*, which ``lsmq group describe`` shows,
+    and is waited for no longer than that when its queue is to be given up. With ``mode="broadcast"`` each member gets
+    everything, and commits for itself if it has a ``static_id``.
 
-    **Else** it reads all queues of the topic, or ``queues``, and shares nothing. ``start`` says where to begin:
-    ``"earliest"``, ``"latest"`` (only what comes from now on), ``"committed"`` (where ``group`` left off), a datetime
-    or milliseconds since 1970 (the first message stored at or after it), or a mapping of queue to offset (the queues
-    it leaves out begin at the earliest). The default is ``"committed"`` with a group and ``"earliest"`` without.
+    **Else** it reads all queues of the topic, or ``queues``, or those of a ``pattern``, and shares nothing. ``start``
+    says where to begin: ``"earliest"``, ``"latest"`` (only what comes from now on), ``"committed"`` (where ``group``
+    left off), a datetime or milliseconds since 1970 (the first message stored at or after it), or a mapping of queue to
+    offset (the queues it leaves out begin at the earliest). The default is ``"committed"`` with a group and
+    ``"earliest"`` without.
 
     **In a named topic** ``queues`` are names, which need not be there yet; or ``pattern`` says which: ``*`` stands for
     one part of a name between dots, ``**`` at the end for any rest (``agents.*.inbox``, ``agents.**``). Queues that
