@@ -9,6 +9,7 @@ import zoneinfo
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -223,6 +224,25 @@ def test_a_schedule_that_is_refused_holds_up_no_other(tmp_path: Path, monkeypatc
         assert len((await answer.json())["messages"]) == 1
         found = await (await client.get("/v1/topics/jobs/schedules/nightly")).json()
         assert found["count"] == 0, "it waits until there is room"
+
+    with_node(tmp_path, check)
+
+
+def test_many_schedules_that_are_due_together_leave_others_their_turns(tmp_path: Path) -> None:
+    first = prepared(tmp_path, time.time_ns() // 1_000_000 - 5 * 366 * 86_400_000)
+    with ShardStore.open(tmp_path / "shard-0", SMALL) as store:
+        for number in range(300):
+            each = replace(first, name=f"s{number}")
+            store.wait(store.put_documents({each.key: each.encode()}))
+
+    async def check(client: Session, broker: Broker) -> None:
+        schedules = node_of(client).schedules
+        fired = [0]
+        while fired[-1] < 301:
+            await asyncio.sleep(0)
+            found = schedules.find(0)
+            fired.append(0 if found is None else sum(each.count for each in found.known.values()))
+        assert max(after - before for before, after in pairwise(fired)) <= 10
 
     with_node(tmp_path, check)
 

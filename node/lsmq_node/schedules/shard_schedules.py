@@ -31,6 +31,8 @@ _AHEAD_MS = 1_000
 _CERTAIN_MS = 3_600_000
 _LOOK_S = 30.0
 _LOAD_AT_ONCE = 200
+#: So many times are looked at before others on the loop have their turn.
+_FIRE_AT_ONCE = 10
 _AGAIN_S = 1.0
 #: So many times beside the next ones are in memory, of schedules that were replaced.
 _STALE = 1_000
@@ -57,6 +59,7 @@ class ShardSchedules(ShardMachine):
         #: When to try, which is the next time or later, and that time; where it is another by now this is stale.
         self._queue: list[tuple[int, int, str]] = []
         self._look_at = 0.0
+        self._task: asyncio.Task[None] | None = None  # that puts in line what is due
         self._making: set[str] = set()  # keys of schedules whose queues, which have names, are being made
         #: Expressions and time zones of which it is not known here when they are next, and when to look again.
         self._unknown: dict[tuple[str, str], float] = {}
@@ -104,10 +107,33 @@ class ShardSchedules(ShardMachine):
     # Time
 
     def due(self) -> Iterator[Step]:
-        """Messages of the times that are near."""
-        now_ms = self.store.delayed.now_ms()
+        if self._task is not None and self._task.done():
+            ended, self._task = self._task, None
+            ended.result()
+        if self._task is None and self._is_near(self.store.delayed.now_ms()):
+            self._task = self._start(self._fire())
+        if self._loop.time() >= self._look_at:
+            self._look_at = self._loop.time() + _LOOK_S
+            yield self._of_topics_that_are_gone()
+
+    def _is_near(self, now_ms: int) -> bool:
+        return bool(self._queue) and self._queue[0][0] <= now_ms + _AHEAD_MS
+
+    async def _fire(self) -> None:
+        """All ten thousand may be due at the same minute."""
+        for count, step in enumerate(self._near(), 1):
+            self.put_aside(step)
+            if count % _FIRE_AT_ONCE == 0:
+                await asyncio.sleep(0)
+                try:
+                    self.check()
+                except LsmqError:
+                    return
+
+    def _near(self) -> Iterator[Step]:
+        """Messages of the times that are near, each to be put before the next is asked for; nothing where one waits."""
         later: list[tuple[int, int, str]] = []
-        while self._queue and self._queue[0][0] <= now_ms + _AHEAD_MS:
+        while self._is_near(now_ms := self.store.delayed.now_ms()):
             _, next_ms, key = heappop(self._queue)
             schedule = self.known.get(key)
             if schedule is None or schedule.next_ms != next_ms:
@@ -115,6 +141,7 @@ class ShardSchedules(ShardMachine):
             step = self._firing(schedule, now_ms)
             if step is None:
                 later.append((next_ms, next_ms, key))
+                yield Step()
                 continue
             yield step
             if self.known.get(key) is schedule:  # it was refused, and is tried again when the others had their turn
@@ -122,9 +149,6 @@ class ShardSchedules(ShardMachine):
                 break
         for each in later:
             heappush(self._queue, each)
-        if self._loop.time() >= self._look_at:
-            self._look_at = self._loop.time() + _LOOK_S
-            yield self._of_topics_that_are_gone()
 
     def _firing(self, schedule: Schedule, now_ms: int) -> Step | None:
         """None where it waits: its queue has a name and is being made, or its time zone is not known."""

@@ -7,6 +7,7 @@ as long as somebody can ask.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -41,9 +42,6 @@ from .quotas import Quota
 from .sequences import Sequences, SequenceVerdict
 from .state import ShardState, TopicState
 from .wal import Appender, EntryFlag, EntryKind, LogEntry, encode_entry_header
-
-#: Of so many batches with delayed messages those that are committed are forgotten, whoever asks for them.
-_MANY_DELAYED = 1024
 
 Pending = PendingRecords | PendingEntry
 WrittenEntry = Pending | LogEntry
@@ -150,7 +148,7 @@ class Line:
         self.quota_refusals = 0
         self.current = Round(0)
         self.durable_lsn = appender.lsn  # noted in each entry
-        self._delayed: list[tuple[int, int]] = []  # guarded by lock: end and first due time of entries in line
+        self._delayed = deque[tuple[int, int]]()  # guarded by lock: end and first due time of entries in line
         #: Told when the first is due of delayed messages that are put in line. It must be quick and not raise.
         self.on_delayed: Callable[[int], None] = lambda due_ms: None
         self.admit: Callable[[int], None] = lambda size: None
@@ -375,8 +373,7 @@ class Line:
 
     def _note_delayed(self, pending: PendingRecords) -> None:
         self._delayed.append((pending.end_lsn, pending.first_due_ms))
-        if len(self._delayed) > _MANY_DELAYED:
-            self._forget_committed()
+        self._forget_committed()
         self.on_delayed(pending.first_due_ms)
 
     def _check_delayed(self, more: int) -> None:
@@ -397,7 +394,8 @@ class Line:
 
     def _forget_committed(self) -> None:
         reached = self.committed_lsn()
-        self._delayed = [item for item in self._delayed if item[0] > reached]
+        while self._delayed and self._delayed[0][0] <= reached:
+            self._delayed.popleft()
 
     def append_entry(
         self, kind: EntryKind, topic_id: int, count: int, body: bytes, check: int = 0, flags: int = 0
@@ -466,7 +464,7 @@ class Line:
         ended, following = self.current, Round(self.current.number + 1)
         ended.end = RoundEnd(kept_lsn, failure, following)
         self._pending = []
-        self._delayed = [item for item in self._delayed if item[0] <= kept_lsn]
+        self._delayed = deque(item for item in self._delayed if item[0] <= kept_lsn)
         self._sequences.clear()
         for state in self._state.topics.values():
             np.copyto(state.next, state.committed)
