@@ -13,7 +13,7 @@ import pytest
 
 from lsmq.errors import LsmqError, Unavailable, UnknownMember
 from lsmq_node.broker import Broker
-from lsmq_node.groups import Mode
+from lsmq_node.groups import Mode, coordinator
 from lsmq_node.groups.coordinator import ShardGroups
 from lsmq_node.groups.group import Beat
 from lsmq_node.machines import HOUR_S, Step
@@ -80,6 +80,24 @@ def test_a_group_that_took_over_queues_and_committed_nothing_there_is_forgotten_
         assert not shard.store.documents("group-used/")
 
     with_node(tmp_path, test, group_retention_hours=1)
+
+
+def test_of_so_many_groups_members_expire_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an outage all of them may: others on the loop have their turns."""
+    monkeypatch.setattr(coordinator, "_MOST_EXPIRED", 4)
+
+    async def test(session: Session, broker: Broker) -> None:
+        shard = await groups_of(session)
+        for number in range(10):
+            await shard.heartbeat(f"g{number}", Beat("m", ("t",), session_ms=1_000), 0)
+        shard._clock._awake += 100
+        left = []
+        for _ in range(3):
+            shard.tick()
+            left.append(sum(bool(group.members) for group in shard.groups.values()))
+        assert left == [6, 2, 0]
+
+    with_node(tmp_path, test)
 
 
 def test_of_a_group_that_is_deleted_nothing_is_kept(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ _PLAN = None  # what requests wait for, beside a member, that the next plan of t
 _MOST_TOUCHED = 1_000  # an hour
 _LOOKED_AT_ONCE = 100  # groups, before others on the loop have their turn
 _LOOK_EACH = 4  # ticks: how often each group is asked whether its topics have changed
+#: Of so many groups sessions end with a tick, of others with the next: after an outage all may end together.
+_MOST_EXPIRED = 500
 _LOOK_FOR_GONE_EACH = 20  # ticks: how often it is asked whose offsets went with their topics
 
 
@@ -272,14 +274,17 @@ class ShardGroups(ShardMachine):
     def due(self) -> Iterator[Step]:
         """Sessions end, topics change."""
         self._ticks += 1
-        now = self.now
+        now, expired = self.now, 0
         for place, name in enumerate(list(self._active)):
+            if expired == _MOST_EXPIRED:
+                break
             group = self.groups.get(name)
             if group is None or not (group.members or group.dirty or group.staged):
                 self._active.pop(name, None)
                 continue
             gone = group.expire(now)
             if gone:
+                expired += 1
                 self.counts.expired += len(gone)
                 _log.info("members_expired", group=name, members=gone)
             if (self._ticks + place) % _LOOK_EACH == 0:
