@@ -87,3 +87,25 @@ def test_a_disk_nearly_full_stays_usable_though_little_of_the_store_goes(tmp_pat
             assert not bench.store.disk_full
         assert 0 < gone(bench, topic.id)[LossReason.DISK] < 1_600, "half of what was sent"
         abandon(bench.store)
+
+
+def test_a_disk_that_a_flush_has_filled_gets_room_from_what_is_gone_and_what_the_log_keeps_to_use_again(
+    tmp_path: Path,
+) -> None:
+    bench = opened(tmp_path, min_free_bytes=64 * KIB)
+    gone, stays = (bench.store.create_topic(name, 1) for name in ("gone", "stays"))
+    for _ in range(3):
+        send(bench, gone.id, 0, 100, 400)
+        send(bench, stays.id, 0, 1, 400)
+        flush(bench.store)
+    log = tmp_path / "shard" / "wal"
+    assert any(name.endswith(".spare") for name in bench.disk.list(log))
+    bench.store.wait(bench.store.trim(gone.id, 0, 300))
+    bench.disk.capacity_bytes = bench.disk.used_bytes + 16 * KIB
+    full = bench.disk.used_bytes
+    for _ in range(3):
+        with suppress(NoRoom):
+            bench.store._merger.merge_rest()
+    assert bench.disk.used_bytes < full - 100 * KIB
+    assert bounds(bench, stays.id, 0) == [(0, 3)]
+    abandon(bench.store)

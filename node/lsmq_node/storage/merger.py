@@ -311,6 +311,8 @@ class Merger:
         # What gives space back may use some of what is kept for the flush, or a full disk would stay full.
         gives_back = 2 * work.dead_bytes > size or (work.dead_bytes > 0 and self.short_bytes() > 0)
         kept = self._options.min_free_bytes // 2 if gives_back else None
+        if gives_back and self._room_bytes(kept) < size:
+            self._tables.drop_spares()
         with self._lock:
             if self._room_bytes(kept) < size:
                 raise NoRoom(f"{self._path}: a merge needs {size >> 20} MiB of free space for a while")

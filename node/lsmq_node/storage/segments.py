@@ -312,6 +312,15 @@ class SegmentFiles:
         if changed:
             self._disk.sync_directory(self._directory)
 
+    def drop_spares(self) -> None:
+        """Give the disk back what is kept of the log to be used again."""
+        with self._names_lock:
+            spares = [name for name in self._disk.list(self._directory) if name.endswith(".spare")]
+            for name in spares:
+                self._disk.remove(self._directory / name)
+            if spares:
+                self._disk.sync_directory(self._directory)
+
     def close(self) -> None:
         for file in self._open.values():
             file.close()

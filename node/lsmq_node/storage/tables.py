@@ -192,6 +192,10 @@ class TableSet:
             self._segments.release(lsn)
             self._released_lsn = lsn - lsn % self._segments.segment_bytes
 
+    def drop_spares(self) -> None:
+        """Give the disk back what is kept of the log to be used again."""
+        self._segments.drop_spares()
+
     def _let_go_lsn(self) -> int:
         return min(self.manifest.flushed_lsn, self.keep_lsn())
 
