@@ -1,16 +1,20 @@
-"""Much that is due at one moment, of many writes: it is delivered in pieces that the store takes."""
+"""What is due and no store takes at once: much of one moment comes in pieces, and what is refused is told once."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+from structlog.testing import capture_logs
 
 from lsmq import runtime
+from lsmq.errors import DiskFull
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.broker import Broker
 from lsmq_node.storage import HAND, Hand, ShardStore
 from lsmq_node.storage.delayed import BEGIN
+from support.waiting import comes_true
 
 from .in_process import SMALL, Session, with_node
 
@@ -57,5 +61,26 @@ def test_what_was_planned_and_no_store_takes_is_planned_anew(tmp_path: Path) -> 
 
     async def check(client: Session, broker: Broker) -> None:
         await check_come(client, "a")
+
+    with_node(tmp_path, check)
+
+
+def test_what_is_due_and_refused_again_and_again_is_told_once(tmp_path: Path) -> None:
+    refused: list[object] = []
+
+    def full(*_: object) -> None:
+        refused.append(None)
+        raise DiskFull("no room")
+
+    async def check(client: Session, broker: Broker) -> None:
+        sent = await client.post(
+            "/v1/topics/t/messages", json={"messages": [{"queue": 0, "body": "x", "delay_ms": 500}]}
+        )
+        assert sent.status == 200
+        with patch.object(type(broker.topology.port(0)), "check_writable", full), capture_logs() as logs:
+            await comes_true(lambda: len(refused) > 3, "it is tried again")
+        assert [line["event"] for line in logs].count("delayed_not_delivered") == 1
+        answer = await client.get("/v1/topics/t/queues/0/messages?offset=0&wait_ms=20000")
+        assert [each["body"] for each in (await answer.json())["messages"]] == ["x"]
 
     with_node(tmp_path, check)

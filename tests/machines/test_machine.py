@@ -228,3 +228,19 @@ def test_a_machine_that_fails_holds_up_no_other_and_is_named(tmp_path: Path) -> 
         assert counters.find(0, "bad") is bad and bad.is_current
 
     with_counters(tmp_path, test, each=False)
+
+
+def test_what_is_refused_again_and_again_is_told_once(tmp_path: Path) -> None:
+    def full(*_: object) -> None:
+        raise DiskFull("no room")
+
+    async def test(counters: Counters) -> None:
+        counter = await counters.shard(0)
+        with capture_logs() as logs:
+            for _ in range(2):
+                with patch.object(type(counter.port), "check_writable", full):
+                    assert not any(counter.put_aside(counter.add(1)) for _ in range(3))
+                assert counter.put_aside(counter.add(1))
+        assert [line["event"] for line in logs].count("step_refused") == 2
+
+    with_counters(tmp_path, test)

@@ -152,6 +152,7 @@ class ShardDelayed(ShardMachine):
         return ()
 
     async def _deliver_all(self) -> None:
+        refused: str | None = None
         while self.is_current and not self.service.held.closed:
             if self._next_ms > self.store.delayed.now_ms():
                 await self._sleep(self.store.delayed.wait_ms(self._next_ms) / 1000)
@@ -159,10 +160,13 @@ class ShardDelayed(ShardMachine):
             try:
                 await self._deliver_due()
             except LsmqError as error:
-                tell = _log.info if error.retriable else _log.warning
-                tell("delayed_not_delivered", shard=self.port.number, code=error.code, message=error.message)
+                if error.code != refused:
+                    refused = error.code
+                    tell = _log.info if error.retriable else _log.warning
+                    tell("delayed_not_delivered", shard=self.port.number, code=error.code, message=error.message)
                 await asyncio.sleep(_PAUSE_S if error.retriable else _LONG_PAUSE_S)
             else:
+                refused = None
                 await asyncio.sleep(_GATHER_S)
 
     async def _sleep(self, seconds: float) -> None:

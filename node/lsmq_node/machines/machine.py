@@ -41,6 +41,7 @@ class ShardMachine(ABC):
         self.used_at = self._loop.time()
         self._clock = AwakeClock(self.used_at)
         self._broken: LsmqError | None = None
+        self._refused: str | None = None  # with which code the last step was that nobody waits for
         self._log = structlog.get_logger(f"lsmq.{service.name}")
 
     # What each machine says for itself
@@ -151,8 +152,11 @@ class ShardMachine(ABC):
         try:
             self.put(step)
         except LsmqError as error:
-            self._log.info("step_refused", shard=self.port.number, subject=self.subject, code=error.code)
+            if error.code != self._refused:
+                self._refused = error.code
+                self._log.info("step_refused", shard=self.port.number, subject=self.subject, code=error.code)
             return False
+        self._refused = None
         return True
 
     async def durable(self, future: asyncio.Future[None] | None) -> None:
