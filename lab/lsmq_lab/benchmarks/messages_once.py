@@ -37,7 +37,7 @@ _CONNECTIONS = 4
 _PACKED = 400
 #: One batch of so many is sent again.
 _AGAIN = 20
-_WITHOUT, _CARRIED, _WITH = "without ids", "with as many bytes more", "with an id each"
+_WAYS = _WITHOUT, _CARRIED, _WITH = "without ids", "with as many bytes more", "with an id each"
 #: What the two columns of an id's hash take in a batch.
 _HASH_BYTES = 16
 _IDS_MEMORY = "lsmq_store_dedupe_memory_bytes"
@@ -46,26 +46,30 @@ _IDS_MEMORY = "lsmq_store_dedupe_memory_bytes"
 def run(values: Mapping[str, Any], directory: Path, progress: TellProgress) -> Measured:
     """Each way on a node of its own, as often as is asked for."""
     batches, each = -(-values["once_ids"] // _BATCH), values["message_bytes"]
-    found: dict[str, list[dict[str, float]]] = {_WITHOUT: [], _CARRIED: [], _WITH: []}
+    place, kept = directory / "node", directory / "node-with-ids"
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in _WAYS}
     ways: dict[str, dict[str, float]] = {}
     memory: dict[str, float] = {}
     for number in range(values["once_rounds"]):
-        for way, rounds in found.items():
-            place = directory / way.replace(" ", "-")
+        for way in _WAYS[number % 3 :] + _WAYS[: number % 3]:  # None always comes behind the same one.
             shutil.rmtree(place, ignore_errors=True)
             with running(Setup(LSMQ, "sync"), place) as server:
                 options = {"address": server.address, "each": each, "way": way}
+                rounds = found[way]
                 rounds.append(_measured(server.pid, first=0, end=batches, step=1, repeats=False, **options))
                 progress(f"{way}, round {number + 1}: {rounds[-1]['node_us']:.2f} us of the node a message")
                 memory[way] = resident_bytes(server.pid)
                 if way == _WITH:
                     memory["ids"] = metric(server.address, _IDS_MEMORY)
                     again = _measured(server.pid, first=0, end=batches, step=_AGAIN, repeats=True, **options)
+            if way == _WITH:
+                shutil.rmtree(kept, ignore_errors=True)
+                place.rename(kept)
     for way, rounds in found.items():
         ways[way] = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
     ways["sent again"] = again
     began = time.monotonic()
-    with running(Setup(LSMQ, "sync"), directory / _WITH.replace(" ", "-")) as server:
+    with running(Setup(LSMQ, "sync"), kept) as server:
         memory["start_s"] = time.monotonic() - began
         memory["restarted"], memory["restarted_ids"] = resident_bytes(server.pid), metric(server.address, _IDS_MEMORY)
         options = {"address": server.address, "each": each, "way": _WITH}

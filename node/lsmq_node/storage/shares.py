@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 
 from .losses import Losses
 
@@ -152,7 +151,10 @@ def kept_share(limit: int, own: int, others: Sequence[int], place: int) -> int:
         return limit
     parts = [limit * each // total for each in held]
     for _ in range(limit - sum(parts)):
-        chosen = max(range(len(held)), key=lambda at: (Fraction(held[at], parts[at] + 1), -at))
+        chosen = 0
+        for at in range(1, len(held)):
+            if held[at] * (parts[chosen] + 1) > held[chosen] * (parts[at] + 1):
+                chosen = at
         parts[chosen] += 1
     return parts[place]
 
