@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import structlog
 
+from lsmq import runtime
 from lsmq.errors import AlreadyDelivered, InvalidRequest, LsmqError, Unavailable, UnknownMessage
 from lsmq.record_batch import LAST_DUE_MS, MAX_DELAY_MS, MAX_TTL_MS, Column
 from lsmq_node.broker import Ack, ShardPort
@@ -43,8 +44,10 @@ _PIECE_BYTES = 1 << 20
 _LOOKS, _LOOKED_AT = 16, 1 << 16
 #: Where the next one is looked for behind those that were cancelled, so many times as many are looked at each time.
 _GROWS = 8
-#: What is due within so long is delivered together.
-_GATHER_S = 0.006
+#: What is due within so many times as long as delivering took last, and within these bounds, is delivered together: so
+#: a node that has much to do has less to do for each message.
+_GATHERED = 4
+_LEAST_GATHER_S, _MOST_GATHER_S = 0.002, 0.012
 #: Pieces in line at a time.
 _PIECES_AHEAD = 4
 _PAUSE_S, _LONG_PAUSE_S = 0.05, 1.0
@@ -157,6 +160,7 @@ class ShardDelayed(ShardMachine):
             if self._next_ms > self.store.delayed.now_ms():
                 await self._sleep(self.store.delayed.wait_ms(self._next_ms) / 1000)
                 continue
+            began_s = runtime.monotonic()
             try:
                 await self._deliver_due()
             except LsmqError as error:
@@ -167,7 +171,8 @@ class ShardDelayed(ShardMachine):
                 await asyncio.sleep(_PAUSE_S if error.retriable else _LONG_PAUSE_S)
             else:
                 refused = None
-                await asyncio.sleep(_GATHER_S)
+                took_s = runtime.monotonic() - began_s
+                await asyncio.sleep(min(max(_GATHERED * took_s, _LEAST_GATHER_S), _MOST_GATHER_S))
 
     async def _sleep(self, seconds: float) -> None:
         self._wake.clear()
