@@ -89,4 +89,4 @@ async def test_a_change_of_voters_is_begun_watched_and_called_off(cluster: Local
         await shows(page, f"{row.format('n4')}.cells[6].textContent.startsWith('yes') && !{BAR}", "the page says so")
         assert await page.evaluate(f"{row.format('n1')}.cells[6].textContent") == "no"
         await page.evaluate(pressed("Replace"))
-        await shows(page, f"{TEXT}.includes('does not vote; the voters are n2, n3, n4')", "it says what is wrong")
+        await shows(page, f"{TEXT}.includes('it is done; the voters are n2, n3, n4')", "it says what is wrong")
