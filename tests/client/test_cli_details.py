@@ -275,7 +275,7 @@ def test_who_reads_a_table_may_have_seen_enough(shared_node: NodeProcess, topic_
     for number in range(3_000):
         log.append(encode_entry_header(EntryKind.TRIM, 1, 0, number, 1, 0, 0))
     segment = tmp_path / segment_name(0)
-    segment.write_bytes(log.take()[1])
+    segment.write_bytes(b"".join(log.take()[1]))
     assert first_line("dump", "wal", segment).split()[:3] == [b"lsn", b"end_lsn", b"kind"]
     # One that is printed while the event loop runs.
     ok(shared_node, "topic", "create", topic_name, "--queues", "named")
