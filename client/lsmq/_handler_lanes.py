@@ -6,6 +6,7 @@ that all wait behind others, the waiting ones are put back and their queues paus
 back holds up its own lane and no other.
 
 What may be committed of a queue is everything before its first message that is not handled: a gap is never committed.
+So whoever stops, or lets a queue go, handles what is left in gaps first: else what lies behind them would come again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import heapq
 import inspect
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
+from itertools import chain
 from typing import Any, Literal, Protocol
 
 from lsmq._queue_ranges import contains
@@ -121,6 +123,11 @@ class QueueProgress:
         """The first offset that is not handled; ``None`` when all that was taken is."""
         return self._taken[0] if self._taken else None
 
+    @property
+    def handled_to(self) -> int:
+        """One past the last offset that is handled with others before it that are not; 0 when there is none."""
+        return max(self._handled, default=-1) + 1
+
 
 class HandlerWorker:
     """One of those that call the handler. ``dropped``: what it does counts no more."""
@@ -153,6 +160,7 @@ class HandlerRun:
             )
         self.handled = asyncio.Event()
         self.stopping = self.closed_inside = False
+        self._failed = False  # and what waits is not handled any more
         self._reader = reader
         self._in_progress = in_progress
         self._handler = handler
@@ -186,7 +194,7 @@ class HandlerRun:
         try:
             await background.until(self._over(list(background)))
         finally:
-            self.stopping = True  # A worker that is cancelled for its queue as well would go on.
+            self.stopping = self._failed = True  # A worker that is cancelled for its queue as well would go on.
             await background.end()
             self._put_back(None)
             self._wake_those_who_wait()
@@ -209,8 +217,9 @@ class HandlerRun:
         return asyncio.current_task() in {worker.task for worker in self._workers}
 
     def stop(self) -> None:
-        """Begin nothing more; :meth:`run` returns when the handlers have."""
+        """Begin nothing more but what is left in gaps; :meth:`run` returns when that is handled."""
         self.stopping = True
+        self._put_back(None, but_gaps=True)
         self.handled.set()
         self._work.set()
         self._room.set()
@@ -281,15 +290,19 @@ class HandlerRun:
 
         return is_one
 
-    def _put_back(self, where: Where | None) -> dict[TopicQueue, set[Hashable]]:
-        """Let what has not begun come again later: of these queues, or all; which queues waited in which lanes."""
+    def _put_back(self, where: Where | None, *, but_gaps: bool = False) -> dict[TopicQueue, set[Hashable]]:
+        """Let what has not begun come again later: of these queues, or all; which queues waited in which lanes.
+
+        ``but_gaps``: not what lies before others of its queue that were handled, or are.
+        """
+        begun_to = self._begun_to() if but_gaps else {}
         back: dict[TopicQueue, set[Hashable]] = {}
         first: dict[TopicQueue, int] = {}
         for name, lane in list(self._lanes.items()):
             kept: deque[Message] = deque()
             for message in lane.waiting:
                 place = (message.topic, message.queue)
-                if where is None or where(place):
+                if (where is None or where(place)) and message.offset >= begun_to.get(place, 0):
                     back.setdefault(place, set()).add(name)
                     first[place] = min(first.get(place, message.offset), message.offset)
                     self._progress[place].put_back(message.offset)
@@ -305,6 +318,15 @@ class HandlerRun:
         self._room.set()
         return back
 
+    def _begun_to(self) -> dict[TopicQueue, int]:
+        """One past the last offset of each queue that was handled, or is, where others before it may be left."""
+        begun_to = {place: progress.handled_to for place, progress in self._progress.items()}
+        for worker in self._workers:
+            if (message := worker.message) is not None and not worker.dropped:
+                place = (message.topic, message.queue)
+                begun_to[place] = max(begun_to[place], message.offset + 1)
+        return begun_to
+
     def _hand_back(self, topic: str, queue: int, offset: int) -> None:
         """Have the reader hand out again what follows the offset, unless it does anyway."""
         positions = self._reader.loops[topic].positions
@@ -314,8 +336,10 @@ class HandlerRun:
     # Handling
 
     async def _serve(self, worker: HandlerWorker) -> None:
-        while not self.stopping:
+        while not self._failed:
             if not self._ready:
+                if self.stopping:
+                    return  # What comes behind in a lane is for whoever works on it.
                 self._work.clear()
                 self._idle += 1
                 self._room.set()
@@ -340,7 +364,7 @@ class HandlerRun:
     async def _work_on(self, worker: HandlerWorker, name: Hashable, lane: HandlerLane) -> None:
         for _ in range(_TURN):
             self._look()
-            if self.stopping or not lane.waiting:
+            if self._failed or not lane.waiting:
                 return
             message = worker.message = lane.waiting.popleft()
             place = (message.topic, message.queue)
@@ -358,7 +382,7 @@ class HandlerRun:
                     self.handled.set()
             except BaseException as error:
                 if not worker.dropped:
-                    self.stopping = True  # Nobody goes on with what is behind it.
+                    self.stopping = self._failed = True  # Nobody goes on with what is behind it.
                     progress.put_back(message.offset)
                     self._hand_back(*place, message.offset)
                     raise
@@ -396,11 +420,18 @@ class HandlerRun:
     def put_back(self, topic: str, ranges: Ranges) -> None:
         """Begin nothing of these queues that was taken: it comes again from where it is read."""
         self._put_back(self._those_in(topic, ranges))
+        self._wake_those_who_wait()
 
-    async def let_go(self, topic: str, ranges: Ranges) -> None:
-        """Begin nothing more of these queues, and return when nothing of them is being handled."""
+    def lose(self, topic: str, ranges: Ranges) -> None:
+        """:meth:`put_back` what comes again without being asked for, or to somebody else."""
         where = self._those_in(topic, ranges)
         self._put_back(where)
+        self._stay_paused(where)
+
+    async def let_go(self, topic: str, ranges: Ranges) -> None:
+        """Begin nothing more of these queues but what is left in gaps; return when that is handled."""
+        where = self._those_in(topic, ranges)
+        self._put_back(where, but_gaps=True)
         self._stay_paused(where)
         done = asyncio.get_running_loop().create_future()
         self._letting_go.append((where, done))
@@ -410,16 +441,19 @@ class HandlerRun:
     def _wake_those_who_wait(self) -> None:
         left = []
         for where, done in self._letting_go:
-            if any(
-                worker.message is not None
-                and not worker.dropped
-                and where((worker.message.topic, worker.message.queue))
-                for worker in self._workers
-            ):
+            if self._has_in_hand(where):
                 left.append((where, done))
             elif not done.done():
                 done.set_result(None)
         self._letting_go = left
+
+    def _has_in_hand(self, where: Where) -> bool:
+        """Whether something of these queues is being handled, or waits for it."""
+        handled = (each.message for each in self._workers if each.message is not None and not each.dropped)
+        return any(
+            where((message.topic, message.queue))
+            for message in chain(handled, *(lane.waiting for lane in self._lanes.values()))
+        )
 
     def _stay_paused(self, where: Where) -> None:
         for place in [place for place in self._paused if where(place)]:

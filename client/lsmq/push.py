@@ -205,4 +205,5 @@ class PushConsumer(MessageConsumer):
             return
         if reset:
             self._handling.forget(self._topic, ranges, cancel=False)
-        self._background.begin(self._handling.let_go(self._topic, ranges), f"lsmq push let go of {self._topic}")
+        else:
+            self._handling.lose(self._topic, ranges)

@@ -176,6 +176,43 @@ async def test_a_queue_changes_hands_after_its_handler_and_its_commit(
         assert await client.committed_offsets(topic_name, topic_name) == dict.fromkeys(range(8), sent // 8)
 
 
+@pytest.mark.parametrize("how", ["another joins", "it is closed"])
+async def test_nothing_is_handled_again_that_was_handled_before_what_waits_behind_its_key(
+    shared_node: NodeProcess, topic_name: str, how: str
+) -> None:
+    """Two queues, of each of which the third message is handled first."""
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues=2)
+        async with Producer(client, topic_name) as producer:
+            for key in ("slow", "slow", "fast", "slow"):
+                for queue in (0, 1):
+                    await producer.send_and_wait(key, queue=queue, key=f"{key} {queue}")
+        go_on, handled = asyncio.Event(), list[tuple[int, int]]()
+
+        async def handle(message: Message) -> None:
+            if message.body == b"slow":
+                await go_on.wait()
+            handled.append((message.queue, message.offset))
+
+        first, second = (Consumer(client, topic_name, group=topic_name) for _ in range(2))
+        running = [asyncio.create_task(first.run(handle, concurrency=4, order="key"))]
+        await comes_true(lambda: sorted(handled) == [(0, 2), (1, 2)], "what is behind others' keys is handled")
+        if how == "another joins":
+            running.append(asyncio.create_task(second.run(handle, concurrency=4, order="key")))
+            await comes_true(lambda: second.waiting_for == 1, "it waits for its queue")
+            go_on.set()
+            await comes_true(lambda: len(handled) >= 8, "all is handled")
+        else:
+            running.append(asyncio.create_task(first.close()))
+            await asyncio.sleep(0)
+            go_on.set()
+        await asyncio.gather(first.close(), second.close())
+        await asyncio.gather(*running)
+        left = [3] if how == "another joins" else []
+        assert [[offset for queue, offset in handled if queue == each] for each in (0, 1)] == [[2, 0, 1, *left]] * 2
+        assert await client.committed_offsets(topic_name, topic_name) == dict.fromkeys((0, 1), 3 + len(left))
+
+
 async def test_who_leaves_as_the_group_goes_on_commits_what_was_handled(
     shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

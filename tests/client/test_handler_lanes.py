@@ -161,3 +161,56 @@ def test_a_message_that_was_put_back_and_is_gone_holds_up_no_commit() -> None:
     assert progress.take(2) and not progress.take(2)
     progress.handle(2)
     assert progress.first is None
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("how", ["stop", "let go"])
+async def test_what_lies_before_others_that_were_handled_is_handled_before_a_queue_goes(how: str) -> None:
+    source, go_on = Source(["slow", "slow", "fine", "slow", "fine", "slow"], ["slow"]), asyncio.Event()
+    handled: list[tuple[int, int]] = []
+
+    async def handle(message: Message) -> None:
+        await asyncio.sleep(0 if message.key == "fine" else 1)
+        if (message.queue, message.offset) == (0, 0):
+            await go_on.wait()
+        handled.append((message.queue, message.offset))
+
+    run = run_of(source, handle)
+    running = asyncio.create_task(run.run(None))
+    await asyncio.sleep(10)
+    assert handled == [(0, 2), (0, 4)] and run.unfinished("t") == {0: 0, 1: 0}
+    source.hold(0)  # as whoever is to give it up does
+    going = asyncio.create_task(run.let_go("t", (range(1),)))
+    if how == "stop":
+        run.stop()
+    await asyncio.sleep(10)
+    assert not going.done() and not running.done()
+    go_on.set()
+    await going
+    assert [place for place in handled if place[0] == 0] == [(0, offset) for offset in (2, 4, 0, 1, 3)]
+    assert source.positions[0] == 5 and run.unfinished("t").get(0, 5) == 5
+    run.stop()
+    await running
+    assert source.positions == {0: 5, 1: 0 if how == "stop" else 1}
+
+
+@pytest.mark.virtual_time
+async def test_nobody_waits_for_what_is_left_before_others_once_it_is_put_back_or_a_handler_fails() -> None:
+    source, fails = Source(["slow", "slow", "fine"]), asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        if message.key == "slow":
+            await fails.wait()
+            raise ValueError("slow")
+
+    run = run_of(source, handle)
+    running = asyncio.create_task(run.run(None))
+    await asyncio.sleep(10)
+    first = asyncio.create_task(run.let_go("t", ALL))
+    await asyncio.sleep(10)
+    assert not first.done()
+    fails.set()
+    await first
+    with pytest.raises(ValueError, match="slow"):
+        await running
+    assert run.unfinished("t") == {0: 0} and source.positions == {0: 0}
