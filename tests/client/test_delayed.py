@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import re
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from lsmq import (
     Consumer,
     DelayedMessages,
     InvalidRequest,
+    Message,
     Producer,
     Schedules,
     UnknownMessage,
@@ -49,6 +51,51 @@ async def test_a_delayed_message_comes_when_it_is_due(shared_node: NodeProcess, 
                     break
         assert [message.text() for message in found] == ["now", "past", "at", "later", "a", "b"]
         assert found[3].key == "k" and found[3].stored_ms >= later.due_ms
+
+
+async def test_what_comes_within_moments_is_in_order_and_once_whatever_is_put_before_it(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    """Delays of a few milliseconds, so that messages are put before, cancelled and moved that are being fetched."""
+    chance, count = random.Random(7), 600
+    due: dict[str, int] = {}
+    gone: set[str] = set()
+
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues=1)
+        delayed = DelayedMessages(client, topic_name)
+        async with Producer(client, topic_name, linger_ms=0) as producer:
+
+            async def send(body: str) -> None:
+                sent = await producer.send_and_wait(body, queue=0, delay_ms=chance.choice((2, 5, 10, 20, 30, 60, 120)))
+                assert sent.due_ms is not None
+                due[body] = sent.due_ms
+                try:
+                    if chance.random() < 0.1:
+                        await delayed.cancel(sent.id)
+                        gone.add(body)
+                    elif chance.random() < 0.1:
+                        moved = await delayed.reschedule(sent.id, delay_ms=chance.choice((1, 5, 20, 60)))
+                        due[body] = moved.due_ms
+                except AlreadyDelivered:
+                    pass
+
+            async def send_some(worker: int) -> None:
+                for number in range(count // 10):
+                    await send(f"{worker}-{number}")
+
+            await asyncio.gather(*(send_some(worker) for worker in range(10)))
+            await producer.send_and_wait("end", queue=0, delay_ms=200)
+        found: list[Message] = []
+        async with Consumer(client, topic_name, start="earliest") as consumer:
+            while not found or found[-1].text() != "end":
+                found += await consumer.poll()
+    bodies = [message.text() for message in found[:-1]]
+    assert sorted(bodies) == sorted(due.keys() - gone)
+    assert gone and len(due) == count
+    came = [due[body] for body in bodies]
+    assert came == sorted(came)
+    assert all(message.stored_ms >= due[message.text()] for message in found[:-1])
 
 
 async def test_a_delayed_message_goes_to_a_queue_by_its_name(shared_node: NodeProcess, topic_name: str) -> None:

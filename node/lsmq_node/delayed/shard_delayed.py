@@ -1,10 +1,12 @@
 """The delayed messages of one shard while this node leads it.
 
 One task a shard sleeps until the next message is due, which it knows from a look into the store and from what was put
-in line since. Then it reads what is due by now, a piece at a time, and stores three things in one piece of the log: the
-document that says what it is about to deliver, a batch for each topic, and the document that says that this is done. A
-crash may leave the first without the rest: whoever leads next does it again. It reads the same messages, since nothing
-comes behind the hand, makes the same batches, and leaves out those whose number is stored.
+in line since. A look also brings what is due within the next moments, so that nothing is read when that is due; what is
+put in line to come before the end of it cuts it there. Of what is due by now it stores, a piece at a time, three things
+in one piece of the log: the document that says what it is about to deliver, a batch for each topic, and the document
+that says that this is done. A crash may leave the first without the rest: whoever leads next does it again. It reads
+the same messages, since nothing comes behind the hand, makes the same batches, and leaves out those whose number is
+stored.
 
 What is in line is not readable before it is committed: the hand never passes it.
 """
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 #: Of one piece.
 _PIECE_RECORDS = 4096
 _PIECE_BYTES = 1 << 20
+#: A look brings what is due within so long.
+_AHEAD_MS = 40
 #: Of a topic that has few among many of others, so many pieces of so many are looked at for a page.
 _LOOKS, _LOOKED_AT = 16, 1 << 16
 #: Where the next one is looked for behind those that were cancelled, so many times as many are looked at each time.
@@ -82,6 +86,14 @@ class Moved(NamedTuple):
     name: str | None
 
 
+class _Held(NamedTuple):
+    """What a look brought and is not delivered. ``look``: its number; ``reached``: how far it is all there is."""
+
+    look: int
+    records: SortedRecords
+    reached: DuePlace
+
+
 class _NamesMissing(Exception):
     """Queues that messages are for are not there any more."""
 
@@ -102,6 +114,8 @@ class ShardDelayed(ShardMachine):
         self.hand = Hand()  # as of what is in line
         self._in_readers = service.broker.in_readers
         self._next_ms = _NEVER  # nothing is due before this
+        self._held: _Held | None = None
+        self._first_new_ms = _NEVER  # when the first is due of those that were put in line since the last look began
         self._refused_ms = _NEVER  # when the first was due of those that are being put in line, or could not be
         self._in_line_ms: deque[int] = deque()  # the same of each piece that is in line
         self._wake = asyncio.Event()
@@ -142,6 +156,7 @@ class ShardDelayed(ShardMachine):
     # Time
 
     def _arrived(self, due_ms: int) -> None:
+        self._first_new_ms = min(self._first_new_ms, due_ms)
         if due_ms < self._next_ms:
             self._next_ms = due_ms
             self._wake.set()
@@ -193,24 +208,66 @@ class ShardDelayed(ShardMachine):
         self._refused_ms = min(self._refused_ms, self._next_ms or now_ms)
         self._next_ms = _NEVER if in_line_ms is None else in_line_ms  # What comes while we look counts.
         try:
-            more = True
-            while more:
-                with self._reading():
-                    read, next_ms = await self._in_readers(partial(_look, self.store, self.hand.to, upto_ms))
-                    self.check()
-                    if read.records is not None:
-                        self._refused_ms = _due_ms(read.records).item(0)
-                    records = await self._numbered(read.records)
-                    kept = self._without_cancelled(records)
-                more = read.more
-                await self._store(read, kept)
+            next_ms = await self._deliver_held(upto_ms)
+            while next_ms is None:
+                next_ms = await self._look(upto_ms)
+                if next_ms is None:
+                    next_ms = await self._deliver_held(upto_ms)
             self._refused_ms = _NEVER
-            self._arrived(next_ms)
+            self._next_ms = min(self._next_ms, next_ms)
             if self._next_ms == _NEVER:
                 self._count_none()
         except BaseException:
+            self._drop_held()
             self._next_ms = 0
             raise
+
+    async def _look(self, upto_ms: int) -> int | None:
+        """Hold what is due next; where nothing is within the next moments, when it is."""
+        delayed = self.store.delayed
+        in_line_ms, self._first_new_ms = delayed.first_in_line(), _NEVER
+        ahead_ms = delayed.now_ms() + _AHEAD_MS
+        ahead_ms = max(upto_ms, ahead_ms if in_line_ms is None else min(ahead_ms, in_line_ms - 1))
+        look = self._begin_read()
+        try:
+            read, next_ms = await self._in_readers(partial(_find_due, self.store, self.hand.to, ahead_ms))
+            self.check()
+        except BaseException:
+            self._end_read(look)
+            raise
+        if read.records is None:
+            self._end_read(look)
+            self._pass_over(min(read.reached, (upto_ms, _LAST_OFFSET)))
+            return next_ms
+        self._held = _Held(look, read.records, read.reached)
+        return None
+
+    async def _deliver_held(self, upto_ms: int) -> int | None:
+        """As far as it is due, and all there is. When the next of it is due; None where a look is to say."""
+        held = self._held
+        if held is None:
+            return None
+        reached = min(held.reached, (self._first_new_ms - 1, _LAST_OFFSET))
+        due, later = _split(held.records, min(upto_ms, reached[0]))
+        if due is not None:
+            self._refused_ms = _due_ms(due).item(0)
+            numbered = await self._numbered(due)
+            await self._store(due, self._without_cancelled(numbered))
+        if later is None or reached[0] <= upto_ms or self._first_new_ms <= _due_ms(later).item(0):
+            self._drop_held()
+            return None
+        self._held = held._replace(records=later)
+        return _due_ms(later).item(0)
+
+    def _drop_held(self) -> None:
+        if self._held is not None:
+            self._end_read(self._held.look)
+            self._held = None
+
+    def _pass_over(self, reached: DuePlace) -> None:
+        """Nothing is pending up to there."""
+        reached = max(self.hand.to, reached)
+        self.hand = self.hand._replace(at=reached, to=reached)
 
     def _count_none(self) -> None:
         """Nothing is pending: what merges took away of deleted topics does not count any more."""
@@ -225,14 +282,20 @@ class ShardDelayed(ShardMachine):
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """What is cancelled from here to the end is remembered until then: a read shows it, or does not."""
-        self._reads += 1
-        number = self._reads
-        self._open_reads.add(number)
+        number = self._begin_read()
         try:
             yield
         finally:
-            self._open_reads.remove(number)
-            self._forget_cancelled()
+            self._end_read(number)
+
+    def _begin_read(self) -> int:
+        self._reads += 1
+        self._open_reads.add(self._reads)
+        return self._reads
+
+    def _end_read(self, number: int) -> None:
+        self._open_reads.remove(number)
+        self._forget_cancelled()
 
     def _forget_cancelled(self) -> None:
         """Those that no read shows any more."""
@@ -240,16 +303,14 @@ class ShardDelayed(ShardMachine):
         while self._cancellations and self._cancellations[0][0] < oldest:
             self._cancelled.discard(self._cancellations.popleft()[1])
 
-    async def _store(self, read: DueRead, kept: SortedRecords | None) -> None:
-        """Put what is kept of a piece in line; return when few are."""
-        records = read.records
-        if records is None or kept is None:  # nothing is behind it
-            reached = max(self.hand.to, read.reached)
-            self.hand = self.hand._replace(at=reached, to=reached)
+    async def _store(self, due: SortedRecords, kept: SortedRecords | None) -> None:
+        """Put in line what is kept of what is due; return when few pieces are."""
+        if kept is None:
+            self._pass_over(_last(due))
             return
         self.port.check_writable(Ack.QUORUM)
         topics = topics_of(kept.columns[Column.TARGET])
-        self._put(self.hand._replace(to=_last(records), topics=topics), kept, after=0)
+        self._put(self.hand._replace(to=_last(due), topics=topics), kept, after=0)
         self._ahead = [future for future in self._ahead if not future.done()]
         if len(self._ahead) >= _PIECES_AHEAD:
             await self.durable(self._ahead.pop(0))
@@ -441,16 +502,26 @@ class ShardDelayed(ShardMachine):
         future.add_done_callback(committed)
 
 
-def _look(store: ShardStore, after: DuePlace, upto_ms: int) -> tuple[DueRead, int]:
-    """A piece of what is due up to then; where that is all, also when the next one behind it is. In any thread."""
-    read = store.delayed.read(after, upto_ms, *_piece_of(store))
-    if read.more:
+def _find_due(store: ShardStore, after: DuePlace, ahead_ms: int) -> tuple[DueRead, int]:
+    """A piece of what is due up to then; where that is none, also when the next one behind it is. In any thread."""
+    read = store.delayed.read(after, ahead_ms, *_piece_of(store))
+    while read.more and read.records is None:  # Many may be cancelled.
+        read = store.delayed.read(read.reached, ahead_ms, *_piece_of(store))
+    if read.records is not None:
         return read, 0
-    behind, count = DueRead(None, (upto_ms, _LAST_OFFSET), more=True), 1
-    while behind.more and behind.records is None:  # Many may be cancelled that lie before it.
+    behind, count = DueRead(None, read.reached, more=True), 1
+    while behind.more and behind.records is None:
         behind = store.delayed.read(behind.reached, LAST_DUE_MS, count, _PIECE_BYTES)
         count = min(_GROWS * count, _LOOKED_AT)
     return read, _NEVER if behind.records is None else _due_ms(behind.records).item(0)
+
+
+def _split(records: SortedRecords, upto_ms: int) -> tuple[SortedRecords | None, SortedRecords | None]:
+    """What is due up to then, and what is later."""
+    due = int(_due_ms(records).searchsorted(upto_ms, "right"))
+    if due in (0, len(records)):
+        return (records, None) if due else (None, records)
+    return select(records, np.arange(due)), select(records, np.arange(due, len(records)))
 
 
 def _piece_of(store: ShardStore) -> tuple[int, int]:
