@@ -34,7 +34,9 @@ def test_what_many_readers_want_sorted_is_sorted_once() -> None:
     found: list[list[int]] = []
     with mock.patch.object(memtable, "stable_sort", counted), mock.patch.object(memtable, "_SORT_WAIT_SECONDS", 60):
         readers = [
-            threading.Thread(target=lambda: found.append([int(k) for part in table.chunks() for k in part.keys[:3]]))
+            threading.Thread(
+                target=lambda: found.append([int(k) for parts in table.newest_first() for k in parts[0].keys[:3]])
+            )
             for _ in range(READERS)
         ]
         for reader in readers:

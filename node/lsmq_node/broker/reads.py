@@ -1,13 +1,16 @@
 """Reading for consumers: from the shards of this node, waiting for what is not there yet.
 
-What may touch the disk runs in a pool of threads; everything else on the loop thread.
+What may touch the disk, or take long, runs in a pool of threads; everything else on the loop thread: so does who reads
+messages as they come, for whom a thread's turn would take longer than the reading.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +35,15 @@ from .topology import ShardPort, Topology
 from .waiters import Waiter, WaiterTable
 
 Result = TypeVar("Result")
+
+#: Of so many queues it is looked whether what came is at hand.
+_AT_HAND_QUEUES = 256
+
+
+class _Read(Protocol):
+    """Reads; what is ``at_hand`` on the loop thread, else in one of the pool."""
+
+    def __call__(self, *, at_hand: bool) -> Fetched: ...
 
 
 class _Piece:
@@ -76,10 +88,8 @@ class Reads:
 
         Raises ``Unavailable`` where the store that is read of is closed meanwhile.
         """
-        try:
+        with _while_open():
             return await asyncio.get_running_loop().run_in_executor(self._threads, blocking)
-        except ClientClosed as error:
-            raise Unavailable("a replica that was being read was closed here; try again in a moment") from error
 
     # One queue
 
@@ -95,7 +105,7 @@ class Reads:
 
         picked = None if request.filter is None else Picked(request.filter, exact=True)
 
-        def read() -> Fetched:
+        def read(*, at_hand: bool) -> Fetched:
             found = Fetched()
             store, offset = port.store, int(piece.starts[0])
             if not piece.leads:
@@ -104,7 +114,7 @@ class Reads:
                     raise Unavailable(f"this follower has queue {queue} up to offset {latest} so far", latest=latest)
                 if latest == offset:
                     return found
-            elif piece.followers and find_far(store, topic.id, asked, piece.starts, self._limit_bytes)[0]:
+            elif not at_hand and self._is_far(piece, topic):
                 found.elsewhere.append(ReadRedirect(None, asked))
                 return found
             limits = {"max_records": request.max_records, "max_bytes": request.max_bytes}
@@ -145,8 +155,8 @@ class Reads:
                 if piece.followers:
                     raise self._elsewhere(piece)
 
-        def read() -> Fetched:
-            found = self._read_pieces(request, pieces)
+        def read(*, at_hand: bool) -> Fetched:
+            found = self._read_pieces(request, pieces, at_hand=at_hand)
             pieces.append(pieces.pop(0))  # The next read, if this one found nothing, begins elsewhere.
             return found
 
@@ -313,7 +323,7 @@ class Reads:
             self._piece(part.port, part.queues[places], part.positions[places], request.source)
             for part, places in taken
         ]
-        found = await self._read_held(request, pieces, lambda: self._read_pieces(request, pieces), hold)
+        found = await self._read_held(request, pieces, partial(self._read_pieces, request, pieces), hold)
         session.parts.append(session.parts.pop(0))  # The next answer begins elsewhere.
         if isinstance(session, NamedSession):
             await self.named.leave_out(session, found)
@@ -329,17 +339,19 @@ class Reads:
             part.put_back(session.topic.id, places)
         return found
 
-    def _read_pieces(self, request: FetchRequest, pieces: Sequence[_Piece]) -> Fetched:
+    def _read_pieces(self, request: FetchRequest, pieces: Sequence[_Piece], *, at_hand: bool) -> Fetched:
         found = Fetched()
         self._fetches += 1
         picked = None if request.filter is None else Picked(request.filter, exact=request.exact)
         for piece in pieces:
-            self._read_piece(request, piece, picked, found)
+            self._read_piece(request, piece, picked, found, at_hand=at_hand)
         found.take_in(self._config.sendfile_min_bytes if request.files else None)
         return found
 
-    def _read_piece(self, request: FetchRequest, piece: _Piece, picked: Picked | None, found: Fetched) -> None:
-        """Add what there is of a shard, and what of it is to be read elsewhere. In a thread of the pool."""
+    def _read_piece(
+        self, request: FetchRequest, piece: _Piece, picked: Picked | None, found: Fetched, *, at_hand: bool
+    ) -> None:
+        """Add what there is of a shard, and what of it is to be read elsewhere: nothing that is at hand."""
         topic = request.topic
         store, some, starts = piece.port.store, piece.queues, piece.starts
         redirects = request.source is ReadFrom.AUTO
@@ -347,7 +359,7 @@ class Reads:
             if redirects:
                 self._send(found, None, some)
             return
-        if redirects and piece.followers:
+        if redirects and piece.followers and not at_hand:
             away = find_far(store, topic.id, some, starts, self._limit_bytes)
             if away.any():
                 self._send(found, self._turns.next(piece.followers), some[away])
@@ -366,6 +378,12 @@ class Reads:
             home = find_caught_up(store, topic.id, some, after, self._limit_bytes)
             if home.any():
                 self._send(found, None, some[home])
+
+    def _is_far(self, piece: _Piece, topic: StoredTopic) -> bool:
+        """Whether the only queue of a piece is to be read elsewhere."""
+        if not piece.followers:
+            return False
+        return bool(find_far(piece.port.store, topic.id, piece.queues, piece.starts, self._limit_bytes)[0])
 
     def _send(self, found: Fetched, url: str | None, queues: NDArray[Any]) -> None:
         found.elsewhere.append(ReadRedirect(url, queues))
@@ -414,7 +432,7 @@ class Reads:
         request: ReadRequest | FetchRequest,
         queues: NDArray[Any],
         pieces: Sequence[_Piece],
-        read: Callable[[], Fetched],
+        read: _Read,
         hold: Hold,
     ) -> Fetched:
         """Read; if there is nothing, wait until something arrives and read again, until time is up.
@@ -443,18 +461,22 @@ class Reads:
         return found
 
     async def _read_held(
-        self, request: ReadRequest | FetchRequest, pieces: Sequence[_Piece], read: Callable[[], Fetched], hold: Hold
+        self, request: ReadRequest | FetchRequest, pieces: Sequence[_Piece], read: _Read, hold: Hold
     ) -> Fetched:
         """Read with memory reserved: what was asked for while reading, what was found afterwards."""
         with stage("read"):
             return await self._read_reserved(request, pieces, read, hold)
 
     async def _read_reserved(
-        self, request: ReadRequest | FetchRequest, pieces: Sequence[_Piece], read: Callable[[], Fetched], hold: Hold
+        self, request: ReadRequest | FetchRequest, pieces: Sequence[_Piece], read: _Read, hold: Hold
     ) -> Fetched:
         async with self._slots:  # So that no more reserve the most they may than can read.
             hold.resize(request.max_bytes)
-            found = await self.in_threads(read)
+            if self._are_at_hand(request, pieces):
+                with _while_open():
+                    found = read(at_hand=True)
+            else:
+                found = await self.in_threads(partial(read, at_hand=False))
             for piece in pieces:
                 piece.port.check_readable(follower=request.source is not ReadFrom.LEADER, found=found.moved)
             if found.moved and not all(piece.leads for piece in pieces):
@@ -464,6 +486,26 @@ class Reads:
                 count_messages(found.record_count)
                 self.flow.add(request.topic.name, found.record_count, found.size_bytes)
         return found
+
+    def _are_at_hand(self, request: ReadRequest | FetchRequest, pieces: Sequence[_Piece]) -> bool:
+        """Whether all there is to read is read sooner than a thread begins."""
+        return (
+            request.filter is None
+            and sum(len(piece.queues) for piece in pieces) <= _AT_HAND_QUEUES
+            and all(
+                piece.leads and piece.port.store.are_at_hand(request.topic.id, piece.queues, piece.starts)
+                for piece in pieces
+            )
+        )
+
+
+@contextmanager
+def _while_open() -> Iterator[None]:
+    """Raises ``Unavailable`` where the store that is read of is closed meanwhile."""
+    try:
+        yield
+    except ClientClosed as error:
+        raise Unavailable("a replica that was being read was closed here; try again in a moment") from error
 
 
 async def _woken(waiter: Waiter, deadline: float) -> bool:

@@ -10,6 +10,8 @@ a tenth of what it is.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 
 from lsmq.errors import CorruptFile
@@ -28,7 +30,7 @@ def first_in_memory(version: Version, keys: U64, ends: I64) -> I64:
     """The least offset that a memtable has of each of the sorted, distinct ``keys``; its end where there is none."""
     firsts = ends.copy()
     for memtable in version.memtables:
-        for chunk in memtable.chunks():
+        for chunk in chain.from_iterable(memtable.newest_first()):
             rows = np.minimum(chunk.keys.searchsorted(keys), len(chunk.keys) - 1)
             here = np.flatnonzero(chunk.keys[rows] == keys)
             firsts[here] = np.minimum(firsts[here], chunk.column_at(Column.OFFSET, rows[here]))

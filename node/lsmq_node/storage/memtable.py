@@ -32,6 +32,8 @@ from .sorted_records import SHADOW, TOMBSTONE_TOPIC, SortedPart, SortedRecords, 
 
 #: So many unsorted records make a chunk when a reader comes.
 CHUNK_RECORDS = 16_384
+#: So many that came last are looked at alone first: who reads as they come wants no others.
+RECENT_RECORDS = 1_024
 #: So long a reader waits for another one that sorts.
 _SORT_WAIT_SECONDS = 0.2
 #: So many chunks are merged into one.
@@ -228,14 +230,36 @@ class Memtable:
             if first < stop:
                 yield Chunk(self, part.keys, part.order), first, stop
 
-    def chunks(self) -> Iterator[Chunk]:
-        """All records."""
+    def newest_first(self) -> Iterator[list[Chunk]]:
+        """All records, those that came last before the others, which are not sorted for who asks no further."""
         known, covered, end = self._sort()
-        for part in known:
-            yield Chunk(self, part.keys, part.order)
-        if covered < end:
-            order, keys = self._order(covered, end)
-            yield Chunk(self, keys, order + covered)
+        recent = max(covered, end - RECENT_RECORDS)
+        if recent < end:
+            yield [self._chunk(recent, end)]
+        others = [Chunk(self, part.keys, part.order) for part in known]
+        if covered < recent:
+            others.append(self._chunk(covered, recent))
+        yield others
+
+    def _chunk(self, first: int, end: int) -> Chunk:
+        order, keys = self._order(first, end)
+        return Chunk(self, keys, order + first)
+
+    def recent_bytes(self, keys: U64, counts: I64) -> int | None:
+        """What so many of the last records of each of the sorted, distinct queues take at most.
+
+        None where they are not all among those that came last, or where who reads them would have to sort first.
+        """
+        _, covered, end = self._seen()
+        if end - covered >= CHUNK_RECORDS:
+            return None
+        first = max(0, end - RECENT_RECORDS)
+        recent = self._keys[first:end]
+        places = np.minimum(keys.searchsorted(recent), len(keys) - 1)
+        mine = np.flatnonzero(keys[places] == recent)
+        if (np.bincount(places[mine], minlength=len(keys)) < counts).any():
+            return None
+        return int(self.columns[Column.LENGTH][first:end][mine].max(initial=0)) * int(counts.sum())
 
     def sorted(self) -> Iterator[SortedRecords]:
         """All records sorted by (key, offset), in pieces of about ``PIECE_BYTES``: what a flush writes."""

@@ -78,10 +78,12 @@ class RangeReader:
         """
         self._begin()
         for memtable in version.memtables:
-            if len(self._left) and memtable.record_count:
-                for chunk in memtable.chunks():
+            for chunks in memtable.newest_first() if len(self._left) else ():
+                for chunk in chunks:
                     self._from_part(chunk, self._left)
                 self._close_source()
+                if not len(self._left):
+                    break
         for run in version.runs():
             if len(self._left):
                 self._from_run(run)

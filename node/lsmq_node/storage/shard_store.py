@@ -149,6 +149,7 @@ class ShardStore:
         self._catalog = catalog = ShardCatalog(self._state, self._line, clock, self.wait)
         self.names, self.topic_count, self.numbers = self.named.names, catalog.count, queries.numbers
         self.are_empty, self.queue_count = queries.are_empty, catalog.queue_count
+        self.are_at_hand = queries.are_at_hand
         self.scrub, self.starts_after = Scrub(self._tables), partial(starts_after, queries)
         self._closed = False
         self._lock_file.on_fork.append(self._let_go)
@@ -519,8 +520,7 @@ class ShardStore:
         return Flush(self._maintenance, self._commits.between_entries(self._tables.freeze))
 
     def on_progress(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` when a flush or a merge has ended, well or not, and when the store has stopped; in whatever
-        thread that is. It must be quick and not raise."""
+        """Call ``listener``, in any thread, when a flush or a merge has ended, or the store. It must be quick."""
         self._maintenance.on_progress = listener
 
     def compact(self) -> None:
