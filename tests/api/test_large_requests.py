@@ -25,6 +25,7 @@ from lsmq_node.api.codec import BATCH_TYPE, NAMED_BATCH_TYPE
 from lsmq_node.api.items import MAX_ITEMS, check_json_items, unpack_msgpack
 from lsmq_node.broker import Broker
 from lsmq_node.broker.reads import Reads
+from lsmq_node.storage.queries import AT_HAND_BYTES
 from lsmq_node.workers import LARGE_BYTES, Workers
 from storage.harness import profile
 from support.waiting import comes_true
@@ -284,11 +285,11 @@ def test_held_fetches_that_a_message_wakes_read_no_more_at_once_than_there_is_me
     go_on.set()
     really = Reads._read_pieces
 
-    def read(self: Reads, *arguments: Any) -> Any:
+    def read(self: Reads, *arguments: Any, **options: Any) -> Any:
         if not go_on.is_set():
             reading[0] += 1
         assert go_on.wait(60)
-        return really(self, *arguments)
+        return really(self, *arguments, **options)
 
     monkeypatch.setattr(Reads, "_read_pieces", read)
 
@@ -300,7 +301,7 @@ def test_held_fetches_that_a_message_wakes_read_no_more_at_once_than_there_is_me
         broker.budget.limit_bytes = broker.budget.share_bytes = 20 * MIB
         broker.budget.peak_bytes = 0
         go_on.clear()
-        message = {"queue": 0, "body": "for all"}
+        message = {"queue": 0, "body": "more than is read at once".ljust(AT_HAND_BYTES + 1)}
         assert (await client.post("/v1/topics/t/messages", json={"messages": [message]})).status == 200
         await comes_true(lambda: reading[0] == 2 and sum(each.done() for each in asked) == refused, "two read")
         assert 16 * MIB <= broker.budget.used_bytes <= 20 * MIB
