@@ -370,6 +370,21 @@ def test_slots_share_out_all_queues(api: Api, topic: str) -> None:
     assert all(1000 <= queue_slot(name) < 3000 for name in high)
 
 
+def test_a_pattern_within_slots_shares_out_what_fits(api: Api, topic: str) -> None:
+    fitting, others = [f"q.{at}" for at in range(100)], [f"p.{at}" for at in range(100)]
+    send(api, topic, *((name, name) for name in fitting + others))
+    low = fetch(api, topic, pattern="q.*", slots=[[0, 1000], [3000, 4096]], start="earliest", keep=True)
+    high = fetch(api, topic, pattern="q.*", slots=[[1000, 3000]], start="earliest")
+    assert low.messages.keys() | high.messages.keys() == set(fitting)
+    assert not low.messages.keys() & high.messages.keys()
+    later = [f"{part}.{at}" for part in ("p", "q", "q.x") for at in range(100, 200)]
+    send(api, topic, *((name, name) for name in later))
+    found = fetch(api, topic, session=low.session, wait_ms=20_000).messages
+    assert found == {
+        name: [name] for name in later if name.startswith("q.1") and not 1000 <= queue_slot(name) < 3000
+    }, "queues that come later join where both fit"
+
+
 def test_named_queues_are_waited_for_and_read_from_where_it_is_said(api: Api, topic: str) -> None:
     send(api, topic, ("a", "1"), ("a", "2"), ("b", "3"))
     found = fetch(api, topic, names=["a", "to-come"], start="earliest", keep=True)
@@ -416,6 +431,9 @@ def test_a_group_goes_on_where_it_has_committed(api: Api, topic: str) -> None:
         ({"slots": [[5, 5]], "start": "latest"}, "slots has [5, 5]"),
         ({"names": ["a"], "pattern": "a", "start": "latest"}, "pattern is given beside names"),
         ({"pattern": "a", "queues": [1], "offsets": [0]}, "queues is given beside pattern"),
+        ({"pattern": "a", "slots": [[0, 9]], "queues": [1], "offsets": [0]}, "queues is given beside pattern"),
+        ({"names": ["a"], "slots": [[0, 9]], "start": "latest"}, "slots is given beside names"),
+        ({"pattern": "a", "slots": [[9, 5]], "start": "latest"}, "slots has [9, 5]"),
         ({"pattern": "a", "start": "committed"}, "group is missing"),
         ({"pattern": "a", "start": "latest", "group": "g"}, "group is given, and start is 'latest'"),
         ({"pattern": "a", "offsets": [1]}, "offsets is for names without start"),

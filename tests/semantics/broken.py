@@ -12,11 +12,10 @@ import pytest
 from lsmq import Message
 from lsmq._requests import Requests
 from lsmq.groups import Group
-from lsmq_node.broker import selection
 from lsmq_node.broker.limit_sharing import LimitSharing
 from lsmq_node.groups.assignment import _Odd
 from lsmq_node.schedules.shard_schedules import ShardSchedules
-from lsmq_node.storage import evictions, own_limits, sequences, shard_store
+from lsmq_node.storage import evictions, name_patterns, own_limits, sequences, shard_store
 from lsmq_node.storage import search as searching
 from lsmq_node.storage.dedupe import DedupeIds
 from lsmq_node.storage.extents import Extent
@@ -69,8 +68,8 @@ def pages_leave_one_out(patch: pytest.MonkeyPatch) -> None:
 
 
 def parts_of_names_are_any_rest(patch: pytest.MonkeyPatch) -> None:
-    expression = selection._expression
-    patch.setattr(selection, "_expression", lambda pattern: expression(re.sub(r"(?<!\*)\*$", "**", pattern)))
+    expression = name_patterns._expression
+    patch.setattr(name_patterns, "_expression", lambda pattern: expression(re.sub(r"(?<!\*)\*$", "**", pattern)))
 
 
 def keys_hold_nothing(patch: pytest.MonkeyPatch) -> None:

@@ -509,7 +509,7 @@ FETCH: Schema = object_of(
         "pattern": text("The same for all queues whose names fit, such as `agents.*.inbox` and `agents.**`."),
         "slots": list_of(
             list_of(integer(0, SLOTS), minItems=2, maxItems=2),
-            "The same for all queues whose names lie in these half-open ranges of slots.",
+            "The same for all queues whose names lie in these half-open ranges of slots and fit a `pattern` beside it.",
             minItems=1,
             maxItems=SLOTS,
         ),

@@ -1,4 +1,5 @@
-"""Which queues of a named topic a fetch is for: ``names``, ``pattern`` or ``slots``, and where reading begins."""
+"""Which queues of a named topic a fetch is for: ``names``, ``pattern``, ``slots``, or those of a pattern in some slots;
+and where reading begins."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from lsmq_node.broker.admission import Admission
 from lsmq_node.broker.requests import ReadStart, Selected
 from lsmq_node.broker.selection import ByName, ByPattern, BySlot, Selection
 from lsmq_node.storage import StoredTopic
+from lsmq_node.storage.name_patterns import NamePattern
 
 from .arrays import integers, queue_offsets
 
@@ -22,8 +24,11 @@ SELECTING = ("names", "pattern", "slots")
 def selected_of(document: dict[str, Any], topic: StoredTopic, admission: Admission) -> Selected:
     """What a body selects. Raises ``InvalidRequest``, ``InvalidQueueName``."""
     given = [field for field in (*SELECTING, "queues") if field in document]
-    if len(given) > 1:
-        raise InvalidRequest(f"{given[1]} is given beside {given[0]}; a fetch selects queues one way", field=given[1])
+    if len(given) > 1 and given != ["pattern", "slots"]:
+        raise InvalidRequest(
+            f"{given[-1]} is given beside {given[0]}; a fetch selects queues one way, or by a pattern within slots",
+            field=given[-1],
+        )
     if not topic.named:
         raise InvalidRequest(
             f"{given[0]} selects queues by name, and those of topic {topic.name!r} have numbers; give queues, offsets",
@@ -79,10 +84,12 @@ def _offsets_of(document: dict[str, Any], start: str | None) -> dict[str, int]:
 
 
 def selection_of(document: dict[str, Any]) -> Selection:
-    """By ``names``, ``pattern`` or ``slots``. Raises ``InvalidRequest``, ``InvalidQueueName``."""
+    """By ``names``, ``pattern``, ``slots``, or the latter two. Raises ``InvalidRequest``, ``InvalidQueueName``."""
     if "names" in document:
         names = [check_queue_name(name) for name in document["names"]]
         return ByName(names, [queue_slot(name) for name in names])
+    slots = BySlot([(int(first), int(end)) for first, end in document["slots"]]) if "slots" in document else None
     if "pattern" in document:
-        return ByPattern(document["pattern"])
-    return BySlot([(int(first), int(end)) for first, end in document["slots"]])
+        return ByPattern(NamePattern(document["pattern"]), slots)
+    assert slots is not None, "whoever parses it sees to it"
+    return slots

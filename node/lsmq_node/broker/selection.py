@@ -1,24 +1,18 @@
-"""Which queues of a named topic are meant: some names, all of a pattern or a prefix, or all in some slots.
-
-A pattern is a name in which ``*`` may stand for one part between dots, and ``**`` at the end for any rest:
-``agents.*.inbox``, ``agents.**``, ``**``.
-"""
+"""Which queues of a named topic are meant: some names, all of a pattern or a prefix, all in some slots, or those of a
+pattern in some slots."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 from lsmq.errors import InvalidRequest
-from lsmq.queue_names import SLOTS, check_pattern, check_queue_name
+from lsmq.queue_names import SLOTS
 from lsmq_node.storage import TopicNames
 from lsmq_node.storage.columns import U32
-
-#: So many names at once are held against a pattern.
-_AT_ONCE = 1 << 16
+from lsmq_node.storage.name_patterns import NamePattern
 
 
 class Selection(Protocol):
@@ -91,54 +85,19 @@ class BySlot:
 
 
 class ByPattern:
-    """Queues whose names fit a pattern."""
+    """Queues whose names fit a pattern, all of them or those that lie in some slots."""
 
     most = None
 
-    def __init__(self, pattern: str) -> None:
-        """Raises ``InvalidQueueName`` for a pattern that is none."""
-        self._fits = re.compile(b"(?m)^" + _expression(pattern) + b"$")
+    def __init__(self, pattern: NamePattern, slots: BySlot | None = None) -> None:
+        self._pattern = pattern
+        self._slots = slots
 
     def wants(self, first: int, end: int) -> bool:
-        return True
+        return self._slots is None or self._slots.wants(first, end)
 
     def all(self, names: TopicNames) -> U32:
-        return self.among(names, names.all_numbers())
+        return self._pattern.among(names, names.all_numbers() if self._slots is None else self._slots.all(names))
 
     def among(self, names: TopicNames, numbers: U32) -> U32:
-        found = [self._some(names, numbers[at : at + _AT_ONCE]) for at in range(0, len(numbers), _AT_ONCE)]
-        return np.concatenate(found) if found else numbers
-
-    def _some(self, names: TopicNames, numbers: U32) -> U32:
-        """Each name is a line of one text, since none has a line's end in it."""
-        known, text, lengths = names.text(numbers)
-        if not len(known):
-            return known
-        starts = np.cumsum(lengths + 1) - lengths - 1
-        lines = np.full(int(lengths.sum()) + len(lengths), ord("\n"), np.uint8)
-        inside = np.ones(len(lines), np.bool_)
-        inside[starts + lengths] = False
-        lines[inside] = text
-        at = np.fromiter((fit.start() for fit in self._fits.finditer(lines.tobytes())), np.int64)
-        at = at[at < len(lines)]
-        return known[starts.searchsorted(at)]
-
-
-class ByPrefix(ByPattern):
-    """Queues whose names begin with a text."""
-
-    def __init__(self, prefix: str) -> None:
-        """Raises ``InvalidQueueName`` for a text with which no name begins."""
-        self._fits = re.compile(b"(?m)^" + re.escape(_checked_prefix(prefix).encode()))
-
-
-def _checked_prefix(prefix: str) -> str:
-    return prefix if prefix in (".", "..") else check_queue_name(prefix)
-
-
-def _expression(pattern: str) -> bytes:
-    """What :func:`lsmq.queue_names.compile_pattern` makes, for lines of bytes."""
-    *parts, last = check_pattern(pattern).split(".")
-    found = [rb"[^.\n]*" if part == "*" else re.escape(part.encode()) for part in parts]
-    found.append(b".*" if last == "**" else rb"[^.\n]*" if last == "*" else re.escape(last.encode()))
-    return rb"\.".join(found)
+        return self._pattern.among(names, numbers if self._slots is None else self._slots.among(names, numbers))
