@@ -27,6 +27,7 @@ from lsmq.client import Client
 from lsmq.errors import (
     ClientClosed,
     GroupModeMismatch,
+    GroupPatternMismatch,
     InvalidRequest,
     LsmqError,
     StaleGeneration,
@@ -39,7 +40,15 @@ from lsmq.loop_thread import LoopThread
 
 T = TypeVar("T")
 
-_FINAL = (StaleGeneration, GroupModeMismatch, TooManyMembers, UnknownTopic, InvalidRequest, ClientClosed)
+_FINAL = (
+    StaleGeneration,
+    GroupModeMismatch,
+    GroupPatternMismatch,
+    TooManyMembers,
+    UnknownTopic,
+    InvalidRequest,
+    ClientClosed,
+)
 _LEAVE_DEADLINE_MS = 5_000
 _MAX_TICK_S = 0.5
 _TOO_SOON_S = 0.02

@@ -29,7 +29,7 @@ from lsmq._queue_ranges import NONE, contains, intersect, subtract, union
 from lsmq._reader import Reader
 from lsmq._retries import Backoff, Deadline
 from lsmq._router import replaced
-from lsmq._start_offsets import check_named
+from lsmq._start_offsets import check_named, needs_names
 from lsmq._work_in_progress import WorkInProgress
 from lsmq.background_tasks import BackgroundTasks
 from lsmq.client import Client
@@ -93,6 +93,7 @@ class Membership:
         client: Client,
         group: str,
         topics: tuple[str, ...],
+        pattern: str | None,
         options: MemberOptions,
         uncommitted: str,
         reader: Reader,
@@ -102,6 +103,7 @@ class Membership:
         self.in_progress = in_progress
         self._client = client
         self._group = Group(client, group)
+        self._pattern = pattern
         self._options = options
         self._uncommitted = uncommitted
         self._reader = reader
@@ -113,6 +115,7 @@ class Membership:
             session_ms=options.session_ms,
             client=f"{socket.gethostname()}:{os.getpid()}",
             mode=options.mode,
+            pattern=pattern,
         )
         patience_s = None if options.max_handler_ms is None else options.max_handler_ms / 1000
         self.member = MemberState(hello, patience_s)
@@ -331,6 +334,8 @@ class Membership:
             raise replaced(loop.topic, topic)
         if topic.named:
             return self._begin_named(topic, new)
+        if self._pattern is not None:
+            raise needs_names(topic)
         old = intersect(new, (range(self.member.first_queues.get(name, topic.queues)),))
         queues = old[0] if len(old) == 1 else [queue for part in old for queue in part]
         begins = await self._reader.edge_offsets(topic, queues, self._uncommitted, besides=committed)
@@ -356,7 +361,8 @@ class Membership:
         check_named(topic, self._uncommitted)
         loop = self._reader.loops.get(topic.name)
         if loop is None:
-            loop = self._reader.add_named(topic, NamedSelection(group=self.offsets_group), ())
+            selection = NamedSelection(pattern=self._pattern, in_slots=True, group=self.offsets_group)
+            loop = self._reader.add_named(topic, selection, ())
         loop.topic = topic
         loop.own(union(loop.positions.ranges, slots))
         if self._options.on_assigned is not None:

@@ -23,12 +23,14 @@ _SLOTS_AT_ONCE = 256
 class NamedSelection:
     """Which queues are read, and where they begin.
 
-    ``names``, or those that match ``pattern``, or with neither all of the slots that are read. They begin where
-    ``group`` has committed, else at the earliest; named ones at ``offsets``, where these have them.
+    ``names``, or those that match ``pattern``, or with neither all of the slots that are read; ``in_slots`` those that
+    match and lie in these. They begin where ``group`` has committed, else at the earliest; named ones at ``offsets``,
+    where these have them.
     """
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
+    in_slots: bool = False
     group: str | None = None
     offsets: Mapping[str, int] = field(default_factory=dict)
     _named: frozenset[str] = field(init=False, repr=False, compare=False)
@@ -51,10 +53,11 @@ class NamedSelection:
         value: dict[str, Any] = {}
         if self.names:
             value["names"] = [name for name in self.names if contains(tuple(slots), queue_slot(name))]
-        elif self.pattern is not None:
-            value["pattern"] = self.pattern
         else:
-            value["slots"] = to_pairs(slots)
+            if self.pattern is not None:
+                value["pattern"] = self.pattern
+            if self.pattern is None or self.in_slots:
+                value["slots"] = to_pairs(slots)
         if start is None and self.group is not None:
             return value | {"start": "committed", "group": self.group}
         return value | {"start": start or "earliest"}

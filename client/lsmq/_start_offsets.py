@@ -25,7 +25,7 @@ MAX_NAMES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The queues that a consumer reads for itself: by number, by name or by ``pattern``; with none of these, all."""
+    """The queues that a consumer reads: by number, by name or by ``pattern``; with none of these, all."""
 
     numbers: Sequence[int] | None = None
     names: tuple[str, ...] = ()
@@ -34,7 +34,12 @@ class Chosen:
     @property
     def are_some(self) -> bool:
         """Whether they are said, rather than all."""
-        return self.numbers is not None or bool(self.names) or self.pattern is not None
+        return self.are_named_singly or self.pattern is not None
+
+    @property
+    def are_named_singly(self) -> bool:
+        """Whether they are no share of a group: its members cannot be given these."""
+        return self.numbers is not None or bool(self.names)
 
 
 def chosen_queues(queues: Iterable[int] | Iterable[str] | None, pattern: str | None) -> Chosen:
@@ -60,9 +65,9 @@ def chosen_queues(queues: Iterable[int] | Iterable[str] | None, pattern: str | N
     return Chosen(names=names)
 
 
-def check_start(start: Start | None, group: str | None, topics: Sequence[str], *, with_queues: bool) -> Start:
+def check_start(start: Start | None, group: str | None, topics: Sequence[str], chosen: Chosen) -> Start:
     """Where to begin, with the default filled in. Raises ``InvalidRequest``."""
-    if not topics or len(set(topics)) < len(topics) or (with_queues and len(topics) > 1):
+    if not topics or len(set(topics)) < len(topics) or (chosen.are_some and len(topics) > 1):
         raise InvalidRequest(f"topics are {list(topics)}; name at least one, each once, and only one with queues")
     if start is None:
         start = "committed" if group is not None else "earliest"
@@ -70,7 +75,7 @@ def check_start(start: Start | None, group: str | None, topics: Sequence[str], *
         raise InvalidRequest(f"start is {start!r}; it must be 'earliest', 'latest', 'committed', a time or offsets")
     if start == "committed" and group is None:
         raise InvalidRequest("start='committed' needs a group, whose committed offsets to start from")
-    if group is not None and not with_queues and start != "committed":
+    if group is not None and not chosen.are_named_singly and start != "committed":
         raise InvalidRequest(
             "a member of a group begins where the group has committed: move that with 'lsmq group reset', give"
             " uncommitted='latest' for a new group, or name the queues to read outside of the group's sharing"
@@ -101,7 +106,7 @@ async def start_alone(
             loops.append(await _start_named(reader, topic, chosen, start, group, uncommitted))
             continue
         if chosen.names or chosen.pattern is not None:
-            raise InvalidRequest(f"the queues of topic {topic.name!r} have numbers, not names: give these as queues")
+            raise needs_names(topic)
         loop = reader.add(topic, chosen.numbers)
         for queue in (loop.positions.queues[0], loop.positions.queues[-1]):
             topic.check_queue(queue)
@@ -124,7 +129,8 @@ async def _start_named(
         if unknown := offsets.keys() - set(chosen.names):
             remedy = "name it there too" if chosen.names else "say queues=[...]: a pattern takes no offsets"
             raise InvalidRequest(f"start has an offset of queue {min(unknown)!r}, which is not among queues; {remedy}")
-    selection = NamedSelection(chosen.names, chosen.pattern, group if start == "committed" else None, offsets)
+    group = group if start == "committed" else None
+    selection = NamedSelection(chosen.names, chosen.pattern, group=group, offsets=offsets)
     slots = [slot for part in selection.slots() for slot in part]
     loop = reader.add_named(topic, selection, slots)
     if start == "latest":
@@ -133,6 +139,11 @@ async def _start_named(
         await loop.begin_at_time(start)
     await loop.check_begins()
     return loop
+
+
+def needs_names(topic: Topic) -> InvalidRequest:
+    """Of a topic whose queues are said by name or pattern, and have none."""
+    return InvalidRequest(f"the queues of topic {topic.name!r} have numbers, not names: give these as queues")
 
 
 def check_named(topic: Topic, uncommitted: str) -> None:

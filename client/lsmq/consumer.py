@@ -47,16 +47,16 @@ _log = logging.getLogger("lsmq")
 class Consumer(MessageConsumer):
     """Reads queues of a topic, or of several. Messages of a queue come in offset order.
 
-    **With a group and neither** ``queues`` **nor** ``pattern`` it is a *member*: the group's members share the queues,
-    each queue being one member's at a time, and what a member leaves behind goes to the others. It begins where the
-    group has committed. ``static_id`` lets it come back within ``session_ms`` as the member it was. ``on_assigned`` and
-    ``on_revoked`` are called with the queues by topic, before they are read and before they are given up: the place to
-    commit what was handled of them. A member keeps its place for as long as its process lives, whatever its handlers
-    do; one that has not come back within ``max_handler_ms`` makes it *stalled*, which ``lsmq group describe`` shows,
-    and is waited for no longer than that when its queue is to be given up. With ``mode="broadcast"`` each member gets
-    everything, and commits for itself if it has a ``static_id``.
+    **With a group and no** ``queues`` it is a *member*: the group's members share the queues, or those of a
+    ``pattern``, which is the same for all, each queue being one member's at a time, and what a member leaves behind
+    goes to the others. It begins where the group has committed. ``static_id`` lets it come back within ``session_ms``
+    as the member it was. ``on_assigned`` and ``on_revoked`` are called with the queues by topic, before they are read
+    and before they are given up: the place to commit what was handled of them. A member keeps its place for as long as
+    its process lives, whatever its handlers do; one that has not come back within ``max_handler_ms`` makes it
+    *stalled*, which ``lsmq group describe`` shows, and is waited for no longer than that when its queue is to be given
+    up. With ``mode="broadcast"`` each member gets everything, and commits for itself if it has a ``static_id``.
 
-    **Else** it reads all queues of the topic, or ``queues``, or those of a ``pattern``, and shares nothing. ``start``
+    **Else** it reads all queues of the topic, or those of a ``pattern``, or ``queues``, and shares nothing. ``start``
     says where to begin: ``"earliest"``, ``"latest"`` (only what comes from now on), ``"committed"`` (where ``group``
     left off), a datetime or milliseconds since 1970 (the first message stored at or after it), or a mapping of queue to
     offset (the queues it leaves out begin at the earliest). The default is ``"committed"`` with a group and
@@ -125,8 +125,8 @@ class Consumer(MessageConsumer):
     ) -> None:
         names = (topic,) if isinstance(topic, str) else tuple(topic)
         self._chosen_queues = chosen_queues(queues, pattern)
-        is_member = group is not None and not self._chosen_queues.are_some
-        self._start = check_start(start, group, names, with_queues=self._chosen_queues.are_some)
+        is_member = group is not None and not self._chosen_queues.are_named_singly
+        self._start = check_start(start, group, names, self._chosen_queues)
         if on_out_of_range not in (*EDGES, "error") or uncommitted not in EDGES:
             raise InvalidRequest(
                 "on_out_of_range must be 'earliest', 'latest' or 'error'; uncommitted 'earliest' or 'latest'"
@@ -160,7 +160,9 @@ class Consumer(MessageConsumer):
         self._patience_s = None if max_handler_ms is None else max_handler_ms / 1000
         self._membership: Membership | None = None
         if group is not None and is_member:
-            self._membership = Membership(client, group, names, members, uncommitted, self._reader, in_progress, self)
+            self._membership = Membership(
+                client, group, names, pattern, members, uncommitted, self._reader, in_progress, self
+            )
         look = (lambda: None) if self._membership is None else self._membership.drain
         super().__init__(self._reader, in_progress, look)
         self._runs = False  # whether it was run that handed out what was handed out last
@@ -177,7 +179,7 @@ class Consumer(MessageConsumer):
 
         A member returns when it has been told its queues; there may be none yet. Raises ``UnknownTopic``,
         ``UnknownQueue``, and ``OffsetOutOfRange`` if that is the policy; for members also ``GroupModeMismatch``,
-        ``TooManyMembers`` and ``TooManyGroups``.
+        ``GroupPatternMismatch``, ``TooManyMembers`` and ``TooManyGroups``.
         """
         self._check_open()
         if self._started:

@@ -10,6 +10,7 @@ from typing import Any
 
 from lsmq._error import LsmqError
 from lsmq._extra_errors import TracingNotInstalled, UnexpectedAnswer, ZooKeeperNotInstalled
+from lsmq._group_errors import GroupModeMismatch, GroupPatternMismatch
 from lsmq._node_errors import SnapshotGone, TooManyFilters, TooManyRequests
 from lsmq._rights_errors import (
     AntiForgeryFailed,
@@ -40,6 +41,7 @@ __all__ = [
     "Forbidden",
     "GroupHasMembers",
     "GroupModeMismatch",
+    "GroupPatternMismatch",
     "HostNotAllowed",
     "InvalidBatch",
     "InvalidFilter",
@@ -291,12 +293,6 @@ class FencedMember(LsmqError):
     """
 
     code = "fenced_member"
-
-
-class GroupModeMismatch(LsmqError):
-    """There is a group of this name that shares messages in another way. ``details`` carries ``mode``."""
-
-    code = "group_mode_mismatch"
 
 
 class GroupHasMembers(LsmqError):

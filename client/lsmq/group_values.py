@@ -36,6 +36,7 @@ class Heartbeat:
         stalled: a handler has not come back in time.
         client: who this is, for people.
         mode: ``clustered`` or ``broadcast``.
+        pattern: which queues of the topics it reads, as all members do; ``None``: all.
     """
 
     member: str
@@ -48,6 +49,7 @@ class Heartbeat:
     stalled: bool = False
     client: str | None = None
     mode: str = "clustered"
+    pattern: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,8 @@ class GroupMember:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group as its coordinator sees it. ``state``: empty, recovering, rebalancing or stable."""
+    """A group as its coordinator sees it. ``state``: empty, recovering, rebalancing or stable. ``patterns``: by topic,
+    that by which its members subscribe, or the last ones did."""
 
     group: str
     mode: str
@@ -151,6 +154,7 @@ class GroupDescription:
     shard: int
     topics: tuple[str, ...]
     members: tuple[GroupMember, ...]
+    patterns: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: ranges as pairs, the end not included."""

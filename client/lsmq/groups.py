@@ -51,6 +51,7 @@ from lsmq.group_values import (
     portions,
     to_pairs,
 )
+from lsmq.queue_names import compile_pattern, pattern_prefix
 from lsmq.topics import Route, Topic, format_ranges
 
 __all__ = [
@@ -108,7 +109,7 @@ class Group:
         """Join, or stay. Held up to ``wait_ms`` while nothing is new. Tried again until the deadline.
 
         Raises ``UnknownMember``: drop all queues and join again; ``StaleGeneration``: another process has the static
-        id; ``GroupModeMismatch``, ``TooManyMembers``, ``UnknownTopic``.
+        id; ``GroupModeMismatch``, ``GroupPatternMismatch``, ``TooManyMembers``, ``UnknownTopic``.
         """
         value = {**self._beat(beat), "wait_ms": wait_ms}
         answer = await self._ask("POST", f"{self._path}/heartbeat", deadline_ms, value=value, held_ms=wait_ms)
@@ -133,6 +134,7 @@ class Group:
             "stalled": beat.stalled,
             "client": beat.client,
             "mode": beat.mode,
+            **({} if beat.pattern is None else {"pattern": beat.pattern}),  # Releases before do not know it.
         }
 
     async def describe(self) -> GroupDescription:
@@ -188,9 +190,10 @@ class Group:
         A time means the first message stored at or after it; with offsets by queue ``queues`` is left out. Queues that
         nothing was ever sent to are left alone. Durable on return. Members that live go on from where they are until
         they are started again: raises ``GroupHasMembers`` unless ``force``. A group that is not there yet begins there.
-        In a named topic queues may be said by name, and what is returned goes by their numbers.
+        In a named topic queues may be said by name, and what is returned goes by their numbers; all are those that the
+        group reads, where it reads by a pattern.
         """
-        named = (await self.client.topic(topic)).named
+        known = await self.client.topic(topic)
         if isinstance(to, str) and to not in ("earliest", "latest"):
             raise InvalidRequest(f"to is {to!r}; it must be 'earliest', 'latest', a time, or offsets by queue")
         if isinstance(to, Mapping):
@@ -198,8 +201,11 @@ class Group:
                 raise InvalidRequest("the queues stand in the mapping of offsets; leave queues out")
             offsets = dict(zip(await self.client._numbers(topic, to), to.values(), strict=True))
         else:
-            all_there_are = queues is None and not named
-            chosen = None if all_there_are else await self.client._numbers(topic, queues)
+            chosen: Sequence[int] | None = None
+            if queues is not None:
+                chosen = await self.client._numbers(topic, queues)
+            elif known.named:
+                chosen = await self._numbers_read(topic)
             bounds = await self.client.offsets(topic, chosen, at_time=None if isinstance(to, str) else to)
             targets = bounds.earliest if to == "earliest" else bounds.latest if to == "latest" else bounds.at_time
             offsets = {
@@ -216,6 +222,19 @@ class Group:
             )
         await self.client.commit_offsets(self.name, topic, offsets, reset=True)
         return offsets
+
+    async def _numbers_read(self, topic: str) -> list[int]:
+        """Of queues with names, those that the group reads."""
+        pattern = await self._pattern(topic) or "**"
+        queues = await self.client.queues(topic, prefix=pattern_prefix(pattern))
+        return [queue.number for queue in queues if compile_pattern(pattern).fullmatch(queue.name)]
+
+    async def _pattern(self, topic: str) -> str | None:
+        """By which its members read a topic, or the last ones did; ``None`` where they read all of it."""
+        try:
+            return (await self.describe()).patterns.get(topic)
+        except UnknownGroup:
+            return None
 
     async def _live_members(self) -> int:
         try:

@@ -44,6 +44,7 @@ _CODES: Final[dict[int, tuple[str, ...]]] = {
         "stale_generation",
         "fenced_member",
         "group_mode_mismatch",
+        "group_pattern_mismatch",
         "group_has_members",
         "too_many_members",
         "receipt_expired",

@@ -25,10 +25,10 @@ async def main() -> None:
                 (said,) = await outboxes.poll(1)
                 print(f"{said.queue_name}: {said.text()}")
 
-        # Workers share all queues, whatever they are called; each queue stays in order.
-        async with Consumer(client, "agents", group="agent-workers") as worker:
+        # Workers that give the same pattern share the queues that match it; each queue stays in order.
+        async with Consumer(client, "agents", group="agent-workers", pattern="agents.*.inbox") as worker:
             handled = 0
-            while handled < 2_001:
+            while handled < 1_000:
                 handled += len(await worker.poll(1000))
             await worker.commit()
             print(f"{handled} messages handled")

@@ -67,7 +67,7 @@ def test_a_group_that_took_over_queues_and_committed_nothing_there_is_forgotten_
 
     async def test(session: Session, broker: Broker) -> None:
         shard = await groups_of(session)
-        await shard.fence("g", 1)
+        await shard.fence("g", 1, 1, None)
         shard.put_aside(Step(shard._idle.hour()))
         await shard._forget_idle(shard._idle.idle())
         assert not shard.fences and not shard.store.documents("fence/")

@@ -152,6 +152,25 @@ def test_a_wrong_heartbeat_is_refused(api: Api, topic: str, fields: dict[str, An
     assert message in member.beat(400, **fields)["message"]
 
 
+def test_a_pattern_is_of_topics_whose_queues_have_names_and_of_all_members(api: Api, topic: str) -> None:
+    named = f"{topic}-named"
+    api.call("PUT", f"/v1/topics/{named}", {"queues": "named"}, status=201)
+    assert "the queues of topic" in Member(api, topic, topic, named, pattern="a.*").beat(400)["message"]
+    assert Member(api, topic, named, pattern="a*").beat(400)["code"] == "invalid_queue_name"
+    first = Member(api, topic, named, pattern="a.*")
+    first.beat()
+    refused = Member(api, topic, named, pattern="b.*").beat(409)
+    assert refused["code"] == "group_pattern_mismatch"
+    assert (refused["group"], refused["topic"], refused["pattern"]) == (topic, named, "a.*")
+    assert Member(api, topic, named).beat(409)["code"] == "group_pattern_mismatch"
+    path = f"/v1/groups/{topic}"
+    assert api.get(path).json()["patterns"] == {named: "a.*"}
+    first.beat(leave=True)
+    assert api.get(path).json()["patterns"] == {named: "a.*"} and api.get(path).json()["members"] == []
+    Member(api, topic, named).beat()
+    assert api.get(path).json()["patterns"] == {}
+
+
 def test_members_with_other_topics_share_each_topic_among_them(api: Api, topic: str) -> None:
     api.create(f"{topic}-2", 4)
     one, both = Member(api, topic, topic), Member(api, topic, topic, f"{topic}-2")

@@ -199,6 +199,7 @@ PREPARED: dict[tuple[str, int], Callable[[dict[str, Any], AsyncExitStack], Await
     ("docs/client.md", 4): _more_orders,
     ("docs/client.md", 7): _kitchen,
     ("docs/named-queues.md", 1): _inboxes,
+    ("docs/named-queues.md", 2): _inboxes,
     ("docs/requests.md", 0): _answered,
     ("docs/requests.md", 1): _asked,
     ("docs/transactions.md", 1): _transactional,

@@ -122,10 +122,11 @@ def answers_of_a_bundle_are_exchanged(patch: Patch) -> None:
 
 
 def the_fastest_group_counts(patch: Patch) -> None:
-    def floors(self: Retention, item: TopicState, rest: Any) -> Any:
+    def floors(self: Retention, item: TopicState, wanted: Any) -> Any:
         offsets, topic_id, count = self._state.offsets, item.topic.id, item.end - item.first
         groups = [offsets.get(group, topic_id) for group in offsets.groups_of(topic_id)]
-        return np.max([np.zeros(count, int), *(each.first(count) - 1 for each in groups if each)], axis=0)
+        found = np.max([np.zeros(count, int), *(each.first(count) - 1 for each in groups if each)], axis=0)
+        return found, np.ones(count, np.bool_)
 
     patch.setattr(Retention, "_consumed_floors", floors)
 

@@ -27,7 +27,7 @@ class NamedEnds:
 
     def selects(self, names: Sequence[str], pattern: str | None, group: str | None) -> None:
         """What is read: queues of these names, or those that match, or all; of ``group`` what it has not committed."""
-        self._selection, self._group = NamedSelection(tuple(names), pattern), group
+        self._selection, self._group = NamedSelection(tuple(names), pattern, in_slots=group is not None), group
 
     async def find(self, slots: Ranges | None) -> None:
         """Look where the queues end, or those of them that lie in ``slots``; those that were lost count no more."""

@@ -11,6 +11,8 @@ import click
 
 from lsmq import Client
 from lsmq._named_selection import names_by_number
+from lsmq.groups import Group
+from lsmq.queue_names import compile_pattern
 from lsmq.topics import Offsets
 
 
@@ -100,7 +102,8 @@ def moves(target: ResetTarget, bounds: Offsets, committed: dict[int, int]) -> li
 async def plan(
     client: Client, group: str, topic: str, queues: Sequence[int] | None, names: Sequence[str], target: ResetTarget
 ) -> list[OffsetMove]:
-    """Ask for what is needed, and work it out. ``names`` are of a named topic, and ``queues`` of any other."""
+    """Ask for what is needed, and work it out. ``names`` are of a named topic, and ``queues`` of any other; without
+    them it is all that the group reads."""
     committed = await client.committed_offsets(group, topic)
     if not (await client.topic(topic)).named:
         if names:
@@ -108,11 +111,11 @@ async def plan(
         return moves(target, await client.offsets(topic, queues, at_time=target.time), committed)
     if queues is not None:
         raise click.UsageError(f"the queues of topic {topic!r} have names: say which with --queue, once for each")
-    called = (
-        {queue.number: queue.name for queue in [await client.queue(topic, name) for name in names]}
-        if names
-        else await names_by_number(client, topic)
-    )
+    if names:
+        called = {queue.number: queue.name for queue in [await client.queue(topic, name) for name in names]}
+    else:
+        matches = compile_pattern(await Group(client, group)._pattern(topic) or "**").fullmatch
+        called = {number: name for number, name in (await names_by_number(client, topic)).items() if matches(name)}
     if not called:
         return []
     bounds = await client.offsets(topic, called, at_time=target.time)

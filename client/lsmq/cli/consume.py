@@ -77,8 +77,9 @@ def consume(
     order. An offset that the queue does not have is an error that says which ones it has.
 
     With --group the queues are shared with whoever else is a member, and handed on when one goes. With --queue as
-    well it reads and commits just these, as no member, which works while the group has none. So it does with
-    --pattern, where * stands for one part of a name between dots, and ** at the end for any rest.
+    well it reads and commits just these, as no member, which works while the group has none. With --pattern it reads
+    queues whose names match, where * stands for one part of a name between dots, and ** at the end for any rest; with
+    --group as well members share these, and all give the same.
 
     --key, --tag, --type and --filter pass over other messages; with --group those count as handled, too. The condition
     of --filter is that of a WHERE of SQL over key, tag, type, priority, stored_ms and properties. What --json prints
@@ -98,11 +99,11 @@ def consume(
         raise click.UsageError("--offset and --from-time both say where to start: give one")
     if queues and pattern is not None:
         raise click.UsageError("--queue and --pattern both say what to read: give one")
-    is_member = group is not None and not queues and pattern is None
+    is_member = group is not None and not queues
     if is_member and (offset is not None or from_time is not None):
         raise click.UsageError("a group begins where it left off: see 'lsmq group reset', or give --queue as well")
     if static_id is not None and not is_member:
-        raise click.UsageError("--static-id is of a member: give --group, and no --queue nor --pattern")
+        raise click.UsageError("--static-id is of a member: give --group, and no --queue")
     try:
         form = formatter("json" if as_json else format_text)
     except ValueError as error:

@@ -37,6 +37,7 @@ from lsmq.groups import (
     find_group,
     list_groups,
 )
+from lsmq.queue_names import compile_pattern
 from lsmq.topics import format_ranges
 from lsmq.work_queue_values import WorkQueueState, describe_work_queue
 
@@ -103,6 +104,9 @@ async def describe(client: Client, name: str, topic: str | None, as_json: bool) 
         shown.append(("members", "not kept: workers take single messages"))
     else:
         shown += [("state", found.state), ("generation", found.generation), ("members", len(found.members))]
+    for each, pattern in found.patterns.items():
+        if topic in (None, each):
+            shown.append(("reads", f"{pattern} of {each}"))
     print_fields([*shown, ("coordinated by", f"the leader of shard {found.shard}")])
     if found.members:
         named = any([(await client.topic(each)).named for each in found.topics])
@@ -351,11 +355,15 @@ async def _lags(client: Client, group: str, topic: str) -> list[QueueLag]:
     called: dict[int, str] = {}
     if (await client.topic(topic)).named:
         called = await names_by_number(client, topic)
+        if pattern := await Group(client, group)._pattern(topic):
+            matches = compile_pattern(pattern).fullmatch
+            committed = {queue: at for queue, at in committed.items() if matches(called.get(queue, ""))}
     return [
         QueueLag(
             topic, called.get(queue, queue), committed[queue], latest, max(0, latest - max(committed[queue], earliest))
         )
         for queue, earliest, latest in bounds.rows()
+        if queue in committed
     ]
 
 

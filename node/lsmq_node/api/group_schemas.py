@@ -34,6 +34,11 @@ HEARTBEAT: Schema = object_of(
         "member": MEMBER_ID,
         "static_id": {**MEMBER_ID, "type": ["string", "null"]},
         "topics": list_of(TEXT, minItems=1, maxItems=MAX_TOPICS, description="Topics it subscribes to."),
+        "pattern": text(
+            "Which queues of these topics it subscribes to, such as `agents.*.inbox`, where they have names; as all "
+            "members do. null: to all.",
+            null=True,
+        ),
         "epoch": {**EPOCH, "description": "`epoch` of the last answer; 0 to join.", "default": 0},
         "version": integer(0, 2**63 - 1, "`version` of the last answer; 0 to join.", default=0),
         "owned": {
@@ -103,6 +108,11 @@ GROUP: Schema = object_of(
         "generation": COUNT,
         "shard": COUNT,
         "topics": list_of(object_of({"topic": TEXT, "id": COUNT, "queues": COUNT, "members": COUNT})),
+        "patterns": {
+            "type": "object",
+            "additionalProperties": TEXT,
+            "description": "By topic: that by which its members subscribe, or the last ones did.",
+        },
         "members": list_of(MEMBER),
     }
 )

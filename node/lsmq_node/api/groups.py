@@ -10,6 +10,8 @@ from aiohttp import web
 from lsmq.errors import (
     GroupHasMembers,
     GroupModeMismatch,
+    GroupPatternMismatch,
+    InvalidQueueName,
     InvalidRequest,
     NotLeader,
     StaleGeneration,
@@ -19,6 +21,7 @@ from lsmq.errors import (
     UnknownMember,
     UnknownTopic,
 )
+from lsmq.queue_names import check_pattern
 from lsmq_node.groups import Beat, BeatAnswer, CoordinatedGroup, Mode
 from lsmq_node.groups.group import HEARTBEATS_PER_SESSION
 from lsmq_node.groups.holdings import Owned
@@ -84,7 +87,17 @@ async def get_coordinator(call: Call) -> web.StreamResponse:
     "/v1/groups/{group}/heartbeat",
     Content("What is the member's now. Durable before it is answered.", schemas.ASSIGNMENT),
     request=Content("Who the member is, what it has read and what it owns.", schemas.HEARTBEAT),
-    errors=(UnknownMember, UnknownTopic, StaleGeneration, GroupModeMismatch, TooManyMembers, TooManyGroups, NotLeader),
+    errors=(
+        UnknownMember,
+        UnknownTopic,
+        StaleGeneration,
+        GroupModeMismatch,
+        GroupPatternMismatch,
+        InvalidQueueName,
+        TooManyMembers,
+        TooManyGroups,
+        NotLeader,
+    ),
 )
 async def heartbeat(call: Call) -> web.StreamResponse:
     """Join a group, stay in it, leave it.
@@ -105,6 +118,7 @@ async def heartbeat(call: Call) -> web.StreamResponse:
 
 def _beat(call: Call, document: dict[str, Any]) -> Beat:
     given, remote = document.get("client"), call.request.remote or ""
+    pattern = document.get("pattern")
     return Beat(
         document["member"],
         tuple(document["topics"]),
@@ -116,6 +130,7 @@ def _beat(call: Call, document: dict[str, Any]) -> Beat:
         document["stalled"],
         f"{given} ({remote})" if given else remote,
         Mode(document["mode"]),
+        None if pattern is None else check_pattern(pattern),
     )
 
 
@@ -166,6 +181,9 @@ async def _description(call: Call) -> dict[str, Any]:
             for name, topic in group.plan.topics.items()
             if group.plan.members and name in topics
         ],
+        "patterns": {
+            name: pattern for name, pattern in group.plan.patterns.items() if call.asker.sees(ResourceKind.TOPIC, name)
+        },
         "members": [_member(group, id, shard.now, topics) for id in sorted(group.members)],
     }
 

@@ -20,6 +20,8 @@ from lsmq import runtime
 from lsmq.errors import LsmqError, ShuttingDown, StaleGeneration, TooManyGroups, UnknownGroup, UnknownMember
 from lsmq_node.broker import Ack, Limited, Made, ShardPort, SharedThing
 from lsmq_node.machines import HOUR_S, IdleNames, ShardMachine, Step
+from lsmq_node.storage import group_patterns
+from lsmq_node.storage.group_patterns import FENCE_PREFIX
 
 from .group import Beat, BeatAnswer, CoordinatedGroup
 from .plan import KEY_PREFIX, GenerationPlan, Mode, group_key
@@ -31,7 +33,6 @@ _log = structlog.get_logger("lsmq.groups")
 
 _LOAD_AT_ONCE = 200
 _REMEMBERED_COMMITS = 100_000
-FENCE_PREFIX = "fence/"
 _PLAN = None  # what requests wait for, beside a member, that the next plan of their group answers
 _MOST_TOUCHED = 1_000  # an hour
 _LOOKED_AT_ONCE = 100  # groups, before others on the loop have their turn
@@ -79,6 +80,7 @@ class ShardGroups(ShardMachine):
         self._hour_began = 0.0
         self._forgetting = self._looking = False
         self.fences: dict[str, int] = {}
+        self._patterns: dict[str, dict[int, str]] = {}  # of groups that have some here, by topic's id
         self.counts = service.counts
         self._last_commit: dict[tuple[str, int], float] = {}  # by group and topic's id, the latest last
         self._last_topics: dict[str, set[int]] = {}  # of these, by group
@@ -98,6 +100,9 @@ class ShardGroups(ShardMachine):
                 await asyncio.sleep(0)
         for key, body in self.store.documents(FENCE_PREFIX):
             self.fences[key.removeprefix(FENCE_PREFIX)] = int(body)
+        for key, body in self.store.documents(group_patterns.PREFIX):
+            name = key.removeprefix(group_patterns.PREFIX)
+            self._patterns[name] = group_patterns.decode(body, self.store.document(FENCE_PREFIX + name))
         self._committing.update(self.store.groups())
         self.load_idle(self._idle)
         _log.info("groups_loaded", shard=self.port.number, groups=len(self.groups), round=self.round)
@@ -419,14 +424,21 @@ class ShardGroups(ShardMachine):
                 fence=fence,
             )
 
-    async def fence(self, group: str, epoch: int) -> None:
-        """From here on commits below ``epoch`` are refused. Durable on return. Raises ``StaleGeneration``."""
+    async def fence(self, group: str, epoch: int, topic_id: int, pattern: str | None) -> None:
+        """From here on commits below ``epoch`` are refused, and of the topic the group reads what fits the pattern, or
+        all. Durable on return. Raises ``StaleGeneration``."""
         self.check()
         self.check_commit(group, epoch)
         self._touch(group)  # Whoever commits nothing here leaves a fence.
-        if epoch > self.fences.get(group, 0):
-            document = {FENCE_PREFIX + group: b"%d" % epoch}
-            future = self.put(Step(document, appended=partial(self.fences.__setitem__, group, epoch)))
+        known = self._patterns.get(group)
+        patterns = {id: each for id, each in (known or {}).items() if id != topic_id and self.store.has_topic(id)}
+        if pattern is not None:
+            patterns[topic_id] = pattern
+        if epoch > self.fences.get(group, 0) or patterns != (known or {}):
+            documents: dict[str, bytes | None] = {FENCE_PREFIX + group: b"%d" % epoch}
+            if known is not None or patterns:
+                documents[group_patterns.PREFIX + group] = group_patterns.encode(epoch, patterns)
+            future = self.put(Step(documents, appended=partial(self._fenced, group, epoch, patterns)))
             if future is not None:
                 self._fencing[group] = future
         pending = self._fencing.get(group)
@@ -438,6 +450,16 @@ class ShardGroups(ShardMachine):
                     del self._fencing[group]
         self.check()
 
+    def _fenced(self, group: str, epoch: int, patterns: dict[int, str]) -> None:
+        self.fences[group] = epoch
+        self._patterns.pop(group, None)
+        if patterns:
+            self._patterns[group] = patterns
+
+    def _unfenced(self, group: str) -> None:
+        self.fences.pop(group, None)
+        self._patterns.pop(group, None)
+
     async def unfence(self, group: str, also: Callable[[], None] = lambda: None) -> None:
         """Forget the fence and the committed offsets of a group in this shard, and what ``also`` puts in line. Durable
         on return."""
@@ -447,7 +469,9 @@ class ShardGroups(ShardMachine):
         also()
         self._drop_committing(group)
         documents = {FENCE_PREFIX + group: None, **({} if group in self.groups else self._idle.forget(group))}
-        await self.durable(self.put(Step(documents, appended=partial(self.fences.pop, group, None))))
+        if group in self._patterns:
+            documents[group_patterns.PREFIX + group] = None
+        await self.durable(self.put(Step(documents, appended=partial(self._unfenced, group))))
         self.check()  # What was put in line first may have been dropped before the rest was.
 
 

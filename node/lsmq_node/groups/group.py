@@ -7,10 +7,18 @@ is staged, nobody is given a queue.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
-from lsmq.errors import GroupModeMismatch, InvalidRequest, StaleGeneration, TooManyMembers, UnknownMember
+from lsmq.errors import (
+    GroupModeMismatch,
+    GroupPatternMismatch,
+    InvalidRequest,
+    StaleGeneration,
+    TooManyMembers,
+    UnknownMember,
+)
 
 from .assignment import Demand, assign
 from .holdings import Holdings, MemberHolding, Owned
@@ -43,9 +51,11 @@ class Beat:
     stalled: bool = False
     client: str = ""
     mode: Mode = Mode.CLUSTERED
+    pattern: str | None = None
 
     def spec(self) -> MemberSpec:
-        return MemberSpec(self.member, self.static_id, self.session_ms, tuple(sorted(set(self.topics))), self.client)
+        topics = tuple(sorted(set(self.topics)))
+        return MemberSpec(self.member, self.static_id, self.session_ms, topics, self.client, self.pattern)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +143,8 @@ class CoordinatedGroup:
     def hear(self, beat: Beat, now: float) -> bool:
         """A heartbeat; whether others may be given something now.
 
-        Raises ``GroupModeMismatch``, ``UnknownMember``, ``StaleGeneration``, ``TooManyMembers``, ``InvalidRequest``.
+        Raises ``GroupModeMismatch``, ``GroupPatternMismatch``, ``UnknownMember``, ``StaleGeneration``,
+        ``TooManyMembers``, ``InvalidRequest``.
         """
         if not self._is_new:
             self._check_mode(beat.mode)
@@ -154,8 +165,9 @@ class CoordinatedGroup:
         if holder is None or holder.is_late(beat.version):
             return False
         spec = beat.spec()
-        if spec.topics != member.spec.topics:
+        if (spec.topics, spec.pattern) != (member.spec.topics, member.spec.pattern):
             self._check_topics(spec)
+            self._check_pattern(spec, self.members.values())
             member.change = self._changed()
         elif spec != member.spec:
             self._changed(raises=False)
@@ -184,6 +196,22 @@ class CoordinatedGroup:
                 limit=MAX_GROUP_TOPICS,
             )
 
+    def _check_pattern(self, spec: MemberSpec, others: Iterable[LiveMember]) -> None:
+        """Members of a topic read the same of it: else nobody would read what the owner of a slot leaves out."""
+        for other in others:
+            if other.spec.pattern == spec.pattern:
+                continue
+            for name in set(spec.topics).intersection(other.spec.topics):
+                theirs = "all queues" if other.spec.pattern is None else f"the pattern {other.spec.pattern!r}"
+                wanted = "all queues" if spec.pattern is None else f"the pattern {spec.pattern!r}"
+                raise GroupPatternMismatch(
+                    f"members of group {self.name!r} subscribe to {theirs} of topic {name!r}, not to {wanted}: end "
+                    "these first, or use another group",
+                    group=self.name,
+                    topic=name,
+                    pattern=other.spec.pattern,
+                )
+
     def _join(self, beat: Beat, now: float) -> LiveMember:
         if beat.epoch:
             raise UnknownMember(
@@ -200,6 +228,7 @@ class CoordinatedGroup:
                 limit=MAX_MEMBERS,
             )
         self._check_topics(beat.spec())
+        self._check_pattern(beat.spec(), self.members.values())
         if self._is_new:
             self.mode = beat.mode
         member = self.members[beat.member] = LiveMember(beat.spec(), now, self._changed())
@@ -217,13 +246,16 @@ class CoordinatedGroup:
                 group=self.name,
                 static_id=beat.static_id,
             )
+        self._check_pattern(beat.spec(), [other for other in self.members.values() if other is not rival])
         del self.members[rival.spec.id]
         self._renamed = {old: beat.member if new == rival.spec.id else new for old, new in self._renamed.items()}
         if rival.spec.id in self.plan.members:
             self._renamed[rival.spec.id] = beat.member
-        member = self.members[beat.member] = LiveMember(replace(beat.spec(), topics=rival.spec.topics), now, 0)
+        is_same = beat.pattern == rival.spec.pattern
+        spec = replace(beat.spec(), topics=rival.spec.topics) if is_same else beat.spec()
+        member = self.members[beat.member] = LiveMember(spec, now, 0)
         self._none_ends_before = float("-inf")
-        member.change = self._changed(raises=rival.spec.id not in self.plan.members)
+        member.change = self._changed(raises=not is_same or rival.spec.id not in self.plan.members)
         return member
 
     def leave(self, member: str) -> bool:
@@ -283,8 +315,17 @@ class CoordinatedGroup:
             for name, topic in old.topics.items():
                 own = {renamed.get(member, member): ranges for member, ranges in topic.shares.items()}
                 topics[name] = TopicPlan(topic.id, topic.queues, own, self._pending(name, topic.id, own, members))
-        self.staged = GenerationPlan(generation, self.mode, members, topics, self._changes)
+        self.staged = GenerationPlan(generation, self.mode, members, topics, self._changes, self._patterns(catalog))
         return self.staged
+
+    def _patterns(self, catalog: Catalog) -> dict[str, str]:
+        """Of topics that nobody subscribes to any more, as the last members did."""
+        specs = [member.spec for member in self.members.values()]
+        subscribed = {name for spec in specs for name in spec.topics}
+        found = {name: spec.pattern for spec in specs if spec.pattern is not None for name in spec.topics}
+        left = ((name, pattern) for name, pattern in self.plan.patterns.items() if name not in subscribed)
+        kept = islice(((name, pattern) for name, pattern in left if catalog(name)), MAX_GROUP_TOPICS)
+        return {**found, **dict(kept)}
 
     def _shares(self, demands: Mapping[str, Demand], ids: Mapping[str, int]) -> dict[str, dict[str, RangePairs]]:
         if self.mode is not Mode.CLUSTERED:

@@ -54,14 +54,24 @@ async def worth_committing(
     return there, slots[there]
 
 
-async def numbers_in(broker: Broker, port: ShardPort, topic: StoredTopic, slots: RangePairs) -> NumberArray:
-    """The numbers of a shard's queues whose names lie in these slots, ascending."""
+async def numbers_in(
+    broker: Broker, port: ShardPort, topic: StoredTopic, slots: RangePairs, group: str | None = None
+) -> NumberArray:
+    """The numbers of a shard's queues whose names lie in these slots, ascending; those that ``group`` reads, where it
+    reads by a pattern."""
     while True:
         names = await broker.names.current(port, topic)
         try:
-            return names.all_numbers(slots)
+            numbers = names.all_numbers(slots)
         except NamesBehind:
             continue
+        break
+    patterns = port.store.named.patterns
+    pattern = None if group is None else patterns.of(group, topic.id)
+    if pattern is None:
+        return numbers
+    fitting = await broker.in_readers(lambda: patterns.numbers(topic.id, pattern))
+    return numbers if fitting is None else np.intersect1d(numbers, fitting, assume_unique=True)
 
 
 def count_named_lag(

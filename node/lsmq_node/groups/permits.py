@@ -20,7 +20,7 @@ import asyncio
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, cast
 
@@ -44,23 +44,28 @@ PermittedQueues = Mapping[str, tuple[int, RangePairs]]
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What a coordinator says of a group, and of one member of it. ``held``: None where it is no member."""
+    """What a coordinator says of a group, and of one member of it.
+
+    ``held``: None where it is no member. ``patterns``: by topic, that by which it reads.
+    """
 
     members: int
     mode: str | None
     generation: int = 0
     held: PermittedQueues | None = None
+    patterns: Mapping[str, str] = field(default_factory=dict)
 
 
 class Permit:
-    """One member's. ``until``: when the coordinator is to be asked again."""
+    """One member's. ``until``: when the coordinator is to be asked again. ``patterns``: by topic, as of it."""
 
-    __slots__ = ("_held", "_lost", "asking", "generation", "until")
+    __slots__ = ("_held", "_lost", "asking", "generation", "patterns", "until")
 
     def __init__(self) -> None:
         self.asking = asyncio.Lock()
         self.generation = -1
         self.until = float("-inf")
+        self.patterns: Mapping[str, str] = {}
         self._held: dict[str, tuple[int, RangePairs]] = {}
         self._lost: dict[str, RangePairs] = {}  # while the coordinator is asked: fenced by others meanwhile
 
@@ -69,7 +74,7 @@ class Permit:
         self._lost = {}
 
     def renew(self, standing: Standing, until: float) -> None:
-        self.generation, self.until = standing.generation, until
+        self.generation, self.until, self.patterns = standing.generation, until, standing.patterns
         held = standing.held or {}
         self._held = {name: (id, subtract(own, self._lost.get(name, NONE))) for name, (id, own) in held.items()}
 
@@ -139,6 +144,11 @@ class Permits:
             raise Unavailable(
                 f"queues of group {group!r} have just changed hands; heartbeat, and commit again", sent=False
             )
+
+    def pattern(self, group: str, member: str, topic: str) -> str | None:
+        """By which a member that is admitted reads a topic; None: all of it."""
+        permit = self._known.get((group, member))
+        return None if permit is None else permit.patterns.get(topic)
 
     def _is_good(self, permit: Permit, epoch: int, topic: str, topic_id: int, queues: QueueArray) -> bool:
         return self._clock() < permit.until and permit.covers(epoch, topic, topic_id, queues)

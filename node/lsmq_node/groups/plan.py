@@ -37,6 +37,7 @@ class MemberSpec:
         id: chosen by the client, a new one for each consumer object.
         static_id: survives restarts; one member at a time has it.
         topics: it subscribes to, sorted.
+        pattern: by which it does, in each of them; None: to all queues.
         client: who it says it is, and from where.
     """
 
@@ -45,6 +46,7 @@ class MemberSpec:
     session_ms: int
     topics: tuple[str, ...]
     client: str = ""
+    pattern: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class TopicPlan:
 class GenerationPlan:
     """Of one generation. Never changed: the next one is another object.
 
+    ``patterns`` has, by topic, that by which its members subscribe, or the last ones did; it is the same for all.
     ``changes`` counts what happened to the group in this coordinator's time, up to this plan; it is not stored.
     """
 
@@ -69,10 +72,12 @@ class GenerationPlan:
     members: Mapping[str, MemberSpec] = field(default_factory=dict)
     topics: Mapping[str, TopicPlan] = field(default_factory=dict)
     changes: int = 0
+    patterns: Mapping[str, str] = field(default_factory=dict)
 
     def encode(self) -> bytes:
         """The document."""
-        names = sorted({name for member in self.members.values() for name in member.topics} | set(self.topics))
+        subscribed = {name for member in self.members.values() for name in member.topics}
+        names = sorted(subscribed.union(self.topics, self.patterns))
         number = {name: at for at, name in enumerate(names)}
 
         def of(member: str, column: Callable[[TopicPlan], Mapping[str, RangePairs]]) -> list[Any]:
@@ -82,6 +87,7 @@ class GenerationPlan:
                 if (ranges := column(topic).get(member, NONE))
             ]
 
+        patterns = [[number[name], pattern] for name, pattern in sorted(self.patterns.items())]
         return documents.pack(
             {
                 "version": VERSION,
@@ -101,6 +107,7 @@ class GenerationPlan:
                     ]
                     for member in self.members.values()
                 ],
+                **({"patterns": patterns} if patterns else {}),
             }
         )
 
@@ -115,9 +122,11 @@ class GenerationPlan:
         members: dict[str, MemberSpec] = {}
         shares: dict[str, dict[str, RangePairs]] = {}
         pending: dict[str, dict[str, RangePairs]] = {}
+        patterns = {names[at]: pattern for at, pattern in fields.get("patterns", ())}
         for id, static_id, session_ms, client, topics, owned, held in fields["members"]:
             subscribed = tuple(names[at] for at in topics)
-            members[id] = MemberSpec(id, static_id, session_ms, subscribed, client)
+            pattern = next((patterns.get(name) for name in subscribed), None)
+            members[id] = MemberSpec(id, static_id, session_ms, subscribed, client, pattern)
             for column, rows in ((shares, owned), (pending, held)):
                 for at, numbers in rows:
                     column.setdefault(names[at], {})[id] = from_flat(numbers)
@@ -125,7 +134,7 @@ class GenerationPlan:
             names[at]: TopicPlan(topic_id, queues, shares.get(names[at], {}), pending.get(names[at], {}))
             for at, topic_id, queues in fields["topics"]
         }
-        return cls(fields["generation"], Mode(fields["mode"]), members, found)
+        return cls(fields["generation"], Mode(fields["mode"]), members, found, patterns=patterns)
 
 
 def group_key(name: str) -> str:

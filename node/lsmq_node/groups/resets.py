@@ -94,7 +94,7 @@ async def next_moves(
         return _NO_MOVES, None
     first = after[1] if ahead[0] == after[0] else 0
     (port,) = await broker.reads.ports(topic, ahead[:1])
-    queues = await _queues(broker, port, topic, shards[ahead[0]], first)
+    queues = await _queues(broker, port, group, topic, shards[ahead[0]], first)
     some = queues[:QUEUES_A_STEP]
     following = (ahead[0], int(queues[QUEUES_A_STEP])) if len(queues) > QUEUES_A_STEP else None
     if following is None and len(ahead) > 1:
@@ -103,11 +103,12 @@ async def next_moves(
 
 
 async def _queues(
-    broker: Broker, port: ShardPort, topic: StoredTopic, own: RangePairs, first: int
+    broker: Broker, port: ShardPort, group: str, topic: StoredTopic, own: RangePairs, first: int
 ) -> NDArray[np.uint32]:
-    """Those of the shard from the ``first`` on; of queues by number one more than a step takes, if there is one."""
+    """Those of the shard that the group reads, from the ``first`` on; of queues by number one more than a step takes,
+    if there is one."""
     if topic.named:
-        numbers = await numbers_in(broker, port, topic, own)
+        numbers = await numbers_in(broker, port, topic, own, group)
         return numbers[numbers >= first].astype(np.uint32)
     found, left = [_NO_QUEUES], QUEUES_A_STEP + 1
     for low, end in intersect(own, ((first, _BEYOND),)):

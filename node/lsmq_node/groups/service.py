@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
@@ -108,11 +108,22 @@ class GroupService(MachineService[ShardGroups]):
     async def heartbeat(self, name: str, beat: Beat, wait_ms: int) -> BeatAnswer:
         """See :meth:`ShardGroups.heartbeat`. A member that joins subscribes to topics that there are."""
         shard = await self.shard(self.shard_of(name))
+        if beat.pattern is not None:
+            self._check_names(beat.topics)
         if not beat.version:
             for topic in beat.topics:
                 await self.broker.topic(topic)
             shard = await self.shard(shard.port.number)
         return await shard.heartbeat(name, beat, self.hold_s(wait_ms))
+
+    def _check_names(self, topics: Sequence[str]) -> None:
+        for name in topics:
+            topic = self.broker.topology.topics.find(name)
+            if topic is not None and not topic.named:
+                raise InvalidRequest(
+                    f"pattern is given, and the queues of topic {name!r} have numbers, not names: leave it out",
+                    field="pattern",
+                )
 
     async def leave(self, name: str, beat: Beat) -> None:
         await (await self.shard(self.shard_of(name))).leave(name, beat)
@@ -207,7 +218,8 @@ class GroupService(MachineService[ShardGroups]):
         held = found["held"]
         if held is not None:
             held = {topic: (id, from_flat(numbers)) for topic, (id, numbers) in held.items()}
-        return Standing(found["members"], found["mode"], found["generation"], held)
+        # A release before knows of no patterns.
+        return Standing(found["members"], found["mode"], found["generation"], held, found.get("patterns", {}))
 
     async def _ask(self, number: int, operation: str, body: dict[str, Any]) -> dict[str, Any]:
         """Ask the coordinator of a group. Raises what it answers, ``Unavailable`` where it gave no answer."""
@@ -228,7 +240,7 @@ class GroupService(MachineService[ShardGroups]):
         try:
             _, group = await self.group(str(asked["group"]))
         except UnknownGroup:
-            return {"members": 0, "mode": None, "generation": 0, "held": None}
+            return {"members": 0, "mode": None, "generation": 0, "held": None, "patterns": {}}
         member, static_id = asked["member"], asked["static_id"]
         held = None if member is None else group.may_commit(str(member), static_id)
         return {
@@ -236,6 +248,7 @@ class GroupService(MachineService[ShardGroups]):
             "mode": group.mode.value,
             "generation": group.plan.generation,
             "held": held and {topic: [id, flat(ranges)] for topic, (id, ranges) in held.items()},
+            "patterns": {name: pattern for name, pattern in group.plan.patterns.items() if held and name in held},
         }
 
     # Where the queues are
@@ -322,7 +335,8 @@ class GroupService(MachineService[ShardGroups]):
             shard = await self.shard(number)
             self._permits.check(group, member, epoch, topic.name, topic.id, some)
             self._permits.fenced(group, member, topic.name, ranges)
-            await shard.fence(group, epoch)
+            pattern = self._permits.pattern(group, member, topic.name)
+            await shard.fence(group, epoch, topic.id, pattern)
             if topic.named:
                 continue
             offsets = shard.store.committed_offsets(group, topic.id, some)
@@ -386,7 +400,7 @@ class GroupService(MachineService[ShardGroups]):
         shard = await self.shard(number)
         await shard.port.prepare(topic)
         store = shard.store
-        numbers = await numbers_in(self.broker, shard.port, topic, own) if topic.named else None
+        numbers = await numbers_in(self.broker, shard.port, topic, own, group) if topic.named else None
 
         def read() -> Lag:
             if numbers is not None:

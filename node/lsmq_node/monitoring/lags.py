@@ -16,6 +16,7 @@ from lsmq import runtime
 from lsmq.errors import UnknownTopic
 from lsmq_node.broker import Broker
 from lsmq_node.storage import ShardStore, StoredTopic
+from lsmq_node.storage.queries import GroupMark
 
 from .biggest import OTHERS, biggest
 
@@ -86,7 +87,7 @@ class ShardLags:
 
 def _marks(
     store: ShardStore, also: Set[tuple[str, int]]
-) -> tuple[list[tuple[str, StoredTopic, tuple[int, int | None]]], dict[Pair, tuple[int, object]]]:
+) -> tuple[list[tuple[str, StoredTopic, GroupMark]], dict[Pair, tuple[int, object]]]:
     """What :meth:`ShardStore.group_marks` says, and the same by pair. In any thread: there may be many."""
     marks = store.group_marks(also)
     return marks, {(group, topic.name): (topic.id, mark) for group, topic, mark in marks}

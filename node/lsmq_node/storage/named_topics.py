@@ -10,6 +10,7 @@ import numpy as np
 from lsmq.errors import UnknownTopic
 
 from .columns import I64, U32
+from .group_patterns import GroupPatterns
 from .known_names import NamesBehind
 from .line import Line
 from .moments import Moments
@@ -33,6 +34,8 @@ class NamedTopics:
         self._queries = queries
         self._time = time
         self._known: dict[int, tuple[TopicNames, NameListing]] = {}
+        #: Which of them groups read.
+        self.patterns = queries.patterns = GroupPatterns(state.documents, self)
 
     def names(self, topic_id: int) -> TopicNames:
         """Raises ``UnknownTopic``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypedDict, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,14 @@ from .stats import Counters
 from .tables import TableSet
 from .version import Version
 
+if TYPE_CHECKING:
+    from .group_offsets import CommittedOffsets
+    from .group_patterns import GroupPatterns
+
 Found = TypeVar("Found")
+GroupMark = tuple[int, int | None, str | None]
+"""The versions of a topic and of a group's offsets, and the pattern by which it reads; without offsets the second is
+None."""
 
 #: So many bytes at a time are read where messages are asked for by number only.
 _BODIES_BYTES = 4 << 20
@@ -63,6 +70,7 @@ class Queries:
         self._counters = counters
         #: By topic, for these tables. Replaced as a whole by whichever reader finds others.
         self._record_sizes: tuple[tuple[int, ...], dict[int, float]] = ((), {})
+        self.patterns: GroupPatterns  # set by who knows the names of queues
 
     def topic_state(self, topic_id: int) -> TopicState:
         """Raises ``UnknownTopic``."""
@@ -434,27 +442,34 @@ class Queries:
         """Ids of the topics of which that is so since :meth:`topic_changes` was ``number``; None where nobody knows."""
         return self._state.topics_changed_since(number)
 
-    def group_marks(
-        self, also: Iterable[tuple[str, int]] = ()
-    ) -> list[tuple[str, StoredTopic, tuple[int, int | None]]]:
+    def group_marks(self, also: Iterable[tuple[str, int]] = ()) -> list[tuple[str, StoredTopic, GroupMark]]:
         """The groups that have committed offsets of a topic, and ``also`` these (a group, a topic's id), which may not.
 
-        The mark is another once :meth:`group_lag` may be; without offsets its second part is None.
+        The mark is another once :meth:`group_lag` may be.
         """
         found = []
         for group, topic_id in dict.fromkeys((*self._state.offsets, *also)):
             state, offsets = self._state.topics.get(topic_id), self._state.offsets.get(group, topic_id)
             if state is not None:
-                found.append((group, state.topic, (state.version, None if offsets is None else offsets.version)))
+                version = None if offsets is None else offsets.version
+                found.append((group, state.topic, (state.version, version, self._pattern(group, state))))
         return found
 
+    def _pattern(self, group: str, state: TopicState) -> str | None:
+        return self.patterns.of(group, state.topic.id) if state.named else None
+
     def group_lag(self, group: str, topic_id: int) -> int:
-        """Messages that wait for a group here; where it has committed nothing, all that are kept do.
+        """Messages that wait for a group here; where it has committed nothing, all that are kept do. Of a group that
+        reads by a pattern, those in queues that fit.
 
         Costs what it costs to look at each queue that it has committed, and once after each change of the topic at all
-        queues of that. Raises ``UnknownTopic``.
+        queues of that; or at each that fits. Raises ``UnknownTopic``.
         """
         state, offsets = self.topic_state(topic_id), self._state.offsets.get(group, topic_id)
+        pattern = self._pattern(group, state)
+        numbers = None if pattern is None else self.patterns.numbers(topic_id, pattern)
+        if numbers is not None:
+            return _waiting_in(state, numbers.astype(np.int64) - state.first, offsets)
         found = _waiting(state)
         if offsets is None:
             return found
@@ -485,6 +500,13 @@ def _waiting(state: TopicState) -> int:
         found += int(np.maximum(state.committed[rows] - state.start[rows], 0).sum())
     state.waiting = found, version
     return found
+
+
+def _waiting_in(state: TopicState, rows: I64, offsets: CommittedOffsets | None) -> int:
+    """Messages that wait for a group in these rows."""
+    rows = rows[rows < state.end - state.first]
+    done = np.zeros(len(rows), np.int64) if offsets is None else offsets.at(rows) - 1
+    return int(np.maximum(state.committed[rows] - np.maximum(state.start[rows], done), 0).sum())
 
 
 def _lost(state: TopicState, queue: int, offset: int) -> CorruptFile:

@@ -22,6 +22,7 @@ from enum import IntEnum
 from operator import attrgetter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lsmq import runtime
 from lsmq.errors import CorruptFile
@@ -119,7 +120,7 @@ class Retention:
         self._measured: dict[int, tuple[int, int]] = {}  # at which version of each topic
         self._newest: dict[int, tuple[int, int | None]] = {}  # at which version, and limit, of each topic
         self._rings: dict[int, int] = {}  # at which revision of each topic its queues were cut to a limit
-        self._consumed: dict[int, tuple[int, int, frozenset[str] | None]] = {}
+        self._consumed: dict[int, tuple[int, int, Mapping[str, str | None] | None]] = {}
         self._told: dict[int, ToldFloors] = {}
         self._empty: dict[int, tuple[int, bool]] = {}  # at a version of the topic, whether it was
         #: What the other shards hold, by topic, as the node says: a topic that is not named is not known of. None where
@@ -379,32 +380,45 @@ class Retention:
         return gone
 
     def _drop_consumed(self, item: TopicState, trim: Trim) -> Gone:
-        rest = self._rest(item.topic.id)
-        mark = (self._state.offsets.changes, item.version, None if rest is None else rest.groups)
+        groups = self._groups(item)
+        mark = (self._state.offsets.changes, item.version, groups)
         if self._consumed.get(item.topic.id) == mark:
             return Gone.ALL
-        gone, floors = Gone.ALL, self._consumed_floors(item, rest)
-        if floors is not None:
-            gone = self._move(item, np.arange(len(floors)), floors, trim, LossReason.CONSUMED)
+        gone = Gone.ALL
+        if groups:
+            floors, is_read = self._consumed_floors(item, groups)
+            rows = np.flatnonzero(is_read)
+            gone = self._move(item, rows, floors[rows], trim, LossReason.CONSUMED)
         if gone is Gone.ALL:
-            self._consumed[item.topic.id] = (mark[0], item.version, mark[2])
+            self._consumed[item.topic.id] = (mark[0], item.version, groups)
         return gone
 
-    def _consumed_floors(self, item: TopicState, rest: Rest | None) -> I64 | None:
-        """Below these offsets all groups of the topic have done with its queues; None where no group is known of, or
-        not all are."""
-        count, offsets = item.end - item.first, self._state.offsets
-        groups = offsets.groups_of(item.topic.id)
-        if rest is None or rest.groups is None or not (groups or rest.groups):
+    def _groups(self, item: TopicState) -> dict[str, str | None] | None:
+        """The groups of a topic, each with the pattern by which it reads; None where not all are known."""
+        topic_id, rest = item.topic.id, self._rest(item.topic.id)
+        if rest is None or rest.groups is None:
             return None
-        if rest.groups - set(groups):  # they have committed nothing here
-            return np.zeros(count, np.int64)
-        floors = np.full(count, _NEVER)
-        for group in groups:
-            found = offsets.get(group, item.topic.id)
-            np.minimum(floors, 0 if found is None else found.first(count) - 1, out=floors)
-        done: I64 = np.maximum(floors, 0)
-        return done
+        groups = sorted(rest.groups.union(self._state.offsets.groups_of(topic_id)))
+        return {group: self._named.patterns.of(group, topic_id) if item.named else None for group in groups}
+
+    def _consumed_floors(self, item: TopicState, groups: Mapping[str, str | None]) -> tuple[I64, NDArray[np.bool_]]:
+        """Below these offsets all groups that read a queue of the topic have done with it; and of which any does."""
+        topic_id, count = item.topic.id, item.end - item.first
+        # Before names are looked at: what comes to another queue that gets a number meanwhile lies behind.
+        floors, is_read = item.committed[:count].copy(), np.zeros(count, np.bool_)
+        for group, pattern in groups.items():
+            found = self._state.offsets.get(group, topic_id)
+            done = np.zeros(count, np.int64) if found is None else np.maximum(found.first(count) - 1, 0)
+            numbers = None if pattern is None else self._named.patterns.numbers(topic_id, pattern)
+            if numbers is None:
+                np.minimum(floors, done, out=floors)
+                is_read[:] = True
+            else:
+                rows = numbers.astype(np.int64) - item.first
+                rows = rows[rows < count]
+                floors[rows] = np.minimum(floors[rows], done[rows])
+                is_read[rows] = True
+        return floors, is_read
 
     def _make_room(self, items: list[TopicState], trim: Trim) -> bool:
         """On a disk that is nearly full, drop the oldest of topics that allow it, as far as no group waits for it."""
@@ -416,10 +430,10 @@ class Retention:
         before = joined([self._extents.of(item) for item in yielding]).time_of_oldest(shortage)
         done = True
         for item in yielding:
-            rest = self._rest(item.topic.id)
-            floors = self._consumed_floors(item, rest)
-            if floors is None and (rest is None or rest.groups is None):
+            groups = self._groups(item)
+            if groups is None:
                 continue  # whose messages these are is not known by now
+            floors = self._consumed_floors(item, groups)[0] if groups else None
             done &= self._expire(item, before, trim, LossReason.DISK, floors) is Gone.ALL
         return done
 
