@@ -120,6 +120,27 @@ def test_a_group_prints_what_it_has_not_printed_and_is_set_back(lsmq: Run, topic
     assert b"have names" in wrong.stderr
 
 
+def test_members_print_their_share_of_a_pattern(lsmq: Run, topic: str) -> None:
+    member = ("consume", topic, "--group", topic, "--pattern", "*.in")
+    for name in ("a.in", "b.in", "a.log"):
+        lsmq("produce", topic, "--queue", name, stdin=f"{name}0\n{name}1\n")
+    assert sorted(lsmq(*member, "--static-id", "one").stdout.split()) == [b"a.in0", b"a.in1", b"b.in0", b"b.in1"]
+    lsmq("produce", topic, "--queue", "c.in", stdin="c\n")
+    lsmq("produce", topic, "--queue", "c.log", stdin="c\n")
+    assert f"reads           *.in of {topic}" in lsmq("group", "describe", topic).stdout.decode()
+    described = json.loads(lsmq("group", "describe", topic, "--json").stdout)
+    assert described["patterns"] == {topic: "*.in"}
+    assert [(lag["queues"], lag["lag"], lag["uncommitted"]) for lag in described["lag"]] == [(3, 1, 1)]
+    refused = lsmq("consume", topic, "--group", topic, code=1).stderr
+    assert b"group_pattern_mismatch" in refused and b"end these first, or use another group" in refused
+    assert lsmq(*member, "--static-id", "one").stdout == b"c\n"
+    offsets = json.loads(lsmq("group", "offsets", topic, "--topic", topic, "--json").stdout)
+    assert sorted((row["queue"], row["committed"]) for row in offsets) == [("a.in", 2), ("b.in", 2), ("c.in", 1)]
+    moves = lsmq("group", "reset", topic, "--topic", topic, "--to-earliest", "--dry-run", "--json").stdout
+    assert sorted(move["queue"] for move in json.loads(moves)) == ["a.in", "b.in", "c.in"]
+    assert b"begins where it left off" in lsmq(*member, "--from-time", "-1h", code=2).stderr
+
+
 def test_queues_are_listed_described_declared_trimmed_and_deleted(lsmq: Run, topic: str) -> None:
     lsmq("queue", "declare", topic, "empty", "b.2")
     lsmq("produce", topic, "--queue", "b.1", stdin="x\ny\n")

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from lsmq import Client, ClusterAdmin, Consumer, Message, Producer
+from lsmq import Client, ClusterAdmin, Consumer, GroupPatternMismatch, Message, Producer
 from lsmq.groups import Group
 from lsmq.topics import FETCH_SESSION_HEADER
 from lsmq_lab.local_cluster import LocalCluster
@@ -42,6 +42,7 @@ async def test_leaders_die_and_readers_go_on(cluster: LocalCluster) -> None:
         topic = await client.create_topic(TOPIC, queues="named")
         stop = asyncio.Event()
         handled: list[Message] = []
+        some: list[Message] = []
         read: dict[str, list[Message]] = {"pattern": [], "latest": [], "all": []}
 
         async def follow(consumer: Consumer, into: list[Message]) -> None:
@@ -64,6 +65,10 @@ async def test_leaders_die_and_readers_go_on(cluster: LocalCluster) -> None:
             for member in members:
                 await member.start()
                 tasks.create_task(member.run(handled.append, concurrency=2))
+            for _ in range(3):
+                members.append(Consumer(client, TOPIC, group="inboxes", pattern="agents.*.inbox", session_ms=4_000))
+                await members[-1].start()
+                tasks.create_task(members[-1].run(some.append, concurrency=2))
             producing = tasks.create_task(produce(client, stop))
             await comes_true(lambda: len(handled) > 400, "all have begun")
             for _ in range(2):
@@ -81,6 +86,10 @@ async def test_leaders_die_and_readers_go_on(cluster: LocalCluster) -> None:
             await comes_true(lambda: len(read["all"]) >= total, "all is read")
             await comes_true(lambda: len(read["latest"]) >= total, "all is read from the latest on")
             await comes_true(lambda: len(read["pattern"]) >= rounds * len(NAMES), "the pattern is read")
+            await comes_true(lambda: len({m.id for m in some}) == rounds * len(NAMES), "members share the pattern")
+            inboxes = Group(client, "inboxes")
+            with pytest.raises(GroupPatternMismatch):
+                await Consumer(client, TOPIC, group="inboxes").start()
             for member in members:
                 await member.close()
             for follower in followers:
@@ -90,7 +99,11 @@ async def test_leaders_die_and_readers_go_on(cluster: LocalCluster) -> None:
         assert by_name(read["all"]) == by_name(read["latest"]) == expected | fresh
         assert by_name(read["pattern"]) == expected
         assert by_name(handled) == expected | fresh  # No member died.
+        assert by_name(some) == expected
         assert (await Group(client, "workers").lag(TOPIC)).lag == 0
+        lag = await inboxes.lag(TOPIC)
+        assert (lag.lag, lag.queues, lag.uncommitted) == (0, len(NAMES), 0)
+        assert (await inboxes.describe()).patterns == {TOPIC: "agents.*.inbox"}
         assert {queue.name for queue in await client.queues(TOPIC)} == set(NAMES) | set(fresh)
         assert len({route.shard for route in topic.routes}) > 1
 

@@ -13,6 +13,7 @@ import lsmq.sync
 from lsmq import Client, Consumer, GroupPatternMismatch, InvalidRequest, Message, Producer
 from lsmq.groups import Group
 from lsmq.queue_names import SLOTS, queue_slot
+from support.group_member import MemberProcess
 from support.group_topic import queues_of, take
 from support.node_process import NodeProcess
 from support.waiting import comes_true
@@ -232,6 +233,60 @@ async def test_lag_and_reset_are_of_what_matches(shared_node: NodeProcess, topic
         assert (await group.lag(topic_name)).lag == 0, "that is read by nobody"
         await group.delete()
         assert (await group.lag(topic_name)).lag == 60, "what is not there reads all"
+
+
+async def test_a_member_is_killed_and_its_share_of_the_pattern_is_the_others(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    def places_of(members: Iterable[MemberProcess], what: str) -> Counter[tuple[int, int]]:
+        return Counter((event["queue"], event["offset"]) for member in members for event in member.of(what))
+
+    async with Client(shared_node.url) as client:
+        await named_topic(client, topic_name)
+        members = [
+            MemberProcess(shared_node.url, topic_name, topic_name, session_ms=2_000, pattern=PATTERN) for _ in range(3)
+        ]
+        try:
+            for member in members:
+                await member.until(lambda member=member: len(member.owned) >= SLOTS // 3, "it has its share")  # type: ignore[misc]
+            await fill(client, topic_name, range(100), "x")
+            await comes_true(lambda: len(places_of(members, "end")) >= 20, "some are handled")
+            members[0].kill9()
+            await fill(client, topic_name, range(200), "y")
+            await comes_true(lambda: len(places_of(members, "end")) == 300, "all is handled")
+            committed = await client.committed_offsets(topic_name, topic_name)
+            for place, times in places_of(members, "end").items():
+                assert times == 1 or (times == 2 and place in places_of(members[:1], "end")), place
+            numbers = {queue.number for queue in await client.queues(topic_name) if queue.name.endswith("inbox")}
+            assert {queue for queue, _ in places_of(members, "end")} == numbers >= committed.keys()
+            assert [member.stop() for member in members[1:]] == [0, 0]
+            assert (await Group(client, topic_name).lag(topic_name)).lag == 0
+        finally:
+            for member in members:
+                if member.alive:
+                    member.kill9()
+
+
+async def test_a_group_reads_what_it_read_after_a_restart(make_node: Any, topic_name: str) -> None:
+    node = make_node(shards=3).start()
+    async with Client(node.url) as client:
+        await named_topic(client, topic_name)
+        await fill(client, topic_name, range(10), "x")
+        group = Group(client, topic_name)
+        member = Consumer(client, topic_name, group=topic_name, pattern=PATTERN, static_id="one", session_ms=60_000)
+        async with member:
+            await take(member, 10)
+            await member.commit()
+        await fill(client, topic_name, range(20), "y")
+        await asyncio.to_thread(node.kill9)
+        await asyncio.to_thread(node.start)
+        assert (await group.describe()).patterns == {topic_name: PATTERN}
+        lag = await group.lag(topic_name)
+        assert (lag.queues, lag.lag, lag.uncommitted) == (20, 20, 10)
+        with pytest.raises(GroupPatternMismatch):  # The other one is a member for a minute.
+            await Consumer(client, topic_name, group=topic_name).start()
+        async with Consumer(client, topic_name, group=topic_name, pattern=PATTERN, static_id="one") as again:
+            assert places(await take(again, 20)) == inboxes(range(20), "y")
 
 
 async def test_what_is_consumed_goes_as_far_as_those_have_it_that_read_it(make_node: Any, topic_name: str) -> None:

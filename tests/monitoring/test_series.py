@@ -136,6 +136,23 @@ def test_the_lag_in_queues_by_name_is_that_of_those_that_are_there(api: Api, top
 
 
 @pytest.mark.slow
+def test_the_lag_of_a_group_that_reads_by_a_pattern_is_in_queues_that_match(api: Api, topic_name: str) -> None:
+    api.call("PUT", f"/v1/topics/{topic_name}", {"queues": "named"})
+    for name in ("a.in", "b.in", "b.log"):
+        api.send(topic_name, *[{"queue": name, "body": "x"}] * 5)
+    with (
+        Client(f"http://{api.host}:{api.port}") as client,
+        Consumer(client, topic_name, group="inboxes", pattern="*.in", max_messages=5) as consumer,
+    ):
+        eventually(lambda: bool(consumer.poll(max_messages=5)), "something is read")
+        consumer.commit()
+    become(api, "lsmq_group_lag_messages", {("inboxes", topic_name): 5}, topic=topic_name)
+    for name in ("b.log", "c.in"):
+        api.send(topic_name, *[{"queue": name, "body": "x"}] * 2)
+    become(api, "lsmq_group_lag_messages", {("inboxes", topic_name): 7}, topic=topic_name)
+
+
+@pytest.mark.slow
 def test_the_busiest_topics_and_the_groups_furthest_behind_have_series_of_their_own(
     make_node: Callable[..., NodeProcess],
 ) -> None:

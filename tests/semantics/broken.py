@@ -12,6 +12,8 @@ import pytest
 from lsmq import Message
 from lsmq._requests import Requests
 from lsmq.groups import Group
+from lsmq_node.api import selecting
+from lsmq_node.broker import selection
 from lsmq_node.broker.limit_sharing import LimitSharing
 from lsmq_node.groups.assignment import _Odd
 from lsmq_node.schedules.shard_schedules import ShardSchedules
@@ -258,6 +260,22 @@ def shards_do_not_hear_of_each_other(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LimitSharing, "_tell", lambda self, port, holders: None)
 
 
+def members_read_all_of_their_slots(patch: pytest.MonkeyPatch) -> None:
+    selection_of = selecting.selection_of
+
+    def of_slots(document: dict[str, Any]) -> selection.Selection:
+        return selection_of(
+            {field: given for field, given in document.items() if field != "pattern" or "slots" not in document}
+        )
+
+    patch.setattr(selecting, "selection_of", of_slots)
+
+
+def members_read_all_that_matches(patch: pytest.MonkeyPatch) -> None:
+    keep = selection.ByPattern.__init__
+    patch.setattr(selection.ByPattern, "__init__", lambda self, pattern, slots=None: keep(self, pattern))
+
+
 def schedules_are_listed_and_sent_though_deleted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShardSchedules, "_drop", lambda self, key: None)
 
@@ -314,6 +332,8 @@ BROKEN: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None]], ...] = (
     ("shared", a_turn_never_ends),
     ("sized", test_uses.queues_hold_twice_their_bytes),
     ("sized", test_uses.what_a_queue_had_counts_for_nothing),
+    ("subscribed", members_read_all_of_their_slots),
+    ("subscribed", members_read_all_that_matches),
     ("subscribed", one_has_a_slot_more),
     ("subscribed", parts_of_names_are_any_rest),
     ("subscribed", test_uses.deleted_queues_stay),

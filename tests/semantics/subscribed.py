@@ -1,4 +1,4 @@
-"""Who reads names by pattern, or shares them in a group, while names come and go."""
+"""Who reads names by pattern, or shares all, or those of a pattern, in a group, while names come and go."""
 
 from __future__ import annotations
 
@@ -52,18 +52,36 @@ class Reader:
 class Member:
     """``handed``: by number the names of what it was given since members have last changed."""
 
-    def __init__(self, area: Subscribed) -> None:
+    def __init__(self, area: Subscribed, team: Team) -> None:
         self.handed: dict[int, str] = {}
-        self.consumer = Consumer(area.client, "streams", group="pair", wait_ms=1_000, session_ms=5_000)
+        self.consumer = Consumer(
+            area.client, "streams", group=team.group, pattern=team.pattern, wait_ms=1_000, session_ms=5_000
+        )
 
     @property
     def slots(self) -> set[int]:
         return {slot for slots in self.consumer.assignment.get("streams", ()) for slot in slots}
 
 
+class Team:
+    """A group, of which one is a member always. ``given``: what it was given; ``committed``: what does not come to it
+    again."""
+
+    def __init__(self, group: str, pattern: str | None) -> None:
+        self.group = group
+        self.pattern = pattern
+        self.reads = compile_pattern(pattern or "**").fullmatch
+        self.members: list[Member] = []
+        self.given: set[int] = set()
+        self.committed: set[int] = set()
+
+    def left(self, there: Mapping[str, list[int]]) -> set[int]:
+        """What is to be given to it."""
+        return {number for name, numbers in there.items() if self.reads(name) for number in numbers} - self.given
+
+
 class Subscribed(Area):
-    """``there``: the numbers of each name. ``given``: what the group was given; ``committed``: what does not come to it
-    again. ``ever``: names that each number was sent to."""
+    """``there``: the numbers of each name. ``ever``: names that each number was sent to."""
 
     topics: ClassVar[Mapping[str, Mapping[str, Any]]] = {"streams": {"queues": "named", "forget_empty_ms": 2_000}}
     deeds = (
@@ -75,15 +93,14 @@ class Subscribed(Area):
         super().__init__(life)
         self.there: dict[str, list[int]] = {}
         self.ever: dict[int, str] = {}
-        self.given: set[int] = set()
-        self.committed: set[int] = set()
         self.readers: list[Reader] = []
-        self.members: list[Member] = []
+        self.teams = [Team("pair", None), Team("some", "*.x")]
 
     async def start(self) -> None:
         for pattern, start in _READERS:
             self.readers.append(await self._begin(pattern, start))
-        await self.join(1, 0, 0)
+        for how in range(len(self.teams)):
+            await self.join(1, how, 0)
 
     async def _begin(self, pattern: str, start: Any) -> Reader:
         reader = Reader(self, pattern, start)
@@ -140,57 +157,61 @@ class Subscribed(Area):
                     break
             assert not any(reader.due.values()), f"{reader.due} have not come"
 
-    # In a group
+    # In groups
 
     async def join(self, where: int, how: int, what: int) -> None:
         """A member comes, or goes; what it was given and has not committed comes again."""
-        if where % 2 and len(self.members) < _MOST_MEMBERS:
-            self.members.append(Member(self))
-            await self.members[-1].consumer.start()
-        elif len(self.members) > 1:
-            await self.members.pop(what % len(self.members)).consumer.close()
-        for member in self.members:
+        team = self.teams[how % len(self.teams)]
+        if where % 2 and len(team.members) < _MOST_MEMBERS:
+            team.members.append(Member(self, team))
+            await team.members[-1].consumer.start()
+        elif len(team.members) > 1:
+            await team.members.pop(what % len(team.members)).consumer.close()
+        for member in team.members:
             member.handed.clear()
 
     async def poll(self, where: int, how: int, what: int) -> None:
-        await self._poll(self.members[where % len(self.members)], 1 + how % 10)
+        team = self.teams[what % len(self.teams)]
+        await self._poll(team, team.members[where % len(team.members)], 1 + how % 10)
 
-    async def _poll(self, member: Member, most: int) -> None:
-        for message in await member.consumer.poll(most, timeout_ms=500):
+    async def _poll(self, team: Team, member: Member, most: int) -> None:
+        messages, slots = await member.consumer.poll(most, timeout_ms=500), member.slots
+        for message in messages:
             name, number = message.queue_name, int(message.text().partition(" ")[2])
             assert name is not None and self.ever.get(number) == name, f"{message.text()} comes as one of {name}"
-            assert number not in self.committed, f"{number} of {name} was committed, and comes again"
+            assert team.reads(name), f"{name} was not asked for"
+            assert queue_slot(name) in slots, f"{name} is another member's"
+            assert number not in team.committed, f"{number} of {name} was committed, and comes again"
             there = self.there.get(name, [])
-            passed = {each for each in there if each < number} - self.given if number in there else set()
+            passed = {each for each in there if each < number} - team.given if number in there else set()
             assert not passed, f"{passed} of {name} were passed over"
-            self.given.add(number)
+            team.given.add(number)
             member.handed[number] = name
 
     async def commit(self, where: int, how: int, what: int) -> None:
-        member = self.members[where % len(self.members)]
+        team = self.teams[what % len(self.teams)]
+        member = team.members[where % len(team.members)]
         await member.consumer.commit()
         slots = member.slots
-        self.committed |= {number for number, name in member.handed.items() if queue_slot(name) in slots}
+        team.committed |= {number for number, name in member.handed.items() if queue_slot(name) in slots}
 
-    def _left(self) -> set[int]:
-        return {number for numbers in self.there.values() for number in numbers} - self.given
-
-    async def _share(self) -> None:
+    async def _share(self, team: Team) -> None:
         """All is given to somebody, and each has as many slots as the other."""
         for _ in range(_MOST_EMPTY_POLLS):
-            for member in self.members:
-                await self._poll(member, 100)
-            owned = [member.slots for member in self.members]
-            evenly = all(len(slots) == SLOTS // len(self.members) for slots in owned)
-            if evenly and not self._left():
+            for member in team.members:
+                await self._poll(team, member, 100)
+            owned = [member.slots for member in team.members]
+            evenly = all(len(slots) == SLOTS // len(team.members) for slots in owned)
+            if evenly and not team.left(self.there):
                 break
-        assert not self._left(), f"nobody was given {self._left()}"
+        assert not team.left(self.there), f"nobody was given {team.left(self.there)}"
         assert evenly, f"members have {[len(slots) for slots in owned]} slots"
         assert len(set().union(*owned)) == SLOTS, "two have a slot"
 
     async def settled(self) -> None:
         await self._read_all()
-        await self._share()
+        for team in self.teams:
+            await self._share(team)
         for where in range(5):
             await self.list(where, 0, 0)
         found = {queue.name for queue in await self.client.queues("streams")}
@@ -199,5 +220,6 @@ class Subscribed(Area):
     async def finish(self) -> None:
         for reader in self.readers:
             await reader.consumer.close()
-        for member in self.members:
-            await member.consumer.close()
+        for team in self.teams:
+            for member in team.members:
+                await member.consumer.close()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import msgpack
 import numpy as np
 
-from lsmq.errors import CorruptFile, UnknownTopic
+from lsmq.errors import CorruptFile, InvalidQueueName, UnknownTopic
 
 from .columns import U32
 from .documents import Documents
@@ -78,11 +78,12 @@ class GroupPatterns:
     def numbers(self, topic_id: int, pattern: str) -> U32 | None:
         """The numbers of a topic's queues that fit, ascending, with some that have no name any more.
 
-        None where that cannot be known: the topic is gone, or its log of names is damaged.
+        None where that cannot be known: the topic is gone, its log of names is damaged, or a later release has
+        patterns of another kind.
         """
         try:
             found = self._look(topic_id, pattern)
-        except (UnknownTopic, CorruptFile):
+        except (UnknownTopic, CorruptFile, InvalidQueueName):
             return None
         key, known = (topic_id, pattern), self._fitting
         known.pop(key, None)
