@@ -9,8 +9,11 @@ from typing import ClassVar
 
 from lsmq import Client, Consumer, Message, Producer
 from lsmq.errors import LsmqError
+from lsmq.queue_names import check_pattern
 
 from .use import DEADLINE_MS, Use, UsedTopics, UseRole, read_to
+
+_WATCHED = check_pattern("*.*")
 
 
 @dataclass
@@ -64,7 +67,8 @@ class Named(Use):
     async def _watch(self, client: Client) -> None:
         while not self.load.stopping:
             try:
-                async with Consumer(client, "agents", pattern="boss*", wait_ms=300) as consumer:
+                group = self.random.choice((None, "watchers"))
+                async with Consumer(client, "agents", pattern=_WATCHED, group=group, wait_ms=300) as consumer:
                     while not self.load.stopping and self.random.random() < 0.9:
                         for message in await consumer.poll(50, timeout_ms=300):
                             self._look(message)
