@@ -68,7 +68,9 @@ def chosen_queues(queues: Iterable[int] | Iterable[str] | None, pattern: str | N
 def check_start(start: Start | None, group: str | None, topics: Sequence[str], chosen: Chosen) -> Start:
     """Where to begin, with the default filled in. Raises ``InvalidRequest``."""
     if not topics or len(set(topics)) < len(topics) or (chosen.are_some and len(topics) > 1):
-        raise InvalidRequest(f"topics are {list(topics)}; name at least one, each once, and only one with queues")
+        raise InvalidRequest(
+            f"topics are {list(topics)}; name at least one, each once, and only one with queues or a pattern"
+        )
     if start is None:
         start = "committed" if group is not None else "earliest"
     if isinstance(start, str) and start not in (*EDGES, "committed"):

@@ -67,6 +67,9 @@ def test_a_follower_gives_nothing_of_a_number_that_went_to_a_queue_nobody_asked_
     slot = queue_slot("b")
     mine._named.own((range(slot, slot + 1),))
     assert set(mine._take_in(body, FOLLOWER)[0].spans) == {6}
+    member = fetcher("a.*")
+    member._named.own((range(slot, slot + 1),))
+    assert set(member._take_in(body, FOLLOWER)[0].spans) == set(), "it reads what fits in its slots"
 
 
 def test_who_is_sent_away_is_told_where_to_begin() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from api.calls import Api
 from api.test_groups import commit, committed
+from lsmq import Client, Consumer, Producer
 from push.browser import Page, browser, find_browser
 from support.node_process import NodeProcess
 
@@ -102,3 +103,21 @@ async def test_of_many_queues_a_hundred_are_shown_and_all_are_summed_up_and_set(
         await page.evaluate(f"{BUTTON}.click(); {BUTTON}.click()")
         await shows(page, f"{TEXT}.includes('offsets set: {len(queues)}')", "all are set")
         assert committed(api, "new", "many") == dict.fromkeys(queues, 1)
+
+
+async def test_a_group_that_reads_by_a_pattern_says_so_and_is_set_in_queues_that_match(
+    make_node: Callable[..., NodeProcess],
+) -> None:
+    assert EXECUTABLE is not None
+    node = make_node().start()
+    async with Client(node.url) as client, browser(EXECUTABLE) as tabs:
+        await client.create_topic("agents", queues="named")
+        async with Producer(client, "agents") as producer:
+            for name in ("agents.1.inbox", "agents.1.log", "agents.2.inbox"):
+                await producer.send(name, queue=name)
+        async with Consumer(client, "agents", group="workers", pattern="agents.*.inbox"):
+            pass
+        page = await tabs.open(f"{node.url}/console#/groups/workers?topic=agents&to=latest")
+        await shows(page, f"{TEXT}.includes('It reads agents.*.inbox of agents.')", "what it reads")
+        await shows(page, f"{TEXT}.includes('Queues that change: 2; messages read again: 0, skipped: 2.')", "sums")
+        assert sorted(row[0] for row in await rows(page)) == ["agents.1.inbox", "agents.2.inbox"]

@@ -23,12 +23,12 @@ export async function groups(into, parts, query) {
 
 async function group(into, name, query) {
   into.append(el("h1", {}, name));
-  let found = { topics: [], members: [], patterns: {} };
+  let found = { topics: [], members: [] };
   try {
     found = await ask(`/v1/groups/${enc(name)}`);
     if (found.mode === "work_queue") into.append(el("p", {}, "A work queue: workers take single messages, and are not kept as members."));
     else into.append(el("p", {}, `${found.mode}, ${found.state}, generation ${found.generation}`),
-      ...Object.entries(found.patterns).map(([topic, pattern]) => el("p", {}, `It reads ${pattern} of ${topic}.`)),
+      ...Object.entries(found.patterns ?? {}).map(([topic, pattern]) => el("p", {}, `It reads ${pattern} of ${topic}.`)),
       table("Members", ["member", "client", "#queues", "owns", "#waits for", "#heard ms ago", "stalled"], found.members.slice(0, PAGE).map((each) => [
         each.id, each.client, count(each.queues), owned(each.assigned), count(each.pending), count(each.heartbeat_age_ms), each.stalled ? "yes" : ""])),
       cut(found.members.length, PAGE) ?? "");

@@ -100,11 +100,19 @@ class GroupPatterns:
             if known is not None:
                 changed, version = names.changed_since(known.version)
                 if changed is not None:
-                    fresh = fits.among(names, changed)
-                    left = known.numbers[~np.isin(known.numbers, changed)] if len(changed) else known.numbers
-                    return _Fitting(version, np.union1d(left, fresh).astype(np.uint32) if len(fresh) else left)
+                    return _Fitting(version, _exchanged(known.numbers, changed, fits.among(names, changed)))
             version = names.version
             try:
                 return _Fitting(version, fits.among(names, names.all_numbers()))
             except NamesBehind:
                 continue
+
+
+def _exchanged(numbers: U32, gone: U32, fresh: U32) -> U32:
+    """Without those that are gone, and with fresh ones; each ascending. Costs a copy where anything is."""
+    if not len(gone):
+        return numbers
+    places = numbers.searchsorted(gone)
+    there = places[numbers.take(places, mode="clip") == gone] if len(numbers) else places[:0]
+    left = np.delete(numbers, there)
+    return np.insert(left, left.searchsorted(fresh), fresh)
