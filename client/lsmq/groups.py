@@ -231,6 +231,8 @@ class Group:
 
     async def _pattern(self, topic: str) -> str | None:
         """By which its members read a topic, or the last ones did; ``None`` where they read all of it."""
+        if "/" in self.name:  # The offsets of a member of a broadcast group, which nobody coordinates.
+            return None
         try:
             return (await self.describe()).patterns.get(topic)
         except UnknownGroup:

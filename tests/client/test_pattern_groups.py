@@ -208,6 +208,8 @@ async def test_a_broadcast_group_gives_every_member_all_that_matches(shared_node
                 assert places(await take(other, 20)) == inboxes(range(20), "x")
                 assert await one.poll(timeout_ms=100) == []
                 await one.commit()
+        set_back = await Group(client, f"{topic_name}/one").reset(topic_name, "earliest", force=True)
+        assert len(set_back) == 40, "the offsets of a member are of all queues"
 
 
 async def test_lag_and_reset_are_of_what_matches(shared_node: NodeProcess, topic_name: str) -> None:

@@ -32,6 +32,7 @@ from .compaction import LogStarts
 from .delayed import is_due_topic
 from .evictions import Delete, Evictions
 from .extents import Extents, joined
+from .group_patterns import PREFIX as GROUP_PATTERNS
 from .losses import LossReason
 from .named_topics import NamedTopics
 from .own_limits import LimitsDocument, QueueOwnLimits, QueueSizes, read_limits
@@ -120,7 +121,8 @@ class Retention:
         self._measured: dict[int, tuple[int, int]] = {}  # at which version of each topic
         self._newest: dict[int, tuple[int, int | None]] = {}  # at which version, and limit, of each topic
         self._rings: dict[int, int] = {}  # at which revision of each topic its queues were cut to a limit
-        self._consumed: dict[int, tuple[int, int, Mapping[str, str | None] | None]] = {}
+        self._consumed: dict[int, tuple[int, int, frozenset[str] | None, Sequence[LimitsDocument]]] = {}
+        self._patterns: Sequence[LimitsDocument] = ()  # what was told of those by which groups read
         self._told: dict[int, ToldFloors] = {}
         self._empty: dict[int, tuple[int, bool]] = {}  # at a version of the topic, whether it was
         #: What the other shards hold, by topic, as the node says: a topic that is not named is not known of. None where
@@ -149,6 +151,7 @@ class Retention:
         replica leads, it only learns which messages are the first. What an earlier round has let go must be gone.
         """
         self._round_rest = self.rest
+        self._patterns = self._documents(GROUP_PATTERNS)
         if trim is None:
             self._rings.clear()
         by_topic = self._heads, self._measured, self._newest, self._rings, self._consumed, self._empty, self._told
@@ -380,17 +383,18 @@ class Retention:
         return gone
 
     def _drop_consumed(self, item: TopicState, trim: Trim) -> Gone:
-        groups = self._groups(item)
-        mark = (self._state.offsets.changes, item.version, groups)
+        rest = self._rest(item.topic.id)
+        patterns = self._patterns if item.named else ()
+        mark = (self._state.offsets.changes, item.version, None if rest is None else rest.groups, patterns)
         if self._consumed.get(item.topic.id) == mark:
             return Gone.ALL
         gone = Gone.ALL
-        if groups:
+        if groups := self._groups(item):
             floors, is_read = self._consumed_floors(item, groups)
             rows = np.flatnonzero(is_read)
             gone = self._move(item, rows, floors[rows], trim, LossReason.CONSUMED)
         if gone is Gone.ALL:
-            self._consumed[item.topic.id] = (mark[0], item.version, groups)
+            self._consumed[item.topic.id] = (mark[0], item.version, *mark[2:])
         return gone
 
     def _groups(self, item: TopicState) -> dict[str, str | None] | None:
