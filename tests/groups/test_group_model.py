@@ -1,7 +1,8 @@
 """Groups in a bad world: requests late, twice or lost, coordinators that die between two steps, members that stop.
 
 Whatever happens, no queue has two owners at a time, generations never go back, nobody loses a queue that stays his by
-plan; and once the world is good again every queue has the owner that the plan says.
+plan; no two read different patterns of a topic; and once the world is good again every queue has the owner that the
+plan says.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from lsmq.errors import StaleGeneration, UnknownMember
+from lsmq.errors import GroupPatternMismatch, StaleGeneration, UnknownMember
 from lsmq_node.groups.group import Beat, BeatAnswer, CoordinatedGroup
 from lsmq_node.groups.plan import GenerationPlan
 from lsmq_node.groups.ranges import RangePairs, count, each, intersect, overlap, subtract, union
@@ -27,6 +28,7 @@ class Client:
     id: str
     topics: tuple[str, ...]
     static_id: str | None = None
+    pattern: str | None = None
     epoch: int = 0
     version: int = 0
     owned: Owned = field(default_factory=dict)
@@ -64,13 +66,22 @@ class World:
         self.serial += 1
         topics = self.chance.choice((("a",), ("a",), ("a", "b"), ("b",)))
         static_id = f"s{self.chance.randrange(3)}" if static else None
-        self.clients.append(Client(f"m{self.serial}", topics, static_id, heard_at=self.now))
+        pattern = self.chance.choice((None, None, "a.*"))
+        self.clients.append(Client(f"m{self.serial}", topics, static_id, pattern, heard_at=self.now))
         self.send(self.clients[-1])
 
     def send(self, client: Client) -> None:
         self.requests += 1
         client.request, client.sent_at = self.requests, self.now
-        beat = Beat(client.id, client.topics, client.epoch, client.version, dict(client.owned), client.static_id)
+        beat = Beat(
+            client.id,
+            client.topics,
+            client.epoch,
+            client.version,
+            dict(client.owned),
+            client.static_id,
+            pattern=client.pattern,
+        )
         self.network.append((client, client.request, beat))
 
     def deliver(self, at: int, *, keep: bool, lose_answer: bool) -> None:
@@ -87,6 +98,12 @@ class World:
             if request == client.request and not lose_answer:
                 client.drop()
                 self.send(client)
+            return
+        except GroupPatternMismatch:
+            if client in self.clients:
+                client.dead = True
+                client.drop()
+                self.clients.remove(client)
             return
         except StaleGeneration:
             self.store_some()
@@ -200,6 +217,7 @@ class World:
                 for name in one.owned.keys() & other.owned.keys():
                     if one.ids[name] == other.ids[name] and one.static_id is None and other.static_id is None:
                         assert not overlap(one.owned[name], other.owned[name]), f"{one} and {other}"
+                        assert one.pattern == other.pattern, f"{one} and {other}"
 
     def settle(self) -> None:
         """The world is good again: nothing is lost, nobody dies, everybody does what he should."""
@@ -229,6 +247,9 @@ class World:
                 self.network.clear()
         assert set(self.group.plan.members) == {client.id for client in self.clients}
         assert self.group.state in ("stable", "empty")
+        wanted = {name: client.pattern for client in self.clients if client.pattern for name in client.topics}
+        subscribed = {name for client in self.clients for name in client.topics}
+        assert {name: found for name, found in self.group.plan.patterns.items() if name in subscribed} == wanted
         for name, (id, queues) in self.topics.items():
             owners = [client.owned.get(name, ()) for client in self.clients if name in client.topics]
             if owners:

@@ -20,7 +20,7 @@ from lsmq_node.broker.arrivals import MAX_QUEUES, ArrivedQueues, ReadPlace
 from lsmq_node.broker.queue_lists import need_names
 from lsmq_node.broker.selection import ByPattern, Selection
 from lsmq_node.storage import StoredTopic
-from lsmq_node.storage.name_patterns import NamePattern
+from lsmq_node.storage.name_patterns import NamePrefix
 
 from . import schemas
 from .codec import Format, answer, answer_format, encode
@@ -161,7 +161,7 @@ def _picked(document: dict[str, Any]) -> Selection | None:
         raise InvalidRequest(f"{given[1]} is given beside {given[0]}; pick queues one way", field=given[1])
     if not given:
         return None
-    return ByPattern(NamePattern.of_prefix(document["prefix"])) if given == ["prefix"] else selection_of(document)
+    return ByPattern(NamePrefix(document["prefix"])) if given == ["prefix"] else selection_of(document)
 
 
 def _shown(found: ArrivedQueues, form: Format) -> dict[str, Any]:

@@ -246,12 +246,14 @@ class CoordinatedGroup:
                 group=self.name,
                 static_id=beat.static_id,
             )
+        is_same = beat.pattern == rival.spec.pattern
+        if not is_same:
+            self._check_topics(beat.spec())
         self._check_pattern(beat.spec(), [other for other in self.members.values() if other is not rival])
         del self.members[rival.spec.id]
         self._renamed = {old: beat.member if new == rival.spec.id else new for old, new in self._renamed.items()}
         if rival.spec.id in self.plan.members:
             self._renamed[rival.spec.id] = beat.member
-        is_same = beat.pattern == rival.spec.pattern
         spec = replace(beat.spec(), topics=rival.spec.topics) if is_same else beat.spec()
         member = self.members[beat.member] = LiveMember(spec, now, 0)
         self._none_ends_before = float("-inf")

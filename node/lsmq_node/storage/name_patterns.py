@@ -20,18 +20,11 @@ _AT_ONCE = 1 << 16
 
 
 class NamePattern:
-    """Thread-safe."""
+    """Names that fit a pattern. Thread-safe."""
 
     def __init__(self, pattern: str) -> None:
         """Raises ``InvalidQueueName`` for a pattern that is none."""
         self._fits = re.compile(b"(?m)^" + _expression(pattern) + b"$")
-
-    @classmethod
-    def of_prefix(cls, prefix: str) -> NamePattern:
-        """Of names that begin with a text. Raises ``InvalidQueueName`` for one with which no name begins."""
-        found = cls("**")
-        found._fits = re.compile(b"(?m)^" + re.escape(_checked_prefix(prefix).encode()))
-        return found
 
     def among(self, names: KnownNames, numbers: U32) -> U32:
         """Those of the numbers, in their order, whose names fit. May take long."""
@@ -51,6 +44,14 @@ class NamePattern:
         at = np.fromiter((fit.start() for fit in self._fits.finditer(lines.tobytes())), np.int64)
         at = at[at < len(lines)]
         return known[starts.searchsorted(at)]
+
+
+class NamePrefix(NamePattern):
+    """Names that begin with a text."""
+
+    def __init__(self, prefix: str) -> None:
+        """Raises ``InvalidQueueName`` for a text with which no name begins."""
+        self._fits = re.compile(b"(?m)^" + re.escape(_checked_prefix(prefix).encode()))
 
 
 def _checked_prefix(prefix: str) -> str:
