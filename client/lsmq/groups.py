@@ -239,10 +239,13 @@ class Group:
             return None
 
     async def _live_members(self) -> int:
+        """Those that go on from the group's offsets; of ``<group>/<static id>`` the member that has this id."""
+        group, _, static_id = self.name.partition("/")
         try:
-            return len((await self.describe()).members)
+            members = (await Group(self.client, group).describe()).members
         except UnknownGroup:
             return 0
+        return sum(static_id in ("", member.static_id) for member in members)
 
     # Where the queues are
 

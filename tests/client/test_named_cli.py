@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import pytest
 from click.testing import CliRunner
 
-from lsmq import LsmqError
+import lsmq.sync as lsmq_sync
+from lsmq import GroupHasMembers, LsmqError
 from lsmq.cli import root
 from support.node_process import NodeProcess
 from support.python_process import run_python
@@ -170,3 +171,30 @@ def test_queues_are_listed_described_declared_trimmed_and_deleted(lsmq: Run, top
 def _of_numbers(lsmq: Run, topic: str) -> Ran:
     lsmq("topic", "create", f"{topic}-n")
     return lsmq("queue", "describe", f"{topic}-n", "a", code=1)
+
+
+def test_the_offsets_of_a_member_of_a_broadcast_group_are_shown_by_its_name(
+    lsmq: Run, topic: str, shared_node: NodeProcess
+) -> None:
+    lsmq("produce", topic, "--queue", "a", stdin="0\n1\n")
+    with (
+        lsmq_sync.Client(shared_node.url) as client,
+        lsmq_sync.Consumer(client, topic, group=topic, mode="broadcast", static_id="one") as consumer,
+    ):
+        got = 0
+        while got < 2:
+            got += len(consumer.poll(1))
+        consumer.commit()
+        member = f"{topic}/one"
+        back = ("group", "reset", member, "--topic", topic, "--to-earliest", "--yes")
+        assert b"has 1 live members" in lsmq(*back, code=1).stderr
+        with pytest.raises(GroupHasMembers):
+            lsmq_sync.Group(client, member).reset(topic, "earliest")
+        assert lsmq_sync.Group(client, f"{topic}/two").reset(topic, "latest"), "that one does not live"
+        consumer.close(leave=True)
+    assert member in [each["group"] for each in json.loads(lsmq("group", "list", "--json").stdout)]
+    (row,) = json.loads(lsmq("group", "offsets", member, "--json").stdout)
+    assert (row["topic"], row["queue"], row["committed"]) == (topic, "a", 2)
+    described = json.loads(lsmq("group", "describe", member, "--json").stdout)
+    assert [(lag["topic"], lag["lag"]) for lag in described["lag"]] == [(topic, 0)]
+    assert b"1 offset of group" in lsmq(*back).stderr

@@ -420,7 +420,7 @@ def reset(
                 group=name,
                 mode=found.mode,
             )
-        return await plan(client, name, topic, queues, names, target), found.members if found else 0
+        return await plan(client, name, topic, queues, names, target), await Group(client, name)._live_members()
 
     moves, members = with_client(url, deadline_ms, look)
     if as_json:

@@ -30,6 +30,7 @@ from lsmq_node.rights import ResourceKind
 
 from . import group_schemas as schemas
 from .codec import answer
+from .offsets import GROUP
 from .pages import PAGE, names_page, page
 from .routing import Call, Content, Parameter, Routes
 from .topics import own_url
@@ -61,7 +62,11 @@ async def list_groups(call: Call) -> web.StreamResponse:
     return answer(call.request, {"groups": names, "details": details, "next": following})
 
 
-@ROUTES.get("/v1/groups/{group}/topics", Content("Names, in order.", schemas.TOPICS_OF_GROUP), parameters=PAGE)
+@ROUTES.get(
+    "/v1/groups/{group}/topics",
+    Content("Names, in order.", schemas.TOPICS_OF_GROUP),
+    parameters=(GROUP, *PAGE),
+)
 async def list_topics_of_group(call: Call) -> web.StreamResponse:
     """Topics that a group has committed offsets of, or works on, in the shards at this node."""
     group, sees, works = call.path("group"), call.asker.sees, call.node.work.is_work_queue
@@ -75,6 +80,7 @@ async def list_topics_of_group(call: Call) -> web.StreamResponse:
 @ROUTES.get(
     "/v1/groups/{group}/coordinator",
     Content("As far as this node knows: the leader of the group's shard.", schemas.COORDINATOR),
+    parameters=(GROUP,),
 )
 async def get_coordinator(call: Call) -> web.StreamResponse:
     """Which node coordinates a group."""
@@ -158,7 +164,7 @@ def _assignment(found: BeatAnswer) -> dict[str, Any]:
     }
 
 
-@ROUTES.get("/v1/groups/{group}", _DESCRIBED, errors=(UnknownGroup, NotLeader))
+@ROUTES.get("/v1/groups/{group}", _DESCRIBED, parameters=(GROUP,), errors=(UnknownGroup, NotLeader))
 async def describe_group(call: Call) -> web.StreamResponse:
     """Members of a group and what they own.
 

@@ -98,8 +98,8 @@ class GroupService(MachineService[ShardGroups]):
     # Coordination
 
     def shard_of(self, group: str) -> int:
-        """The shard whose leader coordinates the group."""
-        return key_hash(group) % self.broker.topology.home_shards
+        """The shard whose leader coordinates the group, or that of which it is a member's name for its offsets."""
+        return key_hash(group.partition("/")[0]) % self.broker.topology.home_shards
 
     def coordinator(self, group: str) -> tuple[int, Leadership]:
         shard = self.shard_of(group)
