@@ -13,6 +13,7 @@ from .keyed import Keyed
 from .later import Later
 from .leaving import Eaten, Moved
 from .log import Log
+from .mailed import Mailed
 from .members import Members
 from .named import Named
 from .quotas import Quotas
@@ -43,6 +44,7 @@ AREAS: Mapping[str, type[Area]] = {
         Later,
         Limited,
         Log,
+        Mailed,
         Members,
         Moved,
         Named,

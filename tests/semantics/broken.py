@@ -21,6 +21,7 @@ from lsmq_node.storage import evictions, name_patterns, own_limits, sequences, s
 from lsmq_node.storage import search as searching
 from lsmq_node.storage.dedupe import DedupeIds
 from lsmq_node.storage.extents import Extent
+from lsmq_node.storage.group_patterns import GroupPatterns
 from lsmq_node.storage.lapses import Lapses
 from lsmq_node.storage.producers import BatchKey, Head
 from lsmq_node.storage.queries import Queries
@@ -260,6 +261,10 @@ def shards_do_not_hear_of_each_other(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LimitSharing, "_tell", lambda self, port, holders: None)
 
 
+def groups_hold_all(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(GroupPatterns, "of", lambda self, group, topic_id: None)
+
+
 def members_read_all_of_their_slots(patch: pytest.MonkeyPatch) -> None:
     selection_of = selecting.selection_of
 
@@ -311,6 +316,8 @@ BROKEN: tuple[tuple[str, Callable[[pytest.MonkeyPatch], None]], ...] = (
     ("log", test_uses.ids_are_forgotten),
     ("log", test_uses.nothing_expires),
     ("log", test_uses.trims_leave_a_message),
+    ("mailed", groups_hold_all),
+    ("mailed", test_uses.the_fastest_group_counts),
     ("members", test_uses.everything_is_picked),
     ("members", who_takes_over_begins_anew),
     ("moved", test_uses.what_makes_room_just_goes),
