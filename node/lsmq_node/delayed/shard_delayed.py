@@ -50,8 +50,8 @@ _LOOKS, _LOOKED_AT = 16, 1 << 16
 _GROWS = 8
 #: What is due within so many times as long as delivering took last, and within these bounds, is delivered together: so
 #: a node that has much to do has less to do for each message.
-_GATHERED = 4
-_LEAST_GATHER_S, _MOST_GATHER_S = 0.002, 0.012
+_GATHERED = 6
+_LEAST_GATHER_S, _MOST_GATHER_S = 0.004, 0.010
 #: Pieces in line at a time.
 _PIECES_AHEAD = 4
 _PAUSE_S, _LONG_PAUSE_S = 0.05, 1.0
