@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lsmq.record_batch import Column, Flag, split_batches
 from lsmq_node.broker import Broker
+from lsmq_node.storage.queries import AT_HAND_RECORDS
 from support.node_process import NodeProcess
-from support.waiting import eventually
+from support.waiting import comes_true, eventually
 
 from .calls import Answer, Api, pack
 from .in_process import Session, with_node
@@ -143,6 +145,39 @@ def test_a_message_between_the_read_and_the_wait_is_not_missed(tmp_path: Path) -
         assert not arrivals
 
     with_node(tmp_path, test)
+
+
+def test_who_reads_what_came_just_now_waits_for_none_of_those_who_read_much(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        go_on, reading = asyncio.Event(), [0]
+        really = broker.reads.in_threads
+
+        async def slow(blocking: Callable[[], object]) -> object:
+            reading[0] += 1
+            await go_on.wait()
+            return await really(blocking)
+
+        broker.reads.in_threads = slow  # type: ignore[method-assign, assignment]
+        many = {"messages": [{"queue": 0, "body": "x"}] * (AT_HAND_RECORDS + 1)}
+        assert (await client.post("/v1/topics/t/messages", json=many)).status == 200
+
+        def fetch(queue: int) -> asyncio.Future[Any]:
+            wanted = {"queues": [queue], "offsets": [0], "wait_ms": 60_000}
+            return asyncio.ensure_future(client.post("/v1/topics/t/fetch", json=wanted))
+
+        behind = [fetch(0) for _ in range(5)]
+        await comes_true(lambda: reading[0] == 2, "both threads are taken")
+        waiting = fetch(1)
+        await comes_true(lambda: broker.waiters.count == 1, "it waits")
+        soon = {"messages": [{"queue": 1, "body": "y"}]}
+        assert (await client.post("/v1/topics/t/messages", json=soon)).status == 200
+        async with asyncio.timeout(10):
+            assert moved(await (await waiting).read()) == {1: 1}
+        assert reading[0] == 2 and not any(each.done() for each in behind)
+        go_on.set()
+        assert [answer.status for answer in await asyncio.gather(*behind)] == [200] * 5
+
+    with_node(tmp_path, test, read_threads=2)
 
 
 def test_a_caller_who_goes_away_leaves_no_waiter(own_api: Api) -> None:

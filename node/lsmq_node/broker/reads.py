@@ -470,21 +470,26 @@ class Reads:
     async def _read_reserved(
         self, request: ReadRequest | FetchRequest, pieces: Sequence[_Piece], read: _Read, hold: Hold
     ) -> Fetched:
+        if self._are_at_hand(request, pieces):  # Those who read from disks keep nobody waiting who reads this.
+            with _while_open():
+                return self._found(request, pieces, read(at_hand=True), hold)
         async with self._slots:  # So that no more reserve the most they may than can read.
             hold.resize(request.max_bytes)
-            if self._are_at_hand(request, pieces):
-                with _while_open():
-                    found = read(at_hand=True)
-            else:
-                found = await self.in_threads(partial(read, at_hand=False))
-            for piece in pieces:
-                piece.port.check_readable(follower=request.source is not ReadFrom.LEADER, found=found.moved)
-            if found.moved and not all(piece.leads for piece in pieces):
-                self.as_follower += 1
-            hold.resize(found.size_bytes - found.file_bytes)
-            if found.record_count:
-                count_messages(found.record_count)
-                self.flow.add(request.topic.name, found.record_count, found.size_bytes)
+            found = await self.in_threads(partial(read, at_hand=False))
+            return self._found(request, pieces, found, hold)
+
+    def _found(
+        self, request: ReadRequest | FetchRequest, pieces: Sequence[_Piece], found: Fetched, hold: Hold
+    ) -> Fetched:
+        """What was found, counted and held; if it could be read to the last."""
+        for piece in pieces:
+            piece.port.check_readable(follower=request.source is not ReadFrom.LEADER, found=found.moved)
+        if found.moved and not all(piece.leads for piece in pieces):
+            self.as_follower += 1
+        hold.resize(found.size_bytes - found.file_bytes)
+        if found.record_count:
+            count_messages(found.record_count)
+            self.flow.add(request.topic.name, found.record_count, found.size_bytes)
         return found
 
     def _are_at_hand(self, request: ReadRequest | FetchRequest, pieces: Sequence[_Piece]) -> bool:
