@@ -37,25 +37,28 @@ def queue_slot(name: str) -> int:
     return xxhash.xxh3_64_intdigest(name.encode()) >> SLOT_SHIFT
 
 
-def check_queue_name(name: object, called: str = "queue name") -> str:
+def check_queue_name(name: object, called: str = "queue name", **where: str) -> str:
     """The name. Raises ``InvalidQueueName`` unless it is text of 1 to 255 bytes of UTF-8 without control characters.
 
-    ``.`` and ``..`` are refused as well, which mean something else in a path. ``called``: what a refusal calls it.
+    ``.`` and ``..`` are refused as well, which mean something else in a path. ``called``: what a refusal calls it, and
+    ``where`` are details of that.
     """
     if not isinstance(name, str):
-        raise InvalidQueueName(f"queue is {name!r}; the queues of a named topic have names, which are text")
+        raise InvalidQueueName(f"queue is {name!r}; the queues of a named topic have names, which are text", **where)
     try:
         size = len(name.encode())
     except UnicodeEncodeError as error:
-        raise InvalidQueueName(f"the {called} {_shown(name)} has no bytes in UTF-8: {error.reason}") from error
+        raise InvalidQueueName(f"the {called} {_shown(name)} has no bytes in UTF-8: {error.reason}", **where) from error
     if not 1 <= size <= MAX_NAME_BYTES:
         raise InvalidQueueName(
-            f"the {called} {_shown(name)} has {size} bytes; it must have 1 to {MAX_NAME_BYTES}", limit=MAX_NAME_BYTES
+            f"the {called} {_shown(name)} has {size} bytes; it must have 1 to {MAX_NAME_BYTES}",
+            limit=MAX_NAME_BYTES,
+            **where,
         )
     if CONTROL.search(name) is not None:
-        raise InvalidQueueName(f"the {called} {_shown(name)} has a control character; leave it out")
+        raise InvalidQueueName(f"the {called} {_shown(name)} has a control character; leave it out", **where)
     if name in (".", ".."):
-        raise InvalidQueueName(f"the {called} {name!r} means a place in a path; choose another")
+        raise InvalidQueueName(f"the {called} {name!r} means a place in a path; choose another", **where)
     return name
 
 
@@ -65,13 +68,16 @@ def check_pattern(pattern: object) -> str:
     ``*`` stands for one part of a name, ``**`` for any rest: ``agents.**`` are all names that begin with ``agents.``.
     """
     if not isinstance(pattern, str) or not pattern:
-        raise InvalidQueueName(f"the pattern is {pattern!r}; it must be text, such as '**' for all queues")
-    checked = check_queue_name(pattern, "pattern")
+        raise InvalidQueueName(
+            f"the pattern is {pattern!r}; it must be text, such as '**' for all queues", field="pattern"
+        )
+    checked = check_queue_name(pattern, "pattern", field="pattern")
     *parts, last = checked.split(".")
     if any("*" in part and part != "*" for part in parts) or ("*" in last and last not in ("*", "**")):
         raise InvalidQueueName(
             f"the pattern {_shown(checked)} has a '*' that is not a whole part: write * for one part between dots, and"
-            " ** at the end for any rest"
+            " ** at the end for any rest",
+            field="pattern",
         )
     return checked
 
