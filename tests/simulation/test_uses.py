@@ -50,8 +50,8 @@ def ids_are_forgotten(patch: Patch) -> None:
 
 
 def due_too_early(patch: Patch) -> None:
-    look = shard_delayed._look
-    patch.setattr(shard_delayed, "_look", lambda store, after, upto_ms: look(store, after, upto_ms + 400))
+    patch.setattr(shard_delayed, "_AHEAD_MS", 400)
+    patch.setattr(shard_delayed, "_split", lambda records, upto_ms: (records, None))
 
 
 def deleted_queues_stay(patch: Patch) -> None:
