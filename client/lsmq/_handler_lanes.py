@@ -140,6 +140,17 @@ class HandlerWorker:
         self.dropped = False
 
 
+class LettingGo:
+    """Queues that are given up, and what is left of them: in hand, or in gaps."""
+
+    __slots__ = ("done", "left", "where")
+
+    def __init__(self, where: Where) -> None:
+        self.where = where
+        self.left: set[tuple[str, int, int]] = set()  # topic, queue, offset
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
 class HandlerRun:
     """One :meth:`lsmq.Consumer.run`. ``look`` is called before each message; it may call :meth:`forget`."""
 
@@ -177,7 +188,7 @@ class HandlerRun:
         self._idle = 0
         self._work = asyncio.Event()
         self._room = asyncio.Event()
-        self._letting_go: list[tuple[Where, asyncio.Future[None]]] = []
+        self._letting_go: list[LettingGo] = []
         self._abandoned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, beside: Coroutine[Any, Any, None] | None) -> None:
@@ -197,7 +208,7 @@ class HandlerRun:
             self.stopping = self._failed = True  # A worker that is cancelled for its queue as well would go on.
             await background.end()
             self._put_back(None)
-            self._wake_those_who_wait()
+            self._look_who_waits()
 
     async def _over(self, tasks: Iterable[asyncio.Task[None]]) -> None:
         """Return when all of them have, or when they are abandoned."""
@@ -396,6 +407,8 @@ class HandlerRun:
                 self._room.set()
                 if self._paused:
                     self._resume_behind(name)
+                for going in self._letting_go:
+                    going.left.discard((*place, message.offset))
                 if self._letting_go:
                     self._wake_those_who_wait()
 
@@ -420,7 +433,7 @@ class HandlerRun:
     def put_back(self, topic: str, ranges: Ranges) -> None:
         """Begin nothing of these queues that was taken: it comes again from where it is read."""
         self._put_back(self._those_in(topic, ranges))
-        self._wake_those_who_wait()
+        self._look_who_waits()
 
     def lose(self, topic: str, ranges: Ranges) -> None:
         """:meth:`put_back` what comes again without being asked for, or to somebody else."""
@@ -433,27 +446,26 @@ class HandlerRun:
         where = self._those_in(topic, ranges)
         self._put_back(where, but_gaps=True)
         self._stay_paused(where)
-        done = asyncio.get_running_loop().create_future()
-        self._letting_go.append((where, done))
+        going = LettingGo(where)
+        self._letting_go.append(going)
+        self._look_who_waits()
+        await going.done
+
+    def _look_who_waits(self) -> None:
+        """What is left of queues that are given up may be less than it was."""
+        handled = (each.message for each in self._workers if each.message is not None and not each.dropped)
+        open_now = list(chain(handled, *(lane.waiting for lane in self._lanes.values()))) if self._letting_go else []
+        for going in self._letting_go:
+            going.left = {
+                (each.topic, each.queue, each.offset) for each in open_now if going.where((each.topic, each.queue))
+            }
         self._wake_those_who_wait()
-        await done
 
     def _wake_those_who_wait(self) -> None:
-        left = []
-        for where, done in self._letting_go:
-            if self._has_in_hand(where):
-                left.append((where, done))
-            elif not done.done():
-                done.set_result(None)
-        self._letting_go = left
-
-    def _has_in_hand(self, where: Where) -> bool:
-        """Whether something of these queues is being handled, or waits for it."""
-        handled = (each.message for each in self._workers if each.message is not None and not each.dropped)
-        return any(
-            where((message.topic, message.queue))
-            for message in chain(handled, *(lane.waiting for lane in self._lanes.values()))
-        )
+        for going in self._letting_go:
+            if not going.left and not going.done.done():
+                going.done.set_result(None)
+        self._letting_go = [going for going in self._letting_go if going.left]
 
     def _stay_paused(self, where: Where) -> None:
         for place in [place for place in self._paused if where(place)]:
@@ -478,4 +490,4 @@ class HandlerRun:
                     worker.task.cancel()
         for place in [place for place in self._progress if where(place)]:
             del self._progress[place]
-        self._wake_those_who_wait()
+        self._look_who_waits()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,9 +35,11 @@ class NamedSelection:
     group: str | None = None
     offsets: Mapping[str, int] = field(default_factory=dict)
     _named: frozenset[str] = field(init=False, repr=False, compare=False)
+    _fits: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_named", frozenset(self.names))  # Each queue of each answer is looked up.
+        object.__setattr__(self, "_named", frozenset(self.names))  # Each queue of each answer is looked up,
+        object.__setattr__(self, "_fits", compile_pattern(self.pattern or "**"))  # or held against this.
 
     def slots(self) -> Ranges:
         """All slots that such queues may lie in."""
@@ -46,7 +49,7 @@ class NamedSelection:
         """Whether the name is one of these, whatever its slot."""
         if self.names:
             return name in self._named
-        return self.pattern is None or compile_pattern(self.pattern).fullmatch(name) is not None
+        return self._fits.fullmatch(name) is not None
 
     def request(self, slots: Sequence[range], start: str | None = None) -> dict[str, Any]:
         """What a request says of them, as far as they lie in ``slots``, but for ``offsets``."""
@@ -100,10 +103,12 @@ async def named_ends(
     return latest, names
 
 
-async def names_by_number(client: Client, topic: str) -> dict[int, str]:
-    """All queues of a named topic."""
-    _, names = await named_ends(client, await client.topic(topic), NamedSelection(), (range(SLOTS),), with_names=True)
-    return names
+async def names_by_number(client: Client, topic: str, pattern: str | None = None) -> dict[int, str]:
+    """All queues of a named topic, or those that match a pattern."""
+    all_of_it = NamedSelection()
+    _, names = await named_ends(client, await client.topic(topic), all_of_it, (range(SLOTS),), with_names=True)
+    has = NamedSelection(pattern=pattern).has
+    return {number: name for number, name in names.items() if has(name)}
 
 
 def _in_turns(ranges: Ranges, most: int) -> Iterator[Ranges]:

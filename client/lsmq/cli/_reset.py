@@ -12,7 +12,6 @@ import click
 from lsmq import Client
 from lsmq._named_selection import names_by_number
 from lsmq.groups import Group
-from lsmq.queue_names import compile_pattern
 from lsmq.topics import Offsets
 
 
@@ -114,8 +113,7 @@ async def plan(
     if names:
         called = {queue.number: queue.name for queue in [await client.queue(topic, name) for name in names]}
     else:
-        matches = compile_pattern(await Group(client, group)._pattern(topic) or "**").fullmatch
-        called = {number: name for number, name in (await names_by_number(client, topic)).items() if matches(name)}
+        called = await names_by_number(client, topic, await Group(client, group)._pattern(topic))
     if not called:
         return []
     bounds = await client.offsets(topic, called, at_time=target.time)

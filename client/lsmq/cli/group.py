@@ -37,7 +37,6 @@ from lsmq.groups import (
     find_group,
     list_groups,
 )
-from lsmq.queue_names import compile_pattern
 from lsmq.topics import format_ranges
 from lsmq.work_queue_values import WorkQueueState, describe_work_queue
 
@@ -354,10 +353,10 @@ async def _lags(client: Client, group: str, topic: str) -> list[QueueLag]:
     bounds = await client.offsets(topic, committed)
     called: dict[int, str] = {}
     if (await client.topic(topic)).named:
-        called = await names_by_number(client, topic)
-        if pattern := await Group(client, group)._pattern(topic):
-            matches = compile_pattern(pattern).fullmatch
-            committed = {queue: at for queue, at in committed.items() if matches(called.get(queue, ""))}
+        pattern = await Group(client, group)._pattern(topic)
+        called = await names_by_number(client, topic, pattern)
+        if pattern is not None:
+            committed = {queue: at for queue, at in committed.items() if queue in called}
     return [
         QueueLag(
             topic, called.get(queue, queue), committed[queue], latest, max(0, latest - max(committed[queue], earliest))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -87,9 +87,10 @@ class Moved(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What a look brought and is not delivered. ``look``: its number; ``reached``: how far it is all there is."""
+    """What a look brought and is not delivered. ``reading``: it lasts until that is closed; ``reached``: how far it is
+    all there is."""
 
-    look: int
+    reading: ExitStack
     records: SortedRecords
     reached: DuePlace
 
@@ -228,19 +229,15 @@ class ShardDelayed(ShardMachine):
         in_line_ms, self._first_new_ms = delayed.first_in_line(), _NEVER
         ahead_ms = delayed.now_ms() + _AHEAD_MS
         ahead_ms = max(upto_ms, ahead_ms if in_line_ms is None else min(ahead_ms, in_line_ms - 1))
-        look = self._begin_read()
-        try:
+        with ExitStack() as reading:
+            reading.enter_context(self._reading())
             read, next_ms = await self._in_readers(partial(_find_due, self.store, self.hand.to, ahead_ms))
             self.check()
-        except BaseException:
-            self._end_read(look)
-            raise
-        if read.records is None:
-            self._end_read(look)
-            self._pass_over(min(read.reached, (upto_ms, _LAST_OFFSET)))
-            return next_ms
-        self._held = _Held(look, read.records, read.reached)
-        return None
+            if read.records is not None:
+                self._held = _Held(reading.pop_all(), read.records, read.reached)
+                return None
+        self._pass_over(min(read.reached, (upto_ms, _LAST_OFFSET)))
+        return next_ms
 
     async def _deliver_held(self, upto_ms: int) -> int | None:
         """As far as it is due, and all there is. When the next of it is due; None where a look is to say."""
@@ -261,7 +258,7 @@ class ShardDelayed(ShardMachine):
 
     def _drop_held(self) -> None:
         if self._held is not None:
-            self._end_read(self._held.look)
+            self._held.reading.close()
             self._held = None
 
     def _pass_over(self, reached: DuePlace) -> None:
@@ -282,20 +279,14 @@ class ShardDelayed(ShardMachine):
     @contextmanager
     def _reading(self) -> Iterator[None]:
         """What is cancelled from here to the end is remembered until then: a read shows it, or does not."""
-        number = self._begin_read()
+        self._reads += 1
+        number = self._reads
+        self._open_reads.add(number)
         try:
             yield
         finally:
-            self._end_read(number)
-
-    def _begin_read(self) -> int:
-        self._reads += 1
-        self._open_reads.add(self._reads)
-        return self._reads
-
-    def _end_read(self, number: int) -> None:
-        self._open_reads.remove(number)
-        self._forget_cancelled()
+            self._open_reads.remove(number)
+            self._forget_cancelled()
 
     def _forget_cancelled(self) -> None:
         """Those that no read shows any more."""
